@@ -1,0 +1,130 @@
+"""The scan of a text corpus: every file's size, hash, documents and split, and the identity of the whole."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import UserError
+from fourfold.data.corpus import WORKS, list_sources
+from fourfold.data.formats import NotTextError, read_documents
+from fourfold.data.source import Source, fingerprint
+from fourfold.data.split import Split, SplitSurvey
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One file: its path below the corpus's root, bytes, SHA-256, documents, and how many of these are held out."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    documents: int
+    held_out_documents: int
+
+    @property
+    def split(self) -> str:
+        """Which set: "train", "held_out", or "mixed" when the file has documents in both sets."""
+        if self.held_out_documents == 0:
+            return "train"
+        return "held_out" if self.held_out_documents == self.documents else "mixed"
+
+
+@dataclass(frozen=True)
+class TextCorpus:
+    """A scanned text corpus. `skipped`: files left out, by reason; `text_key`: the key in JSON, the column in Parquet."""
+
+    name: str
+    files: tuple[FileRecord, ...]
+    skipped: dict[str, int]
+    split: Split
+    text_key: str
+    corpus_id: str
+    sources: tuple[Source, ...]
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """(training text, held-out text) of every document in order; one is empty, except under a tail split."""
+        for source in self.sources:
+            for text in read_documents(source, self.text_key):
+                yield self.split.divide(text)
+
+    def manifest(self) -> dict[str, Any]:
+        """What is written down about the corpus, as JSON."""
+        return {
+            "name": self.name,
+            "kind": "text",
+            "corpus_id": self.corpus_id,
+            "skipped_files": self.skipped,
+            "held_out_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
+            "files": [
+                {
+                    "path": file.path,
+                    "size_bytes": file.size_bytes,
+                    "sha256": file.sha256,
+                    "documents": file.documents,
+                    "held_out_documents": file.held_out_documents,
+                    "split": file.split,
+                }
+                for file in self.files
+            ],
+        }
+
+
+def identify(files: Iterable[tuple[str, int, str]]) -> str:
+    """The identity of a set of files: SHA-256 over the sorted lines of path, size in bytes and SHA-256."""
+    lines = (f"{path}\0{size}\0{digest}\n" for path, size, digest in sorted(files))
+    return sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def scan_text(name: str, text_key: str, held_out_every: int, exclude: Path) -> TextCorpus:
+    """Reads a text corpus once and says what is in it. `exclude`: the cache's folder, which may lie in the corpus's.
+
+    Raises `UserError` when it holds no document.
+    """
+    listed, skipped = list_sources(name, exclude)
+    survey = SplitSurvey(held_out_every)
+    sources, files = [], []
+    for source in listed:
+        size, digest = fingerprint(source)
+        documents = held_out = 0
+        try:
+            for text in read_documents(source, text_key):
+                documents += 1
+                held_out += survey.add(text.encode("utf-8"))
+        except NotTextError:
+            skipped["binary"] += 1
+            continue
+        if documents == 0:
+            skipped["empty"] += 1
+            continue
+        sources.append(source)
+        files.append(FileRecord(source.path, size, digest, documents, held_out))
+    if not files:
+        raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listed, skipped)}; {WORKS}")
+    split = survey.finish()
+    if split.rule == "tail" and any(len(text) < 2 for source in sources for text in read_documents(source, text_key)):
+        raise UserError(f"data.corpus = {name!r}: holds one character, which cannot be divided; {WORKS}")
+    if split.rule != "hash":
+        files = [_recount(source, file, split, text_key) for source, file in zip(sources, files, strict=True)]
+    corpus_id = identify((file.path, file.size_bytes, file.sha256) for file in files)
+    return TextCorpus(name, tuple(files), dict(skipped), split, text_key, corpus_id, tuple(sources))
+
+
+def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> FileRecord:
+    """The held-out documents of a file under a fallback rule, known only once the whole corpus has been seen.
+
+    Under the rule "tail" a document lies in both sets; it is counted as a training document.
+    """
+    if split.rule == "tail":
+        return replace(file, held_out_documents=0)
+    held_out = sum(split.holds_out(text.encode("utf-8")) for text in read_documents(source, text_key))
+    return replace(file, held_out_documents=held_out)
+
+
+def _explain(listed: list[Source], skipped: Counter[str]) -> str:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skipped.items()))
+    found = f" (files skipped: {reasons})" if reasons else " (there is no file in it)"
+    pair = next((source.location for source in listed if source.location.endswith(".idx")), None)
+    return found + (f"; a Megatron pair must be named itself: corpus = {pair!r}" if pair else "")

@@ -1,0 +1,208 @@
+"""Text to token ids and back: bytes, a byte-level BPE, or any tokenizer.json."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fourfold.config import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>")
+"""Names under which an existing tokenizer may hold its end-of-text token, in the order in which they are tried."""
+
+SPEC_ALLOWED = '"bytes", "bpe:N" with N from 300 to 1000000 (for example "bpe:4096"), or the path of a tokenizer.json'
+
+_PIECE_CHARS = 1 << 18
+
+
+class Tokenizer(Protocol):
+    """What the data, the model and the sampler need of a tokenizer. `eos` is the id of the end-of-text token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos(self) -> int: ...
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, int32 [length], without end-of-text; a text never yields a special token."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of token ids; special tokens and ids beyond the vocabulary are left out."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Writes a tokenizer.json that `load_tokenizer` and the `tokenizers` library read."""
+        ...
+
+
+class ByteTokenizer:
+    """The 256 byte values of UTF-8, and 256 for end-of-text."""
+
+    vocab_size = 257
+    eos = 256
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, int32 [bytes]."""
+        return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.int32) for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(int(i) for i in ids if 0 <= int(i) < 256).decode("utf-8", errors="replace")
+
+    def save(self, path: Path) -> None:
+        """Writes the same mapping as a BPE without merges, in the format of the `tokenizers` library."""
+        path.write_text(json.dumps(_bytes_as_bpe(), ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+class LibraryTokenizer:
+    """A tokenizer of the `tokenizers` library, with an end-of-text token. `inner` is a `tokenizers.Tokenizer`."""
+
+    def __init__(self, inner: Any, eos: int) -> None:
+        self._inner = inner
+        self._eos = eos
+        # A document that spells out "<|endoftext|>" must not end there, so such text is encoded as text.
+        inner.encode_special_tokens = True
+        inner.no_truncation()
+        inner.no_padding()
+        self._vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def vocab_size(self) -> int:
+        """The largest id plus one (ids may have gaps)."""
+        return self._vocab_size
+
+    @property
+    def eos(self) -> int:
+        """The id of the end-of-text token."""
+        return self._eos
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        """Token ids of each text, int32 [length]. Long texts are encoded in pieces, to bound the memory."""
+        pieces = [split_at_lines(text) for text in texts]
+        encoded = self._inner.encode_batch_fast(
+            [piece for group in pieces for piece in group], add_special_tokens=False
+        )
+        ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
+        ends = np.cumsum([0, *map(len, pieces)])
+        return [np.concatenate(ids[start:end]) for start, end in pairwise(ends)]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of token ids, without special tokens."""
+        text: str = self._inner.decode(
+            [int(i) for i in ids if 0 <= int(i) < self._vocab_size], skip_special_tokens=True
+        )
+        return text
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json."""
+        self._inner.save(str(path))
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Reads a tokenizer.json, or the one in a folder.
+
+    Raises `UserError` when there is none, when it is damaged, or when it has no end-of-text token.
+    """
+    file = Path(path).expanduser()
+    file = file / "tokenizer.json" if file.is_dir() else file
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"data.tokenizer = {str(path)!r}: cannot be read: {error.strerror}; allowed: {SPEC_ALLOWED}"
+        ) from None
+    try:
+        table = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"data.tokenizer: {file} is not valid JSON ({error}); allowed: {SPEC_ALLOWED}") from None
+    if table == _bytes_as_bpe():
+        return ByteTokenizer()
+    try:
+        inner = tokenizers_library().Tokenizer.from_str(content.decode("utf-8"))
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"data.tokenizer: {file} is not a tokenizer of the tokenizers library ({error}); allowed: {SPEC_ALLOWED}"
+        ) from None
+    for name in END_OF_TEXT_NAMES:
+        eos = inner.token_to_id(name)
+        if eos is not None:
+            return LibraryTokenizer(inner, eos)
+    raise UserError(
+        f"data.tokenizer: {file} has no end-of-text token; it must hold one of {', '.join(END_OF_TEXT_NAMES)} "
+        f"(add one to its added_tokens)"
+    )
+
+
+def tokenizers_library() -> Any:
+    """The `tokenizers` module, imported when first needed: the byte tokenizer does without it."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(
+            "data.tokenizer: this tokenizer needs the package tokenizers, which is not installed: pip install "
+            "'fourfold[train]'; tokenizer = \"bytes\" works without it"
+        ) from None
+    return tokenizers
+
+
+def split_at_lines(text: str, piece_chars: int = _PIECE_CHARS) -> list[str]:
+    """Cuts a long text into pieces that concatenate to it.
+
+    A cut falls after a newline that has no other white space on either side: the pre-tokenizers of byte-level BPEs
+    never join across it, so the tokens are those of the whole text. A text without such a place is not cut.
+    """
+    pieces, start = [], 0
+    while len(text) - start > piece_chars:
+        end = text.find("\n", start + piece_chars)
+        while end != -1 and (text[end - 1].isspace() or text[end + 1 : end + 2].isspace()):
+            end = text.find("\n", end + 1)
+        if end == -1 or end + 1 == len(text):
+            break
+        pieces.append(text[start : end + 1])
+        start = end + 1
+    return [*pieces, text[start:]]
+
+
+def byte_characters() -> list[str]:
+    """The printable character that byte-level BPE vocabularies write for each byte value (GPT-2's convention).
+
+    A byte that is a visible Latin-1 character stands for itself; the others, in order, are 256, 257, ...
+    """
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte) if byte in visible else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def _bytes_as_bpe() -> dict[str, Any]:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    end_of_text = {"id": ByteTokenizer.eos, "content": END_OF_TEXT, "special": True, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{**end_of_text, "single_word": False, "lstrip": False, "rstrip": False}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {character: byte for byte, character in enumerate(byte_characters())},
+            "merges": [],
+        },
+    }
