@@ -1,0 +1,134 @@
+"""Fills a cache folder: trains the tokenizer, encodes every text corpus, counts the tokens, writes the manifest."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fourfold.data.indexed import IndexedWriter, open_indexed, write_indexed
+from fourfold.data.manifest import TextCorpus
+from fourfold.data.megatron import MegatronCorpus, count_tokens, train_stream
+from fourfold.data.stream import TokenStream
+from fourfold.data.tokenizer import Tokenizer
+from fourfold.data.tokenizer_spec import TRAINING_CHARS, TokenizerSpec, first_chars, make_tokenizer
+
+Corpus = TextCorpus | MegatronCorpus
+Report = Callable[[str], None]
+
+_BATCH_CHARS = 1 << 22
+_REPORT_SECONDS = 10.0
+
+
+def build_cache(
+    folder: Path, corpus_id: str, corpora: Sequence[Corpus], spec: TokenizerSpec, tokenizer_name: str, report: Report
+) -> None:
+    """Writes tokenizer.json, manifest.json and, for part i, a folder part-i with
+
+    counts.npy: occurrences of each id in the training and the held-out tokens, int64 [2, vocab_size];
+    for text: the pairs train and held_out; for Megatron: held_out.npy, the held-out token ranges, int64 [R, 2].
+    """
+    begun = time.perf_counter()
+    tokenizer = make_tokenizer(spec, _training_texts(corpora))
+    tokenizer.save(folder / "tokenizer.json")
+    if spec.kind == "bpe":
+        short = (
+            f" ({spec.vocab_size} were asked for: the corpus holds no more)"
+            if tokenizer.vocab_size < spec.vocab_size
+            else ""
+        )
+        seconds = time.perf_counter() - begun
+        report(f"trained a BPE of {tokenizer.vocab_size} tokens in {seconds:.1f} s{short}")
+    parts = []
+    for number, corpus in enumerate(corpora):
+        part_folder = folder / f"part-{number}"
+        part_folder.mkdir()
+        if isinstance(corpus, TextCorpus):
+            sizes = _encode(corpus, tokenizer, part_folder, report)
+        else:
+            sizes = _count(corpus, tokenizer, tokenizer_name, part_folder)
+        parts.append({**corpus.manifest(), "folder": part_folder.name, **sizes})
+    manifest: dict[str, Any] = {
+        "corpus_id": corpus_id,
+        "tokenizer": tokenizer_name,
+        "vocab_size": tokenizer.vocab_size,
+        "eos": tokenizer.eos,
+        "parts": parts,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def _training_texts(corpora: Sequence[Corpus]) -> Iterator[str]:
+    for corpus in corpora:
+        if isinstance(corpus, TextCorpus):
+            yield from first_chars((train for train, _ in corpus.documents() if train), TRAINING_CHARS)
+
+
+def _encode(corpus: TextCorpus, tokenizer: Tokenizer, folder: Path, report: Report) -> dict[str, int]:
+    begun = reported = time.perf_counter()
+    num_chars = 0
+    counts = np.zeros((2, tokenizer.vocab_size), np.int64)
+    with (
+        write_indexed(folder / "train", tokenizer.vocab_size) as train,
+        write_indexed(folder / "held_out", tokenizer.vocab_size) as held_out,
+    ):
+        for batch in _batched(corpus):
+            for side, writer in enumerate((train, held_out)):
+                counts[side] += _append(writer, tokenizer, [pair[side] for pair in batch if pair[side]])
+            num_chars += sum(len(text) for pair in batch for text in pair)
+            if time.perf_counter() - reported > _REPORT_SECONDS:
+                reported = time.perf_counter()
+                report(f"{corpus.name}: {num_chars / 1e6:.0f} million characters encoded")
+        sizes = {
+            "train_tokens": train.num_tokens,
+            "held_out_tokens": held_out.num_tokens,
+            "train_documents": train.num_documents,
+            "held_out_documents": held_out.num_documents,
+        }
+    np.save(folder / "counts.npy", counts)
+    seconds = time.perf_counter() - begun
+    report(
+        f"{corpus.name}: encoded {num_chars} characters in {seconds:.1f} s: {sizes['train_tokens']} training tokens, "
+        f"{sizes['held_out_tokens']} held out"
+    )
+    return sizes
+
+
+def _batched(corpus: TextCorpus) -> Iterator[list[tuple[str, str]]]:
+    """Documents in groups of some four million characters: enough to keep the encoder's threads busy."""
+    batch, num_chars = [], 0
+    for pair in corpus.documents():
+        batch.append(pair)
+        num_chars += len(pair[0]) + len(pair[1])
+        if num_chars >= _BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+def _append(writer: IndexedWriter, tokenizer: Tokenizer, texts: list[str]) -> np.ndarray:
+    """Writes documents, each with end-of-text behind it; returns the occurrences of each id, int64 [vocab_size]."""
+    if not texts:
+        return np.zeros(tokenizer.vocab_size, np.int64)
+    end = np.array([tokenizer.eos], np.int32)
+    documents = [np.concatenate([ids, end]) for ids in tokenizer.encode_batch(texts)]
+    for ids in documents:
+        writer.append(ids)
+    return np.bincount(np.concatenate(documents), minlength=tokenizer.vocab_size)
+
+
+def _count(corpus: MegatronCorpus, tokenizer: Tokenizer, tokenizer_name: str, folder: Path) -> dict[str, int]:
+    indexed = open_indexed(corpus.prefix)
+    streams = (train_stream(indexed, corpus.held_out), TokenStream(indexed.tokens, corpus.held_out))
+    counts = [count_tokens(stream, tokenizer.vocab_size, corpus.name, tokenizer_name) for stream in streams]
+    np.save(folder / "counts.npy", np.stack(counts))
+    np.save(folder / "held_out.npy", corpus.held_out)
+    return {
+        "train_tokens": len(streams[0]),
+        "held_out_tokens": len(streams[1]),
+        "train_documents": corpus.num_documents - corpus.num_held_out_documents,
+        "held_out_documents": corpus.num_held_out_documents,
+    }

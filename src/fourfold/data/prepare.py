@@ -1,0 +1,128 @@
+"""From `[data]` to tokens on disk: scans the corpus, reuses the cache that fits it, or builds it."""
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunFailure, UserError
+from fourfold.config.schema import CorpusPart, DataSection
+from fourfold.data.atomic_folder import ensure_folder, write_text_atomically
+from fourfold.data.build import Corpus, Report, build_cache
+from fourfold.data.corpus import WORKS, megatron_prefix
+from fourfold.data.manifest import scan_text
+from fourfold.data.megatron import MegatronCorpus, scan_megatron
+from fourfold.data.prepared import FORMAT, PreparedData, PreparedPart, open_prepared, read_array
+from fourfold.data.tokenizer_spec import TokenizerSpec, parse_tokenizer
+from fourfold.data.unigram import unigram_entropies
+
+
+def prepare(section: DataSection, report: Report) -> PreparedData:
+    """Builds the tokens of a corpus, or finds them built, below `section.directory`.
+
+    The cache folder's name holds the identity of the corpus, of the tokenizer and of the settings that shape the
+    tokens: every call reads the corpus to compute it, so that a changed file is a new folder. Any number of processes
+    may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
+    """
+    spec = parse_tokenizer(section.tokenizer)
+    stated = [CorpusPart(path=section.corpus)] if isinstance(section.corpus, str) else section.corpus
+    if not stated:
+        raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")
+    corpora = [_scan(part.path, section, spec) for part in stated]
+    corpus_id = _corpus_id(corpora)
+    folder = Path(section.directory).expanduser().absolute() / _folder_name(corpus_id, corpora, section, spec)
+    build = partial(
+        build_cache, corpus_id=corpus_id, corpora=corpora, spec=spec, tokenizer_name=section.tokenizer, report=report
+    )
+    if not ensure_folder(folder, build):
+        report(f"tokens found in {folder}")
+    prepared = _describe(folder, [part.weight for part in stated])
+    _check_document_mask(prepared, section)
+    return prepared
+
+
+def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
+    prefix = megatron_prefix(name)
+    if prefix is None:
+        return scan_text(name, section.text_key, section.held_out_every, exclude=Path(section.directory))
+    if spec.kind == "bpe":
+        raise UserError(
+            f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
+            'no text to train a tokenizer on; what works: the path of the tokenizer.json it was made with, or "bytes"'
+        )
+    return scan_megatron(name, prefix, section.held_out_every)
+
+
+def _corpus_id(corpora: Sequence[Corpus]) -> str:
+    if len(corpora) == 1:
+        return corpora[0].corpus_id
+    return sha256("\n".join(corpus.corpus_id for corpus in corpora).encode()).hexdigest()
+
+
+def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection, spec: TokenizerSpec) -> str:
+    # A Megatron pair stays where it is, so the same pair in another place needs a description of its own.
+    places = [corpus.prefix for corpus in corpora if isinstance(corpus, MegatronCorpus)]
+    settings = json.dumps([FORMAT, section.text_key, section.held_out_every, places])
+    return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
+
+
+def _describe(folder: Path, weights: Sequence[float]) -> PreparedData:
+    """The description of a cache folder under the given weights, which decide no token: other weights reuse it."""
+    shares = [weight / sum(weights) for weight in weights]
+    is_blend = len(shares) > 1
+    path = folder / (f"prepared-{sha256(repr(shares).encode()).hexdigest()[:8]}.json" if is_blend else "prepared.json")
+    if not path.exists():
+        write_text_atomically(path, _from_manifest(path, shares).dump())
+    prepared = open_prepared(path)
+    for part in prepared.parts:
+        prepared.streams(part)
+    return prepared
+
+
+def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
+    source = path.parent / "manifest.json"
+    try:
+        manifest: dict[str, Any] = json.loads(source.read_bytes())
+        parts = tuple(
+            PreparedPart(
+                name=part["name"],
+                kind=part["kind"],
+                weight=share,
+                folder=part["folder"],
+                prefix=part.get("prefix", ""),
+                train_tokens=part["train_tokens"],
+                held_out_tokens=part["held_out_tokens"],
+                train_documents=part["train_documents"],
+                held_out_documents=part["held_out_documents"],
+            )
+            for part, share in zip(manifest["parts"], shares, strict=True)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFailure(f"{source}: is damaged ({error}); delete {path.parent} and prepare the data again") from None
+    counts = [read_array(path.parent / part.folder / "counts.npy") for part in parts]
+    held_out_nats, train_nats = unigram_entropies([c[0] for c in counts], [c[1] for c in counts], shares)
+    return PreparedData(
+        path=path,
+        corpus_id=manifest["corpus_id"],
+        tokenizer=manifest["tokenizer"],
+        vocab_size=manifest["vocab_size"],
+        eos=manifest["eos"],
+        parts=parts,
+        unigram_entropy_nats=held_out_nats,
+        unigram_train_entropy_nats=train_nats,
+    )
+
+
+def _check_document_mask(prepared: PreparedData, section: DataSection) -> None:
+    """A mask that finds no end of a document would do nothing, silently."""
+    if not section.document_mask:
+        return
+    for part in prepared.parts:
+        if part.kind == "megatron" and not read_array(prepared.folder / part.folder / "counts.npy")[0, prepared.eos]:
+            raise UserError(
+                f"data.document_mask = true: the Megatron pair {part.name!r} holds no end-of-text (id {prepared.eos} "
+                f"of {section.tokenizer!r}), so documents cannot be told apart; what works: document_mask = false, or a "
+                "pair written with --append-eod"
+            )

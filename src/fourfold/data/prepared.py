@@ -1,0 +1,120 @@
+"""What `prepare` leaves behind: where the tokens lie and what they are, as one JSON file that any process can open."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fourfold.config import RunFailure
+from fourfold.data.indexed import open_indexed
+from fourfold.data.megatron import train_stream
+from fourfold.data.stream import TokenStream, whole
+from fourfold.data.tokenizer import Tokenizer, load_tokenizer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PreparedPart:
+    """One corpus of a blend. `folder` is below the cache folder; `prefix` is the pair of a Megatron corpus, else "".
+    `weight` is the part's share of the samples: the weights of all parts sum to 1."""
+
+    name: str
+    kind: Literal["text", "megatron"]
+    weight: float
+    folder: str
+    prefix: str
+    train_tokens: int
+    held_out_tokens: int
+    train_documents: int
+    held_out_documents: int
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Tokens ready to be trained on. `path` is this description's own file, which `open_prepared` reads in any process.
+
+    unigram_entropy_nats: cross-entropy per held-out token under the smoothed unigram distribution of training tokens.
+    unigram_train_entropy_nats: entropy of the training tokens' own unigram distribution.
+    """
+
+    path: Path
+    corpus_id: str
+    tokenizer: str
+    vocab_size: int
+    eos: int
+    parts: tuple[PreparedPart, ...]
+    unigram_entropy_nats: float
+    unigram_train_entropy_nats: float
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder: manifest.json, tokenizer.json and the tokens of every part."""
+        return self.path.parent
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.folder / "tokenizer.json"
+
+    @property
+    def train_tokens(self) -> int:
+        """Training tokens of all parts together."""
+        return sum(part.train_tokens for part in self.parts)
+
+    @property
+    def held_out_tokens(self) -> int:
+        """Held-out tokens of all parts together."""
+        return sum(part.held_out_tokens for part in self.parts)
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer with which the tokens were made."""
+        return load_tokenizer(self.tokenizer_path)
+
+    def streams(self, part: PreparedPart) -> tuple[TokenStream, TokenStream]:
+        """(training tokens, held-out tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""
+        folder = self.folder / part.folder
+        if part.kind == "text":
+            train, held_out = (whole(open_indexed(folder / side).tokens) for side in ("train", "held_out"))
+        else:
+            ranges = read_array(folder / "held_out.npy")
+            indexed = open_indexed(part.prefix)
+            train, held_out = train_stream(indexed, ranges), TokenStream(indexed.tokens, ranges)
+        if (len(train), len(held_out)) != (part.train_tokens, part.held_out_tokens):
+            raise RunFailure(
+                f"{part.prefix or folder}: holds {len(train)} training and {len(held_out)} held-out tokens, but "
+                f"{self.path} says {part.train_tokens} and {part.held_out_tokens}: it has changed since; prepare the data again"
+            )
+        return train, held_out
+
+    def dump(self) -> str:
+        """The JSON text of this description."""
+        table = asdict(self)
+        del table["path"]
+        return json.dumps({"format": FORMAT, **table}, indent=1)
+
+
+def open_prepared(path: Path | str) -> PreparedData:
+    """Reads a description, or the `prepared.json` of a cache folder. Raises `RunFailure` if it is missing or damaged."""
+    file = Path(path)
+    file = file / "prepared.json" if file.is_dir() else file
+    try:
+        table: dict[str, Any] = json.loads(file.read_bytes())
+        if table.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        parts = tuple(PreparedPart(**part) for part in table.pop("parts"))
+        return PreparedData(path=file.absolute(), parts=parts, **table)
+    except OSError as error:
+        raise RunFailure(f"{file}: cannot be read: {error.strerror}; prepare the data again") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RunFailure(f"{file}: is not a description of prepared data ({error}); prepare the data again") from None
+
+
+def read_array(path: Path) -> np.ndarray:
+    """An integer array that `prepare` wrote. Raises `RunFailure` when it is missing or damaged."""
+    try:
+        content: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RunFailure(f"{path}: cannot be read: {error}; delete its folder and prepare the data again") from None
+    return content
