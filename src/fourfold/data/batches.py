@@ -1,0 +1,159 @@
+"""Global batches: the batch of step k is a pure function of (seed, k), and any rank reads only its own rows of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fourfold.config import UserError
+from fourfold.data.blend import Blend, largest_remainder
+from fourfold.data.permutation import Permutation
+from fourfold.data.prepared import PreparedData
+from fourfold.data.stream import TokenStream
+
+IGNORED = -100
+"""The target of a position that has none: no loss is taken there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows of a global batch.
+
+    tokens, targets, positions: int64 [rows, sequence_length]; a target that is to be ignored is -100.
+    document_lengths: for each row the lengths of its consecutive documents, which sum to the sequence length; None when
+    documents are not kept apart.
+    """
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    positions: np.ndarray
+    document_lengths: tuple[tuple[int, ...], ...] | None
+
+    @property
+    def valid_tokens(self) -> int:
+        """Targets that count in the loss."""
+        return int((self.targets != IGNORED).sum())
+
+    def select(self, rows: Sequence[int] | slice) -> "Batch":
+        """Some of the rows, in the order given: a microbatch, or a rank's share."""
+        picked = list(range(len(self.tokens))[rows]) if isinstance(rows, slice) else list(rows)
+        lengths = self.document_lengths
+        return Batch(
+            self.tokens[picked],
+            self.targets[picked],
+            self.positions[picked],
+            None if lengths is None else tuple(lengths[row] for row in picked),
+        )
+
+
+class GlobalBatches:
+    """Cuts the training tokens of each part into windows of `sequence_length` + 1 tokens, `sequence_length` apart, and
+    deals them out: each part is shuffled anew every epoch, and the parts are blended by their weights.
+
+    Sample n = step * global_sequences + row is all that chooses a window, so the cursor of a run is its step.
+    Opens memory-mapped files and holds no other state.
+    """
+
+    def __init__(
+        self, prepared: PreparedData, sequence_length: int, global_sequences: int, seed: int, document_mask: bool
+    ) -> None:
+        """Raises `UserError` when a part is shorter than one window."""
+        self._sequence_length = sequence_length
+        self._global_sequences = global_sequences
+        self._seed = seed
+        self._document_mask = document_mask
+        self._eos = prepared.eos
+        self._weights = [part.weight for part in prepared.parts]
+        self._blend = Blend(self._weights, seed)
+        streams = [prepared.streams(part) for part in prepared.parts]
+        self._train = [train for train, _ in streams]
+        self._held_out = [held_out for _, held_out in streams]
+        for part, stream in zip(prepared.parts, self._train, strict=True):
+            if len(stream) <= sequence_length:
+                raise UserError(
+                    f"batch.sequence_length = {sequence_length}: data.corpus {part.name!r} has {len(stream)} training "
+                    f"tokens, less than one sequence and its last target; the largest that works is {len(stream) - 1}"
+                )
+        self.windows_per_part = tuple((len(stream) - 1) // sequence_length for stream in self._train)
+
+    def batch(self, step: int, rows: Sequence[int]) -> Batch:
+        """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
+        if step < 0 or any(not 0 <= row < self._global_sequences for row in rows):
+            raise ValueError(
+                f"step {step}, rows {list(rows)}: a step is 0 or more, a row below {self._global_sequences}"
+            )
+        samples = step * self._global_sequences + np.array(rows, np.int64)
+        parts, indices = self._blend.locate(samples)
+        windows = np.empty((len(samples), self._sequence_length + 1), np.int64)
+        for part in np.unique(parts):
+            chosen = np.flatnonzero(parts == part)
+            for row, window in zip(chosen, self._windows(int(part), indices[chosen]), strict=True):
+                windows[row] = self._train[part].read(int(window) * self._sequence_length, self._sequence_length + 1)
+        return _to_batch(windows, self._eos, self._document_mask)
+
+    def valid_tokens(self, step: int) -> int:
+        """Targets that count in the loss of a whole global batch: what every microbatch's loss is divided by."""
+        if not self._document_mask:
+            return self._global_sequences * self._sequence_length
+        return self.batch(step, range(self._global_sequences)).valid_tokens
+
+    def held_out(self, num_sequences: int) -> Batch:
+        """A fixed batch of exactly `num_sequences` rows from the held-out tokens, in their order, parts by weight.
+
+        Where a part's held-out tokens do not suffice, its rows are filled up with end-of-text and the targets there are
+        ignored, so that the number of rows never depends on the corpus.
+        """
+        counts = largest_remainder(self._weights, num_sequences)
+        rows = [
+            _read_padded(stream, count, self._sequence_length, self._eos)
+            for stream, count in zip(self._held_out, counts, strict=True)
+        ]
+        windows = np.concatenate([windows for windows, _ in rows])
+        num_targets = np.concatenate([targets for _, targets in rows])
+        batch = _to_batch(windows, self._eos, self._document_mask, num_targets)
+        if num_sequences > 0 and batch.valid_tokens == 0:
+            raise UserError(
+                f"data.corpus: its {sum(map(len, self._held_out))} held-out tokens hold no target to predict; hold out "
+                "more with a smaller data.held_out_every (2 holds out half), or name a larger corpus"
+            )
+        return batch
+
+    def _windows(self, part: int, indices: np.ndarray) -> np.ndarray:
+        """Window numbers of the given draws from a part: epoch after epoch, each in its own order."""
+        num_windows = self.windows_per_part[part]
+        epochs, places = np.divmod(indices, num_windows)
+        windows = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            windows[chosen] = Permutation(num_windows, self._seed, part, int(epoch))(places[chosen])
+        return windows
+
+
+def _read_padded(stream: TokenStream, num_rows: int, sequence_length: int, eos: int) -> tuple[np.ndarray, np.ndarray]:
+    """(windows [num_rows, sequence_length + 1], real targets of each row [num_rows])."""
+    tokens = stream.read(0, num_rows * sequence_length + 1)
+    padded = np.full(num_rows * sequence_length + 1, eos, np.int64)
+    padded[: len(tokens)] = tokens
+    starts = np.arange(num_rows, dtype=np.int64) * sequence_length
+    windows = padded[starts[:, None] + np.arange(sequence_length + 1)]
+    return windows, np.clip(len(tokens) - 1 - starts, 0, sequence_length)
+
+
+def _to_batch(windows: np.ndarray, eos: int, document_mask: bool, num_targets: np.ndarray | None = None) -> Batch:
+    """windows: int64 [rows, S + 1]. num_targets: how many leading targets of each row are real, [rows]; None: all."""
+    tokens, targets = windows[:, :-1].copy(), windows[:, 1:].copy()
+    num_rows, length = tokens.shape
+    columns = np.arange(length)
+    if num_targets is None:
+        num_targets = np.full(num_rows, length)
+    targets[columns >= num_targets[:, None]] = IGNORED
+    if not document_mask:
+        return Batch(tokens, targets, np.broadcast_to(columns, tokens.shape).copy(), None)
+    ends = tokens == eos
+    targets[ends] = IGNORED
+    # A document begins in the first column and after every end-of-text; the filling at a row's end begins none.
+    begins = np.ones_like(ends)
+    begins[:, 1:] = ends[:, :-1] & (columns[1:] <= num_targets[:, None])
+    starts = np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    lengths = tuple(tuple(np.diff(np.flatnonzero(row), append=length).tolist()) for row in begins)
+    return Batch(tokens, targets, columns - starts, lengths)

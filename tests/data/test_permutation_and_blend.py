@@ -1,0 +1,129 @@
+"""Random access to a shuffle and to a blend: bijections, exact proportions, pure functions of the sample's number."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourfold.config import UserError
+from fourfold.data.blend import Blend, largest_remainder
+from fourfold.data.permutation import Permutation
+from fourfold.data.stream import TokenStream, complement, whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 5000), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
+def test_a_permutation_is_a_bijection(size: int, seed: int, epoch: int) -> None:
+    image = Permutation(size, seed, 0, epoch)(np.arange(size))
+    assert np.array_equal(np.sort(image), np.arange(size))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 2**62), st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
+def test_large_domains_stay_in_range_and_apart(size: int, indices: list[int]) -> None:
+    distinct = np.array(sorted({index % size for index in indices}), np.int64)
+    image = Permutation(size, 1)(distinct)
+    assert image.min() >= 0
+    assert image.max() < size
+    assert len(set(image.tolist())) == len(distinct)
+
+
+def test_a_place_does_not_depend_on_its_company() -> None:
+    permutation = Permutation(1000, 7)
+    together = permutation(np.arange(1000))
+    assert all(permutation(np.array([index]))[0] == together[index] for index in range(0, 1000, 37))
+
+
+def test_numpy_integers_are_keys_like_any_other() -> None:
+    assert Permutation(99, np.int64(3), 0)(np.arange(99)).tolist() == Permutation(99, 3, 0)(np.arange(99)).tolist()
+
+
+def test_keys_give_unrelated_orders() -> None:
+    orders = [
+        Permutation(10_000, *key)(np.arange(10_000)) for key in ((1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0), (1, 0))
+    ]
+    for first in range(len(orders)):
+        for second in range(first):
+            # Two unrelated orders agree in one place on average.
+            assert (orders[first] == orders[second]).sum() < 10
+
+
+def test_a_shuffle_is_spread_evenly() -> None:
+    image = Permutation(4096 * 3 // 2, 3)(np.arange(4096 * 3 // 2))
+    counts, _, _ = np.histogram2d(np.arange(len(image)), image, bins=8)
+    expected = len(image) / 64
+    # Chi-squared with 49 degrees of freedom: the 99.99 % point is 94.
+    assert ((counts - expected) ** 2 / expected).sum() < 94
+    assert (np.diff(image) == 1).sum() < 10
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
+def test_impossible_sizes_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="from 1 to 2"):
+        Permutation(size, 0)
+
+
+weights_strategy = st.lists(st.floats(0.01, 100), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(weights_strategy, st.integers(0, 10_000))
+def test_largest_remainder_gives_everything_within_one(weights: list[float], total: int) -> None:
+    counts = largest_remainder(weights, total)
+    assert sum(counts) == total
+    assert all(
+        abs(count - weight / sum(weights) * total) < 1 + 1e-4 for count, weight in zip(counts, weights, strict=True)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights_strategy, st.integers(0, 2**63 - 1), st.integers(0, 10**9))
+def test_every_block_has_the_same_proportions(weights: list[float], seed: int, block: int) -> None:
+    blend = Blend(weights, seed)
+    parts, indices = blend.locate(block * blend.block + np.arange(blend.block))
+    for part, weight in enumerate(weights):
+        count = int((parts == part).sum())
+        assert count == blend.counts[part] >= 1
+        assert abs(count - weight / sum(weights) * blend.block) < 1 + 1e-4
+        # Each part is drawn from in order, nothing left out and nothing twice, block after block.
+        assert indices[parts == part].tolist() == list(range(block * count, (block + 1) * count))
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [([1], [1]), ([7, 3], [7, 3]), ([0.7, 0.3], [7, 3]), ([1, 1, 1], [1, 1, 1]), ([0.2, 0.05], [4, 1])],
+)
+def test_proportions_that_can_be_exact_are(weights: list[float], counts: list[int]) -> None:
+    assert Blend(weights, 0).counts.tolist() == counts
+
+
+def test_the_pattern_follows_the_seed() -> None:
+    patterns = {tuple(Blend([0.5, 0.3, 0.2], seed).locate(np.arange(40))[0].tolist()) for seed in range(8)}
+    assert len(patterns) > 4
+
+
+def test_small_weights_are_seen_and_too_small_ones_refused() -> None:
+    assert Counter(Blend([10_000, 1], 0).locate(np.arange(1 << 15))[0].tolist())[1] > 0
+    with pytest.raises(UserError, match=r"data\.corpus: weight 1e-09 .*a weight that works: 0\.001"):
+        Blend([1, 1e-9], 0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=12, unique=True), st.integers(0, 70), st.integers(0, 70))
+def test_a_stream_reads_as_the_concatenation_of_its_ranges(edges: list[int], start: int, count: int) -> None:
+    tokens = np.arange(60, dtype=np.uint16) * 3
+    edges = sorted(edges)[: len(edges) // 2 * 2]
+    held_out = np.array(edges, np.int64).reshape(-1, 2)
+    inside = np.zeros(60, bool)
+    for low, high in held_out:
+        inside[low:high] = True
+    for ranges, expected in ((held_out, tokens[inside]), (complement(held_out, 60), tokens[~inside])):
+        stream = TokenStream(tokens, ranges)
+        assert len(stream) == len(expected)
+        assert stream.read(start, count).tolist() == expected[start : start + count].tolist()
+        assert stream.read(start, count).dtype == np.int64
+        assert [token for chunk in stream.chunks() for token in chunk.tolist()] == expected.tolist()
+    assert whole(tokens).read(0, 60).tolist() == tokens.tolist()
+    assert len(whole(tokens[:0])) == 0
