@@ -1,0 +1,117 @@
+"""The dimensions of one dense decoder, complete and checked: what every other package reads."""
+
+import tomllib
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import huggingface
+from fourfold.config.errors import UserError
+from fourfold.config.schema import ModelSection, RopeScaling
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A dense Llama-family decoder (Llama 2/3, Mistral, Qwen2/3, SmolLM).
+
+    Sizes are in elements; `head_dim` times `num_heads` need not equal `hidden_size`.
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    family: str = "llama"
+    tie_embeddings: bool = False
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    max_position: int = 131072
+    init_std: float = 0.02
+
+
+def preset_names() -> list[str]:
+    """Names that `model.preset` takes."""
+    folder = resources.files("fourfold.config") / "presets"
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None) -> ModelConfig:
+    """Preset or Hugging Face folder, overridden by stated dimensions, completed by rules, then checked.
+
+    `tokenizer_vocab_size`: used, padded up to `vocab_multiple`, where the vocabulary is not stated.
+    Raises `UserError` naming the key.
+    """
+    values: dict[str, Any] = {}
+    if section.preset is not None and section.hf is not None:
+        raise UserError("model.preset and model.hf are both stated; keep one of them")
+    if section.preset is not None:
+        values = _load_preset(section.preset)
+    elif section.hf is not None:
+        values = huggingface.read_config(Path(section.hf))
+    known = {f.name for f in fields(ModelConfig)}
+    stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
+    values.update(stated)
+    if "head_dim" not in stated and {"hidden_size", "num_heads"} & stated.keys():
+        values.pop("head_dim", None)
+    if "vocab_size" not in values and tokenizer_vocab_size is not None:
+        multiple = section.vocab_multiple or 64
+        values["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
+    config = _complete(values)
+    if tokenizer_vocab_size is not None and config.vocab_size < tokenizer_vocab_size:
+        raise UserError(
+            f"model.vocab_size = {config.vocab_size} is smaller than the tokenizer's {tokenizer_vocab_size} entries; "
+            f"leave it out, or state at least {tokenizer_vocab_size}"
+        )
+    return config
+
+
+def _load_preset(name: str) -> dict[str, Any]:
+    if name not in preset_names():
+        raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
+    text = (resources.files("fourfold.config") / "presets" / f"{name}.toml").read_text()
+    values = tomllib.loads(text)
+    if "rope_scaling" in values:
+        values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
+    return values
+
+
+def _complete(values: dict[str, Any]) -> ModelConfig:
+    required = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "ffn_size": 704, "vocab_size": 4096}
+    missing = [key for key in required if key not in values]
+    if missing:
+        raise UserError(
+            f"model.{missing[0]} is missing; state it (for example {missing[0]} = {required[missing[0]]}) "
+            f'or name a preset, for example preset = "tiny"'
+        )
+    values.setdefault("num_kv_heads", values["num_heads"])
+    if "head_dim" not in values:
+        if values["hidden_size"] % values["num_heads"]:
+            fit = max(d for d in range(1, values["num_heads"] + 1) if values["hidden_size"] % d == 0)
+            raise UserError(
+                f"model.num_heads = {values['num_heads']} does not divide model.hidden_size = {values['hidden_size']}; "
+                f"a value that works: num_heads = {fit}, or state head_dim"
+            )
+        values["head_dim"] = values["hidden_size"] // values["num_heads"]
+    config = ModelConfig(**values)
+    if config.num_heads % config.num_kv_heads:
+        fit = max(d for d in range(1, config.num_kv_heads + 1) if config.num_heads % d == 0)
+        raise UserError(
+            f"model.num_kv_heads = {config.num_kv_heads} does not divide model.num_heads = {config.num_heads}; "
+            f"a value that works: num_kv_heads = {fit}"
+        )
+    if config.head_dim % 2:
+        raise UserError(
+            f"model.head_dim = {config.head_dim} is odd; rotary embedding needs an even one, for example "
+            f"{config.head_dim + 1}"
+        )
+    if config.qk_norm or config.qkv_bias:
+        config = replace(config, family="qwen3" if config.qk_norm else "qwen2")
+    return config

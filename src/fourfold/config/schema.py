@@ -1,0 +1,162 @@
+"""The run file's schema: every section, every key, its unit, its default and what it may be."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+Dtype = Literal["fp64", "fp32", "bf16"]
+DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
+
+
+class Section(BaseModel):
+    """A table of the run file: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RopeScaling(Section):
+    """Llama 3's stretching of the low rotary frequencies (Llama 3.1 model card, `rope_type = "llama3"`)."""
+
+    factor: Annotated[float, Field(gt=0)]
+    low_freq_factor: Annotated[float, Field(gt=0)]
+    high_freq_factor: Annotated[float, Field(gt=0)]
+    original_max_position: PositiveInt
+
+
+class ModelSection(Section):
+    """A dense decoder of the Llama family. State `preset`, or `hf`, or the dimensions; a dimension beside
+    a preset overrides it. `vocab_size` may be left out: the tokenizer's size, padded, is taken."""
+
+    preset: str | None = None
+    hf: str | None = None
+    initial: str | None = None
+    family: Literal["llama", "mistral", "qwen2", "qwen3"] | None = None
+    num_layers: PositiveInt | None = None
+    hidden_size: PositiveInt | None = None
+    num_heads: PositiveInt | None = None
+    num_kv_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    ffn_size: PositiveInt | None = None
+    vocab_size: PositiveInt | None = None
+    vocab_multiple: PositiveInt | None = None
+    tie_embeddings: bool | None = None
+    rope_theta: Annotated[float, Field(gt=0)] | None = None
+    rope_scaling: RopeScaling | None = None
+    norm_eps: Annotated[float, Field(gt=0)] | None = None
+    qkv_bias: bool | None = None
+    qk_norm: bool | None = None
+    sliding_window: PositiveInt | None = None
+    max_position: PositiveInt | None = None
+    init_std: Annotated[float, Field(gt=0)] | None = None
+
+
+class CorpusPart(Section):
+    """One corpus of a blend; weights are relative shares of the sequences."""
+
+    path: str
+    weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class DataSection(Section):
+    """What is read: `"stdlib"`, a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
+
+    corpus: str | list[CorpusPart] = "stdlib"
+    tokenizer: str = "bpe:4096"
+    text_key: str = "text"
+    document_mask: bool = False
+    held_out_every: Annotated[int, Field(ge=2)] = 20
+    directory: str = "fourfold-data"
+
+
+class BatchSection(Section):
+    """One step's global batch, in sequences; the length of the run in steps or in tokens."""
+
+    global_sequences: PositiveInt
+    sequence_length: PositiveInt
+    steps: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+
+
+class LayoutSection(Section):
+    """Degrees of the mesh's axes and how each rank's step is arranged. `dp_shard` left out: all remaining ranks."""
+
+    pp: PositiveInt = 1
+    schedule: str = "1f1b"
+    virtual_stages: PositiveInt = 1
+    dp_replicate: PositiveInt = 1
+    dp_shard: PositiveInt | None = None
+    zero: Annotated[int, Field(ge=0, le=3)] = 0
+    cp: PositiveInt = 1
+    cp_method: str = "ring"
+    tp: PositiveInt = 1
+    sequence_parallel: bool = False
+    ep: PositiveInt = 1
+    etp: PositiveInt = 1
+    microbatch_sequences: PositiveInt = 1
+    recompute: str | list[str] = "none"
+    prefetch: Annotated[int, Field(ge=0)] = 1
+
+
+class PrecisionSection(Section):
+    """Number formats. `master` holds the weights that the optimizer updates, its moments too; `gradients` is the format in
+    which gradients are accumulated and reduced. Left out: fp32 (fp64 when `compute` is fp64)."""
+
+    compute: Dtype = "fp32"
+    master: Literal["fp64", "fp32"] | None = None
+    gradients: Dtype | None = None
+
+
+class OptimizerSection(Section):
+    """AdamW (Loshchilov & Hutter 2019) with a warm-up, then cosine or warm-up/stable/decay (WSD)."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+
+
+class CheckpointSection(Section):
+    """When the state is saved, how many saves are kept, and where (default: the run's folder)."""
+
+    every_steps: PositiveInt | None = None
+    keep: PositiveInt = 2
+    directory: str | None = None
+
+
+class ClusterSection(Section):
+    """The machine. `"this"` measures the peak of this machine's matrix products when the run starts."""
+
+    preset: str = "this"
+
+
+class RunSection(Section):
+    """Seed, evaluation, logging, devices and time-outs."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    evaluate_every: PositiveInt | None = None
+    evaluate_sequences: PositiveInt = 32
+    log: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads_per_rank: PositiveInt | None = None
+    timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    sample_tokens: Annotated[int, Field(ge=0)] = 200
+
+
+class RunConfig(Section):
+    """A whole run file."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    batch: BatchSection
+    layout: LayoutSection = LayoutSection()
+    precision: PrecisionSection = PrecisionSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    cluster: ClusterSection = ClusterSection()
+    run: RunSection = RunSection()
