@@ -1,0 +1,57 @@
+"""The ZeRO-3 pass (Rajbhandari et al. 2020; Zhao et al. 2023): parameters are gathered shortly before use and freed after it."""
+
+from fourfold.layout.mesh import axes_name
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import COMPUTE_OPS, Collective, Instruction, Op
+
+
+def insert_gathers(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+    """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays."""
+    if facts.zero < 3:
+        return steps
+    distance = facts.layout.prefetch
+    computes = [i for i, step in enumerate(steps) if step.op in COMPUTE_OPS]
+    uses: dict[str, list[int]] = {}
+    for position, index in enumerate(computes):
+        for unit in _units_read(steps[index]):
+            uses.setdefault(unit, []).append(position)
+    gather_at: dict[int, list[str]] = {}
+    wait_at: dict[int, list[str]] = {}
+    free_after: dict[int, list[str]] = {}
+    for unit, positions in uses.items():
+        for first, last in _runs(positions, distance + 1):
+            gather_at.setdefault(computes[max(0, first - distance)], []).append(unit)
+            wait_at.setdefault(computes[first], []).append(unit)
+            free_after.setdefault(computes[last], []).append(unit)
+    order = {segment.name: i for i, segment in enumerate(facts.segments)}
+    result: list[Instruction] = []
+    for index, step in enumerate(steps):
+        wanted = sorted(gather_at.get(index, ()), key=lambda u: (u not in wait_at.get(index, ()), order[u]))
+        result += [_gather(facts, unit) for unit in wanted]
+        result += [Instruction(Op.WAIT, handle=f"G {unit}") for unit in wait_at.get(index, ())]
+        result.append(step)
+        result += [Instruction(Op.FREE, unit, frees=(f"params/{unit}",)) for unit in free_after.get(index, ())]
+    return result
+
+
+def _units_read(step: Instruction) -> list[str]:
+    return [read.removeprefix("params/") for read in step.reads if read.startswith("params/")]
+
+
+def _runs(positions: list[int], distance: int) -> list[tuple[int, int]]:
+    """Consecutive uses at most `distance` computations apart, as (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for position in positions:
+        if runs and position - runs[-1][1] <= distance:
+            runs[-1] = (runs[-1][0], position)
+        else:
+            runs.append((position, position))
+    return runs
+
+
+def _gather(facts: Lowering, unit: str) -> Instruction:
+    axes = axes_name(("dp_shard",))
+    whole = Collective("all_gather", axes, facts.buffer_bytes(f"params/{unit}"), facts.layout.dp_shard)
+    return Instruction(
+        Op.GATHER, unit, reads=(f"shard/{unit}",), writes=(f"params/{unit}",), collectives=(whole,), stream=axes
+    )

@@ -1,0 +1,136 @@
+"""The instruction set: what one rank does in one step, with the buffers, collectives and arithmetic of each instruction."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+
+class Op(Enum):
+    """Operations; the value is the short form's first word.
+
+    LOAD             fetch a microbatch
+    COUNT            sum the valid target tokens over all data ranks: the loss's one divisor
+    FORWARD          run a segment, keep what its backward needs
+    RECOMPUTE        run a segment's forward again to rebuild what its backward needs
+    BACKWARD         input and weight gradients; the head's does its forward too, chunk by chunk
+    BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves apart (zero bubble)
+    SEND_ACTIVATION, SEND_GRADIENT, RECV_ACTIVATION, RECV_GRADIENT     start a transfer between stages
+    GATHER, FREE     bring a unit's parameters together, drop them
+    REDUCE           sum a unit's gradients over its groups
+    REDUCE_TIED      sum the gradients of a tensor that two stages share
+    SUM_LOSS         sum the loss over all data ranks, for the record
+    CLIP_NORM        the global gradient norm, and whether every gradient is finite
+    UPDATE           the optimizer on the local shard
+    PUBLISH          all-gather parameters that ZeRO-1 and 2 updated shard by shard
+    WAIT             join what an earlier instruction started; `handle` is that instruction's short form
+    """
+
+    LOAD = "L"
+    COUNT = "N"
+    FORWARD = "F"
+    RECOMPUTE = "K"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+    SEND_ACTIVATION = "S>"
+    SEND_GRADIENT = "S<"
+    RECV_ACTIVATION = "R>"
+    RECV_GRADIENT = "R<"
+    GATHER = "G"
+    FREE = "X"
+    REDUCE = "R"
+    REDUCE_TIED = "T"
+    SUM_LOSS = "Y"
+    CLIP_NORM = "C"
+    UPDATE = "U"
+    PUBLISH = "P"
+    WAIT = "wait"
+
+
+COMPUTE_OPS = frozenset((Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
+BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
+SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
+RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
+STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, Op.COUNT, Op.SUM_LOSS}
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "recv"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a group. `axes` names the group (`dp_shard`, `dp_replicate+dp_shard`); `bytes` is the whole
+    buffer's size: what all_gather produces, what reduce_scatter and all_reduce consume."""
+
+    kind: CollectiveKind
+    axes: str
+    bytes: int
+    group_size: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that one rank sends, as in a ring: (N-1)/N of the buffer, twice that for an all-reduce (Patarasuk & Yuan 2009)."""
+        return sent_bytes(self.kind, self.bytes, self.group_size)
+
+
+def sent_bytes(kind: str, buffer_bytes: int, group_size: int) -> int:
+    """Bytes one rank sends in a collective over `group_size` ranks on a buffer of `buffer_bytes`."""
+    if kind == "send":
+        return buffer_bytes
+    if kind == "recv":
+        return 0
+    factor = 2 if kind == "all_reduce" else 1
+    return factor * (group_size - 1) * buffer_bytes // group_size
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One entry of a program. `reads`, `writes`, `frees` name buffers; a write to a buffer that is not live allocates it.
+
+    `workspace_bytes` lives only while the instruction runs, above what it reads and writes at its end. `stream` is where it
+    runs: `compute`, or the name of the group whose link it uses.
+    """
+
+    op: Op
+    segment: str | None = None
+    microbatch: int | None = None
+    peer: int | None = None
+    handle: str | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    frees: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    flops: int = 0
+    workspace_bytes: int = 0
+    stream: str = "compute"
+
+    @property
+    def short(self) -> str:
+        """The short form, as `B b3 m0` or `wait R b3 m0`: unique among what is in flight."""
+        if self.op is Op.WAIT:
+            return f"wait {self.handle}"
+        parts = [self.op.value]
+        if self.segment is not None:
+            parts.append(self.segment)
+        if self.microbatch is not None:
+            parts.append(f"m{self.microbatch}")
+        if self.peer is not None:
+            parts.append(f"r{self.peer}")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank class's step: ranks that differ only in data, tensor, context or expert coordinates run the same list.
+
+    `buffers` gives every named buffer's bytes. `resident` are live before the first instruction and after the last.
+    `kind`: `train`, or `evaluate` (forward only).
+    """
+
+    pp_rank: int
+    kind: str
+    instructions: tuple[Instruction, ...]
+    buffers: dict[str, int]
+    resident: tuple[str, ...]
+
+    def with_instructions(self, instructions: list[Instruction]) -> "Program":
+        return replace(self, instructions=tuple(instructions))

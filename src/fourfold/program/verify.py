@@ -1,0 +1,201 @@
+"""The verifier: proves a step sound without running it, or names rank, index, instruction, and the fix.
+
+Three walks over the same lists: buffers (`_Buffers`: nothing is read before it is written or after it is freed, nothing in flight is touched, nothing
+leaks), gradients (`gradient_flow.py`: every contribution reduced exactly once over every axis, then updated once), and groups (`progress.py`:
+every member of a group enters the same collectives in the same order, transfers pair up, nobody waits for ever).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fourfold.layout import Layout
+from fourfold.program.buffers import Lowering
+from fourfold.program.fault import Fault
+from fourfold.program.gradient_flow import check_gradients
+from fourfold.program.instruction import STARTS, Instruction, Op, Program
+from fourfold.program.liveness import memory_peak
+from fourfold.program.progress import check_progress
+
+__all__ = ["Fault", "verify"]
+
+
+def verify(
+    programs: Mapping[int, Program], facts: Lowering, memory_limit_bytes: int | None = None, first_only: bool = True
+) -> list[Fault]:
+    """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof.
+
+    `first_only`: stop at the first walk that finds faults, since later ones would only echo them.
+    """
+    representatives = {id(program): rank for rank, program in sorted(programs.items(), reverse=True)}
+    faults: list[Fault] = []
+    for rank in sorted(representatives.values()):
+        program = programs[rank]
+        faults += check_buffers(rank, program)
+        faults += check_sizes(rank, program, facts)
+        if not faults or not first_only:
+            faults += check_gradients(rank, program, facts)
+        peak = memory_peak(program)
+        if memory_limit_bytes is not None and peak.bytes > memory_limit_bytes:
+            largest, size = peak.buffers[0]
+            faults.append(
+                Fault(
+                    rank,
+                    peak.index,
+                    program.instructions[peak.index],
+                    f"peak memory is {peak.bytes} bytes, the limit {memory_limit_bytes}; the largest buffer is {largest} with {size}",
+                    "shard more (layout.zero), recompute more (layout.recompute), or use smaller microbatches",
+                )
+            )
+    if not faults or not first_only:
+        faults += check_progress(programs, facts.layout)
+    return faults
+
+
+@dataclass
+class _Buffers:
+    """What is live, what is in flight, while one program is walked."""
+
+    rank: int
+    program: Program
+    live: set[str]
+    freed: set[str]
+    landing: dict[str, str]
+    """Buffers that a started transfer will fill -> its handle."""
+    leaving: dict[str, str]
+    """Buffers that a started transfer still reads -> its handle."""
+    handles: dict[str, Instruction]
+    faults: list[Fault]
+
+    def fault(self, index: int, message: str, fix: str) -> None:
+        self.faults.append(Fault(self.rank, index, self.program.instructions[index], message, fix))
+
+    def step(self, index: int, step: Instruction) -> None:
+        if step.op is Op.WAIT:
+            self._join(index, step)
+        for name in step.reads:
+            self._read(index, name)
+        for name in step.writes:
+            self._write(index, step, name)
+        if step.op in STARTS:
+            self._start(index, step)
+        for name in step.frees:
+            self._free(index, name)
+
+    def _read(self, index: int, name: str) -> None:
+        if name in self.landing:
+            self.fault(
+                index,
+                f"reads {name}, which {self.landing[name]} is still filling",
+                f"put `wait {self.landing[name]}` before it",
+            )
+        elif name not in self.live:
+            state = "after it is freed" if name in self.freed else "before it is written"
+            self.fault(index, f"reads {name} {state}", f"write {name} first, or free it later")
+
+    def _write(self, index: int, step: Instruction, name: str) -> None:
+        for flying in (self.landing, self.leaving):
+            if name in flying:
+                self.fault(
+                    index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
+                )
+        if name not in self.program.buffers:
+            self.fault(index, f"writes {name}, which has no declared size", f"declare `buffer {name} BYTES`")
+        if name in self.live and step.op in (Op.GATHER, Op.LOAD, Op.RECOMPUTE):
+            self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
+        self.live.add(name)
+        self.freed.discard(name)
+
+    def _start(self, index: int, step: Instruction) -> None:
+        if step.short in self.handles:
+            self.fault(index, f"{step.short} is in flight already", f"put `wait {step.short}` between the two")
+        self.handles[step.short] = step
+        self.landing.update(dict.fromkeys(step.writes, step.short))
+        self.leaving.update({name: step.short for name in step.reads if name not in step.writes})
+
+    def _join(self, index: int, step: Instruction) -> None:
+        started = self.handles.pop(step.handle or "", None)
+        if started is None:
+            self.fault(index, f"waits for {step.handle!r}, which is not in flight", "start it first, or drop this Wait")
+            return
+        for flying in (self.landing, self.leaving):
+            for name in [n for n, handle in flying.items() if handle == step.handle]:
+                del flying[name]
+
+    def _free(self, index: int, name: str) -> None:
+        flying = self.landing.get(name) or self.leaving.get(name)
+        if flying:
+            self.fault(index, f"frees {name}, which {flying} is using", f"put `wait {flying}` before it")
+        elif name not in self.live:
+            again = "a second time" if name in self.freed else "though it was never written"
+            self.fault(index, f"frees {name} {again}", "drop it from this instruction's frees")
+        elif name in self.program.resident:
+            self.fault(index, f"frees {name}, which outlives the step", "drop it from this instruction's frees")
+        self.live.discard(name)
+        self.freed.add(name)
+
+
+def check_buffers(rank: int, program: Program) -> list[Fault]:
+    """Reads, writes, frees and waits of one list."""
+    state = _Buffers(rank, program, set(program.resident), set(), {}, {}, {}, [])
+    for index, step in enumerate(program.instructions):
+        state.step(index, step)
+    last = len(program.instructions) - 1
+    for handle in state.handles:
+        state.fault(last, f"the step ends while {handle} is in flight", f"add `wait {handle}`")
+    for name in sorted(state.live - set(program.resident)):
+        state.fault(last, f"the step ends with {name} still live", f"free {name} after its last use")
+    return state.faults
+
+
+def check_sizes(rank: int, program: Program, facts: Lowering) -> list[Fault]:
+    """Declared bytes of buffers and collectives against those that the model and the layout give."""
+    faults: list[Fault] = []
+    for name, size in program.buffers.items():
+        try:
+            expected = facts.buffer_bytes(name)
+        except KeyError:
+            faults.append(Fault(rank, 0, None, f"buffer {name} belongs to no segment of the model", "remove it"))
+            continue
+        if size != expected:
+            faults.append(Fault(rank, 0, None, f"buffer {name} is declared with {size} bytes", f"it has {expected}"))
+    for index, step in enumerate(program.instructions):
+        for collective in step.collectives:
+            message = _collective_fault(step, collective.axes, collective.group_size, facts.layout)
+            if message:
+                faults.append(Fault(rank, index, step, *message))
+            whole = _collective_bytes(step, collective.kind, program)
+            if whole is not None and collective.bytes != whole:
+                faults.append(
+                    Fault(
+                        rank,
+                        index,
+                        step,
+                        f"{collective.kind} of {collective.bytes} bytes",
+                        f"its buffer has {expected}",
+                    )
+                )
+    return faults
+
+
+def _collective_fault(step: Instruction, axes: str, group_size: int, layout: Layout) -> tuple[str, str] | None:
+    try:
+        size = layout.group_size(tuple(axes.split("+")))
+    except AttributeError:
+        return f"collective over unknown axes {axes!r}", "name axes of the mesh, joined by +"
+    if size != group_size:
+        return f"collective over {axes} declares a group of {group_size}", f"the layout gives {size}"
+    return None
+
+
+def _collective_bytes(step: Instruction, kind: str, program: Program) -> int | None:
+    """Bytes of the buffer that a unit's collective works on; None where it is a scalar or a transfer."""
+    if step.op in (Op.GATHER, Op.PUBLISH):
+        return program.buffers.get(f"params/{step.segment}")
+    if step.op is Op.REDUCE:
+        whole = program.buffers.get(f"grad/{step.segment}")
+        sharded = any(c.kind == "reduce_scatter" for c in step.collectives)
+        if kind == "all_reduce" and sharded and whole is not None:
+            scatter = next(c for c in step.collectives if c.kind == "reduce_scatter")
+            return whole // scatter.group_size
+        return whole
+    return None
