@@ -1,0 +1,1 @@
+"""Executes programs on torch.distributed: collectives, units, the interpreter, the training loop."""

@@ -1,0 +1,53 @@
+"""Initial parameters as a pure function of (seed, name, element): the same under every layout, made shard by shard."""
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourfold.layout import FlatLayout
+from fourfold.model.spec import ParameterSpec
+
+TRUNCATION = 3.0
+_CHUNK = 1 << 20
+
+
+def initialize_shard(flat: FlatLayout, index: int, seed: int, out: Tensor) -> None:
+    """Fills `out` [shard_numel] with shard `index` of the unit's initial parameters."""
+    out.zero_()
+    shard_start, shard_end = flat.shard_range(index)
+    for spec, start, end in flat.ranges():
+        low, high = max(start, shard_start), min(end, shard_end)
+        if low < high:
+            fill_range(spec, low - start, high - start, seed, out[low - shard_start : high - shard_start])
+
+
+def fill_range(spec: ParameterSpec, start: int, end: int, seed: int, out: Tensor) -> None:
+    """Elements [start, end) of one parameter, flattened."""
+    if spec.init_std is None:
+        out.fill_(1.0)
+        return
+    if spec.init_std == 0.0:
+        out.zero_()
+        return
+    for low in range(start, end, _CHUNK):
+        high = min(low + _CHUNK, end)
+        out[low - start : high - start] = truncated_normal(spec.name, low, high, seed).mul_(spec.init_std).to(out)
+
+
+def truncated_normal(name: str, start: int, end: int, seed: int) -> Tensor:
+    """Elements [start, end) of the parameter's own stream of standard normals cut at three deviations, fp64.
+
+    Philox (Salmon et al. 2011) is counter-based, so a range costs no more than its length; normals by inversion.
+    """
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+    generator = np.random.Philox(key=key)
+    skipped = start % 4
+    generator.advance(start // 4)  # one counter gives four 64-bit words
+    words = generator.random_raw(end - start + skipped)[skipped:]
+    uniform = torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    low = 0.5 * (1 + math.erf(-TRUNCATION / math.sqrt(2)))
+    inner = low + (1 - 2 * low) * uniform
+    return torch.erfinv(2 * inner - 1).mul_(math.sqrt(2)).clamp_(-TRUNCATION, TRUNCATION)

@@ -1,0 +1,107 @@
+"""The tensors of every unit on one rank: parameters, shards, gradients and optimizer state, allocated and freed by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fourfold.config.schema import OptimizerSection
+from fourfold.layout import FlatLayout
+from fourfold.model.weights import FlatUnit, Weights, bind_weights, torch_dtype
+from fourfold.program.buffers import Lowering
+from fourfold.runtime.optimizer import ShardOptimizer
+
+FillShard = Callable[[FlatLayout, int, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit. `shard` and `grad_shard` are views of the whole buffers where those are held whole; `master` is `shard`
+    itself where no second format is kept."""
+
+    flat: FlatLayout
+    index: int
+    params: Tensor
+    shard: Tensor
+    master: Tensor
+    grad: Tensor
+    grad_shard: Tensor
+    reduce: Tensor
+    optimizer: ShardOptimizer
+
+
+def set_storage(tensor: Tensor, live: bool) -> None:
+    """Allocates or frees what lies under a flat buffer; its views stay valid and see whatever is put there next."""
+    tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size() if live else 0)
+
+
+def is_live(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().size() > 0
+
+
+def build_units(
+    facts: Lowering, shard_index: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
+) -> dict[str, Unit]:
+    """Allocates every unit and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
+    return {
+        name: _build_unit(facts, flat, shard_index if flat.num_shards > 1 else 0, optimizer, device, fill)
+        for name, flat in facts.flats.items()
+    }
+
+
+def _build_unit(
+    facts: Lowering, flat: FlatLayout, index: int, section: OptimizerSection, device: torch.device, fill: FillShard
+) -> Unit:
+    compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (facts.compute, facts.master, facts.gradients))
+    start, end = flat.shard_range(index)
+    params = torch.empty(flat.padded_numel, dtype=compute, device=device)
+    shard = params[start:end]
+    if facts.zero == 3:
+        set_storage(params, live=False)
+        shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
+    master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if facts.mixed else shard
+    fill(flat, index, master)
+    if facts.mixed:
+        shard.copy_(master)
+    if facts.zero in (1, 2):
+        for other in range(flat.num_shards):
+            if other != index:
+                low, high = flat.shard_range(other)
+                whole = torch.empty(flat.shard_numel, dtype=master_dtype, device=device)
+                fill(flat, other, whole)
+                params[low:high].copy_(whole)
+    grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
+    grad_shard = grad[start:end]
+    if facts.zero >= 2:
+        grad_shard = torch.empty(flat.shard_numel, dtype=grad_dtype, device=device)
+    landing = facts.buffer_bytes(f"reduce/{flat.unit}") // grad.element_size()
+    reduce = torch.empty(landing, dtype=grad_dtype, device=device)
+    for tensor in (grad, grad_shard, reduce):
+        set_storage(tensor, live=False)
+    return Unit(
+        flat=flat,
+        index=index,
+        params=params,
+        shard=shard,
+        master=master,
+        grad=grad,
+        grad_shard=grad_shard,
+        reduce=reduce,
+        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start),
+    )
+
+
+def bind_segments(facts: Lowering, units: dict[str, Unit]) -> dict[str, Weights]:
+    """The weights that each segment's function takes, as views that outlive gathers and frees."""
+    weights = {}
+    for segment in facts.segments:
+        freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]
+        for tensor in freed:  # a view can only be taken of storage that is there
+            set_storage(tensor, live=True)
+        owners = {s.name: s for s in facts.segments if s.name in segment.units}
+        flats = {name: FlatUnit(owners[name], units[name].params, units[name].grad) for name in segment.units}
+        weights[segment.name] = bind_weights(segment, facts.model, flats)
+        for tensor in freed:
+            set_storage(tensor, live=False)
+    return weights

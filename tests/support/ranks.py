@@ -1,0 +1,83 @@
+"""Warm worker processes: `run_on_ranks(n, function, **kwargs)` calls a function on n gloo ranks and returns their results."""
+
+import atexit
+import multiprocessing as mp
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_POOLS: dict[int, "RankPool"] = {}
+
+
+class RankPool:
+    """n processes with one thread each, joined in one process group, that live until the tests end."""
+
+    def __init__(self, size: int) -> None:
+        context = mp.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        self._pipes = []
+        self._processes = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, rank, size, store), daemon=True)
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> list[Any]:
+        for pipe in self._pipes:
+            pipe.send((function, kwargs))
+        results = [pipe.recv() for pipe in self._pipes]
+        failures = [text for ok, text in results if not ok]
+        if failures:
+            raise AssertionError("a rank failed:\n" + failures[0])
+        return [value for _, value in results]
+
+    def close(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.close()
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+
+
+def _serve(pipe: Any, rank: int, size: int, store: str) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    while True:
+        try:
+            function, kwargs = pipe.recv()
+        except EOFError:
+            break
+        try:
+            pipe.send((True, function(rank=rank, **kwargs)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    dist.destroy_process_group()
+
+
+def run_on_ranks(size: int, function: Callable[..., Any], **kwargs: Any) -> list[Any]:
+    """Results of `function(rank=rank, **kwargs)`, one a rank. The function must be importable at module level."""
+    pool = _POOLS.get(size)
+    if pool is None:
+        pool = _POOLS[size] = RankPool(size)
+    try:
+        return pool.run(function, kwargs)
+    except (AssertionError, EOFError, OSError):
+        _POOLS.pop(size).close()
+        raise
+
+
+@atexit.register
+def close_pools() -> None:
+    while _POOLS:
+        _POOLS.popitem()[1].close()
