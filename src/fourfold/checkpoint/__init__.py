@@ -1,0 +1,26 @@
+"""Checkpoints: saved so that a half-written one is never seen, verified before they are loaded, and Hugging Face weights."""
+
+from fourfold.checkpoint.convert import export_checkpoint
+from fourfold.checkpoint.folders import checkpoints, latest_checkpoint
+from fourfold.checkpoint.huggingface import write_huggingface
+from fourfold.checkpoint.load import load_checkpoint
+from fourfold.checkpoint.manifest import Manifest, read_manifest
+from fourfold.checkpoint.reader import ParameterReader, read_parameters
+from fourfold.checkpoint.save import save_checkpoint
+from fourfold.checkpoint.unit_shard import UnitShard
+from fourfold.checkpoint.weight_folder import WeightFolder
+
+__all__ = [
+    "Manifest",
+    "ParameterReader",
+    "UnitShard",
+    "WeightFolder",
+    "checkpoints",
+    "export_checkpoint",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "read_manifest",
+    "read_parameters",
+    "save_checkpoint",
+    "write_huggingface",
+]

@@ -1,0 +1,48 @@
+"""From a run's checkpoint to a Hugging Face folder."""
+
+from pathlib import Path
+
+from fourfold.checkpoint.huggingface import write_huggingface
+from fourfold.checkpoint.reader import read_parameters
+from fourfold.config import ModelConfig, UserError
+from fourfold.model.spec import build_segments
+
+
+def export_checkpoint(
+    checkpoint: Path,
+    model: ModelConfig,
+    out: Path,
+    *,
+    dtype: str = "fp32",
+    tokenizer_file: Path | None = None,
+    eos: int | None = None,
+    max_shard_bytes: float = 5e9,
+) -> None:
+    """Writes the parameters of `checkpoint` (`.../step-NNNNNN`, saved under any layout) as a Hugging Face folder `out`.
+
+    `model`: the model that the checkpoint was trained as. The rest as in `write_huggingface`. One parameter is in memory at
+    a time. Raises `UserError` when the model is another or `out` is not empty, `RunFailure` when the checkpoint is damaged or
+    the disk is full.
+    """
+    reader = read_parameters(checkpoint)
+    wanted = {spec.name: spec.shape for segment in build_segments(model) for spec in segment.parameters}
+    for name in {**wanted, **reader.shapes}:
+        saved, expected = reader.shapes.get(name), wanted.get(name)
+        if saved != expected:
+            raise UserError(
+                f"{checkpoint} was saved by another model: {name} is {_show(saved)} there and {_show(expected)} in this "
+                f"one; give the run file that saved it"
+            )
+    write_huggingface(
+        out,
+        model,
+        reader.items(),
+        dtype=dtype,
+        tokenizer_file=tokenizer_file,
+        eos=eos,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def _show(shape: tuple[int, ...] | None) -> str:
+    return str(list(shape)) if shape is not None else "absent"

@@ -1,0 +1,132 @@
+"""The folders of a run's checkpoints: their names, which are complete, and how one appears and goes in a single step."""
+
+import errno
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{6,})")
+_ASIDE = ".tmp-"
+_REPLACED = ".old-"
+FULL_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step stands once it is complete."""
+    return root / f"step-{step:06d}"
+
+
+def aside(folder: Path) -> Path:
+    """Where a folder is written before it is renamed into place: beside it, so that the rename is one atomic step."""
+    return folder.with_name(_ASIDE + folder.name)
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, or None where the name is not of that form."""
+    match = _STEP.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """The complete checkpoints below `root`, oldest step first. What has no manifest is not one."""
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for path in root.iterdir():
+            step = step_of(path)
+            if step is not None and (path / MANIFEST).is_file():
+                found.append((step, path))
+    return [path for _, path in sorted(found)]
+
+
+def latest_checkpoint(root: Path) -> Path | None:
+    """The complete checkpoint of the highest step, or None."""
+    found = checkpoints(root)
+    return found[-1] if found else None
+
+
+def remove_leftovers(root: Path) -> None:
+    """Removes what a crashed save or an interrupted deletion left below `root`. Raises `OSError`."""
+    for path in list(root.iterdir()):
+        if path.name.startswith((_ASIDE + "step-", _REPLACED + "step-")):
+            remove_tree(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Deletes a folder (or file, or link) that nobody reads any more. Raises `OSError`."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def publish(folder: Path) -> None:
+    """Renames `aside(folder)`, whose files are on disk, into place; what stood there before goes. Raises `OSError`."""
+    old = folder.with_name(_REPLACED + folder.name)
+    replaces = folder.exists()
+    if replaces:
+        os.rename(folder, old)
+    try:
+        os.rename(aside(folder), folder)
+    except OSError:
+        if replaces:
+            os.rename(old, folder)
+        raise
+    with suppress(OSError):  # the files are safe; only whether a power cut undoes the rename depends on this
+        sync_folder(folder.parent)
+    if replaces:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def prune(root: Path, keep: int, written: Path) -> None:
+    """Deletes all but the `keep` newest checkpoints, never `written`. What cannot be deleted is left for the next save."""
+    for path in checkpoints(root)[: -max(keep, 1)]:
+        if path == written:
+            continue
+        with suppress(OSError):
+            old = path.with_name(_REPLACED + path.name)
+            os.rename(path, old)  # first out of sight: a deletion cut short must not look like a checkpoint
+            shutil.rmtree(old)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file and waits until it is on disk. Raises `OSError`."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the folder's entries are on disk. Raises `OSError`, but not where a folder cannot be synced at all."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written to the disk of `folder`, which need not exist yet. Raises `OSError`."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Raises the `OSError` of a full disk before anything is written, where the disk cannot hold `needed_bytes`."""
+    if free_bytes(folder) < needed_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
+def format_bytes(count: int) -> str:
+    """`4860000000` -> `4.86 GB`, 1 GB = 1e9 bytes."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

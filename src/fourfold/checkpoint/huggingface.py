@@ -1,0 +1,178 @@
+"""Writing a Hugging Face folder: configuration, weights and tokenizer, as transformers loads them."""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from fourfold.checkpoint import folders
+from fourfold.checkpoint.tensor_file import TensorEntry, emit, header
+from fourfold.checkpoint.weight_folder import INDEX, SINGLE
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
+from fourfold.config.huggingface import to_config
+from fourfold.model.spec import build_segments
+from fourfold.model.weights import torch_dtype
+
+_DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
+
+
+def write_huggingface(
+    folder: Path,
+    model: ModelConfig,
+    tensors: Iterable[tuple[str, Tensor]],
+    *,
+    dtype: str,
+    tokenizer_file: Path | None,
+    eos: int | None,
+    max_shard_bytes: float = 5e9,
+) -> None:
+    """Writes `folder`, which must be new or empty, so that transformers loads it.
+
+    `tensors`: (Hugging Face name, tensor) of every parameter of the model once, in any order; one is held at a time.
+    `dtype`: the format written, `fp32`, `bf16` or `fp64`. `eos`: the id of the end-of-text token. `tokenizer_file`: a
+    tokenizer.json. A file holds at most `max_shard_bytes`, or one tensor. The folder appears when it is complete.
+    Raises `UserError` for what cannot be asked for, `RunFailure` when the disk does not take it.
+    """
+    if dtype not in DTYPE_BYTES:
+        raise UserError(f"dtype = {dtype!r} is unknown; allowed: {', '.join(DTYPE_BYTES)}")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty and is not overwritten; name a new folder, or delete this one first")
+    tokenizer = _tokenizer_texts(tokenizer_file, eos, model) if tokenizer_file is not None else {}
+    files = _plan(model, torch_dtype(dtype), max_shard_bytes)
+    needed_bytes = sum(entry.size_bytes for file in files for entry in file.entries)
+    aside = folders.aside(folder.absolute())
+    try:
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        folders.remove_tree(aside)
+        folders.require_space(aside.parent, needed_bytes)
+        aside.mkdir()
+        _write_weights(aside, files, tensors)
+        for name, text in {**_config_texts(model, dtype, eos, files), **tokenizer}.items():
+            folders.write_text(aside / name, text)
+        folders.sync_folder(aside)
+        os.rename(aside, folder.absolute())  # onto nothing, or onto the empty folder
+        folders.sync_folder(aside.parent)
+    except OSError as error:
+        _remove(aside)
+        free = folders.format_bytes(folders.free_bytes(aside.parent))
+        raise RunFailure(
+            f"{folder} was not written: {error}. It needs {folders.format_bytes(needed_bytes)}, and {free} are free in "
+            f"{aside.parent}; name a folder on a disk with room that you can write"
+        ) from error
+    except BaseException:
+        _remove(aside)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        folders.remove_tree(path)
+
+
+@dataclass(frozen=True)
+class _WeightFile:
+    name: str
+    entries: tuple[TensorEntry, ...]
+
+
+def _plan(model: ModelConfig, dtype: torch.dtype, max_shard_bytes: float) -> list[_WeightFile]:
+    """Which tensor goes into which file: in the order of the model, each file filled up to `max_shard_bytes`."""
+    groups: list[list[TensorEntry]] = [[]]
+    size = 0
+    for segment in build_segments(model):
+        for spec in segment.parameters:
+            entry = TensorEntry(spec.name, dtype, spec.shape)
+            if groups[-1] and size + entry.size_bytes > max_shard_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(entry)
+            size += entry.size_bytes
+    if len(groups) == 1:
+        return [_WeightFile(SINGLE, tuple(groups[0]))]
+    count = len(groups)
+    return [_WeightFile(f"model-{i:05d}-of-{count:05d}.safetensors", tuple(g)) for i, g in enumerate(groups, 1)]
+
+
+def _write_weights(folder: Path, files: list[_WeightFile], tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Writes each tensor at its place as it comes, converted to the file's format."""
+    with ExitStack() as stack:
+        streams: list[IO[bytes]] = []
+        left: dict[str, tuple[IO[bytes], int, TensorEntry]] = {}
+        for file in files:
+            streams.append(stack.enter_context(open(folder / file.name, "wb")))
+            prefix, starts = header(file.entries)
+            streams[-1].write(prefix)
+            left.update({entry.name: (streams[-1], starts[entry.name], entry) for entry in file.entries})
+        for name, tensor in tensors:
+            if name not in left:
+                raise ValueError(f"{name} is given twice or is no parameter of the model")
+            stream, start, entry = left.pop(name)
+            if tuple(tensor.shape) != entry.shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model says {entry.shape}")
+            stream.seek(start)
+            emit(tensor.to(entry.dtype), stream.write)
+        if left:
+            raise ValueError(f"{min(left)} and {len(left) - 1} other parameters of the model are not given")
+        for stream in streams:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def _config_texts(model: ModelConfig, dtype: str, eos: int | None, files: list[_WeightFile]) -> dict[str, str]:
+    """The JSON files beside the weights. An id that is not known is null, or transformers would assume one."""
+    config = to_config(model, _DTYPE_NAMES[dtype], eos)
+    generation: dict[str, Any] = {}
+    for key in ("bos_token_id", "eos_token_id"):
+        config.setdefault(key, None)
+        if config[key] is not None:
+            generation[key] = config[key]
+    documents: dict[str, Any] = {"config.json": config, "generation_config.json": generation}
+    if len(files) > 1:
+        documents[INDEX] = {
+            "metadata": {"total_size": sum(entry.size_bytes for file in files for entry in file.entries)},
+            "weight_map": {entry.name: file.name for file in files for entry in file.entries},
+        }
+    return {name: _json(document) for name, document in documents.items()}
+
+
+def _tokenizer_texts(path: Path, eos: int | None, model: ModelConfig) -> dict[str, str]:
+    """tokenizer.json as it is, and the tokenizer_config.json that makes transformers load it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        tokens = _tokens_by_id(json.loads(text))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); name a tokenizer.json") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path} is not a tokenizer.json; name one that the tokenizers library wrote") from None
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.max_position,
+        "clean_up_tokenization_spaces": False,
+    }
+    if eos is not None:
+        if eos not in tokens:
+            raise UserError(f"eos = {eos} is no token of {path}; give the id of its end-of-text token, or none")
+        config["bos_token"] = config["eos_token"] = tokens[eos]
+    return {"tokenizer.json": text, "tokenizer_config.json": _json(config)}
+
+
+def _tokens_by_id(document: dict[str, Any]) -> dict[int, str]:
+    vocabulary = document["model"]["vocab"]
+    if isinstance(vocabulary, list):  # a unigram model lists [token, score]
+        tokens = {index: token for index, (token, _) in enumerate(vocabulary)}
+    else:
+        tokens = {index: token for token, index in vocabulary.items()}
+    tokens.update({token["id"]: token["content"] for token in document.get("added_tokens") or ()})
+    return tokens
+
+
+def _json(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"

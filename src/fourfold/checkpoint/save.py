@@ -1,0 +1,236 @@
+"""Saving: every writer rank writes one file aside, rank 0 writes the manifest and renames the folder into place.
+
+The ranks share nothing but the folder and a barrier, and pass the same four barriers whatever fails:
+
+    rank 0: make the folder aside, mark it sound   | barrier |
+    writers: tensor file, then its record          | barrier |
+    rank 0: records -> manifest, rename into place | barrier |
+    all: was it renamed?                           | barrier | rank 0: tidy up
+
+A rank that fails removes the mark: deleting works where the disk is too full to write a word. A record that is missing, for
+whatever reason, is a failure too.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from fourfold.checkpoint import folders
+from fourfold.checkpoint.manifest import VERSION, Manifest, ParameterRecord, UnitRecord
+from fourfold.checkpoint.tensor_file import FileRecord, dtype_name, write_tensors
+from fourfold.checkpoint.unit_shard import UnitShard, tensor_name
+from fourfold.config import RunFailure
+
+_SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    shards: Mapping[str, UnitShard],
+    info: Mapping[str, Any],
+    *,
+    rank: int,
+    is_writer: bool,
+    synchronize: Callable[[], None],
+    keep: int,
+) -> Path:
+    """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
+
+    `shards`: by unit name, this rank's shards. `info`: whatever JSON the caller needs to resume; rank 0's is kept.
+    `is_writer` False: a replica, whose shards another rank writes. `synchronize`: a barrier over all ranks. `root` lies on a
+    file system that all ranks share. Afterwards all but the `keep` newest checkpoints are deleted, so the disk holds
+    `keep` + 1 for a while. Raises `RunFailure`, on every rank, when any of them could not write its part: then nothing has
+    appeared, and the checkpoints before are as they were.
+    """
+    folder = folders.step_folder(root, step)
+    needed_bytes = _total_bytes(shards)
+    failure = _Failure(folder, rank)
+    if rank == 0:
+        failure.guard(lambda: _prepare(folder, needed_bytes))
+    synchronize()
+    attempt = _attempt(folder)
+    if is_writer and attempt is not None:
+        failure.guard(lambda: _write_part(folder, rank, shards, attempt))
+    synchronize()
+    if rank == 0 and attempt is not None and _attempt(folder) == attempt:
+        failure.guard(lambda: _commit(folder, step, info, attempt))
+    synchronize()
+    complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
+    synchronize()
+    if rank == 0 and complaint is None:
+        folders.prune(root, keep, folder)
+    elif rank == 0:
+        with suppress(OSError):
+            folders.remove_tree(folders.aside(folder))
+    if complaint is not None:
+        raise RunFailure(complaint) from failure.error
+    return folder
+
+
+class _Failure:
+    """What went wrong on this rank, and how the other ranks hear of it."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.aside = folders.aside(folder)
+        self.rank = rank
+        self.error: Exception | None = None
+
+    def guard(self, phase: Callable[[], None]) -> None:
+        """Runs a phase; an error is kept and announced instead of raised, so that this rank still meets every barrier."""
+        try:
+            phase()
+        except Exception as error:
+            self.error = error
+            with suppress(OSError):
+                (self.aside / _SOUND).unlink(missing_ok=True)
+            with suppress(OSError):
+                kind = _FULL if self.is_full else _FAILED
+                (self.aside / f"{kind}{self.rank:05d}").write_text(self.text, encoding="utf-8")
+
+    @property
+    def is_full(self) -> bool:
+        return isinstance(self.error, OSError) and self.error.errno in folders.FULL_DISK
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.error, (OSError, RunFailure)):
+            return f"rank {self.rank}: {self.error}"
+        return f"rank {self.rank}: {type(self.error).__name__}: {self.error}"
+
+
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:05d}.safetensors"
+
+
+def _record_name(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+def _total_bytes(shards: Mapping[str, UnitShard]) -> int:
+    """The bytes of all ranks' files together, of the units that this rank knows."""
+    return sum(
+        shard.flat.padded_numel * sum(tensor.element_size() for tensor in shard.tensors.values())
+        for shard in shards.values()
+    )
+
+
+def _prepare(folder: Path, needed_bytes: int) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folders.remove_leftovers(folder.parent)
+    folders.aside(folder).mkdir()
+    folders.require_space(folder.parent, needed_bytes)
+    folders.write_text(folders.aside(folder) / _SOUND, secrets.token_hex(8))
+
+
+def _attempt(folder: Path) -> str | None:
+    """The name of this save, which rank 0 drew; None where it could not."""
+    with suppress(OSError, ValueError):
+        return (folders.aside(folder) / _SOUND).read_text(encoding="utf-8") or None
+    return None
+
+
+def _write_part(folder: Path, rank: int, shards: Mapping[str, UnitShard], attempt: str) -> None:
+    """This rank's tensors, then the record of them."""
+    tensors, units = {}, {}
+    for unit, shard in shards.items():
+        for role, tensor in shard.tensors.items():
+            if tuple(tensor.shape) != (shard.flat.shard_numel,):
+                raise ValueError(f"{unit}.{role} has shape {tuple(tensor.shape)}, not ({shard.flat.shard_numel},)")
+            tensors[tensor_name(unit, role)] = tensor
+        units[unit] = {"index": shard.index, **asdict(_describe(shard))}
+    path = folders.aside(folder) / _file_name(rank)
+    try:
+        file = write_tensors(path, tensors)
+    except OSError:
+        path.unlink(missing_ok=True)  # makes room for the word that it failed
+        raise
+    record = {"attempt": attempt, "file": asdict(file), "units": units}
+    folders.write_text(folders.aside(folder) / _record_name(rank), json.dumps(record))
+
+
+def _describe(shard: UnitShard) -> UnitRecord:
+    """What all shards of a unit have in common; `shards` is for rank 0 to fill."""
+    flat = shard.flat
+    parameters = tuple(ParameterRecord(spec.name, spec.shape, start, end) for spec, start, end in flat.ranges())
+    dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
+    return UnitRecord(flat.padded_numel, flat.num_shards, parameters, dtypes, ())
+
+
+def _commit(folder: Path, step: int, info: Mapping[str, Any], attempt: str) -> None:
+    """Composes the manifest from the records, and renames the folder into place when nothing is missing."""
+    aside = folders.aside(folder)
+    files: dict[str, FileRecord] = {}
+    units: dict[str, UnitRecord] = {}
+    holders: dict[str, dict[int, str]] = {}
+    records = sorted(aside.glob("rank-*.json"))
+    for path in records:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        name = path.stem + ".safetensors"
+        if record["attempt"] != attempt:
+            raise RunFailure(f"{name} is of another save; do two runs share this folder?")
+        files[name] = FileRecord(**record["file"])
+        for unit, described in record["units"].items():
+            index = described.pop("index")
+            described = TypeAdapter(UnitRecord).validate_json(json.dumps(described))
+            if units.setdefault(unit, described) != described:
+                raise RunFailure(f"{name} describes unit {unit} otherwise than another rank")
+            if index in holders.setdefault(unit, {}):
+                raise RunFailure(f"shard {index} of unit {unit} is in {holders[unit][index]} and in {name}")
+            holders[unit][index] = name
+    for unit, described in units.items():
+        missing = set(range(described.num_shards)) - holders[unit].keys()
+        if missing:
+            raise RunFailure(f"no rank wrote shard {min(missing)} of unit {unit}; do all ranks share this folder?")
+        shards = tuple(holders[unit][index] for index in range(described.num_shards))
+        units[unit] = UnitRecord(**{**vars(described), "shards": shards})
+    if not units:
+        raise RunFailure("no rank wrote anything; do all ranks share this folder?")
+    manifest = Manifest(VERSION, step, attempt, dict(info), files, units)
+    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
+    for path in (*records, aside / _SOUND):
+        path.unlink()
+    folders.sync_folder(aside)
+    folders.publish(folder)
+
+
+def _is_committed(folder: Path, attempt: str | None) -> bool:
+    """Whether what stands in place is this very save, not an older one of the same step."""
+    with suppress(OSError, ValueError):
+        document = json.loads((folder / folders.MANIFEST).read_bytes())
+        return attempt is not None and document.get("attempt") == attempt
+    return False
+
+
+def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> str:
+    """One message for all ranks: which failed and why, the bytes needed and free, what stands, what helps."""
+    texts = [failure.text] if failure.error is not None else []
+    full, held_bytes = failure.is_full, 0
+    with suppress(OSError):
+        for path in sorted(folders.aside(folder).iterdir()):
+            if path.name.startswith((_FAILED, _FULL)):
+                texts.append(path.read_text(encoding="utf-8"))
+                full = full or path.name.startswith(_FULL)
+            held_bytes += path.stat().st_size
+    texts = sorted(set(filter(None, texts)))
+    if not texts:
+        texts, full = ["a rank failed and could not write why, as on a full disk"], True
+    try:
+        free = f"{folders.format_bytes(folders.free_bytes(folder.parent) + held_bytes)} are free"
+    except OSError:
+        free = "how many are free is unknown"
+    latest = folders.latest_checkpoint(folder.parent)
+    standing = f"the newest complete checkpoint is {latest.name}" if latest else "there is no earlier checkpoint"
+    cure = "free space there, or set checkpoint.directory to a folder on a larger disk"
+    if not full:
+        cure = "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
+    return (
+        f"checkpoint {folder} was not saved: {'; '.join(texts)}. It needs {folders.format_bytes(needed_bytes)}, and {free} "
+        f"in {folder.parent}; {standing}; {cure}"
+    )

@@ -1,0 +1,210 @@
+"""A damaged or foreign checkpoint is refused, in one message that names the file and what to do, before anything is copied."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.checkpoint.ranks import MODEL, Run
+
+from fourfold.checkpoint import load_checkpoint, read_manifest, read_parameters
+from fourfold.checkpoint.manifest import _digest
+from fourfold.config import RunFailure
+
+FILE = "rank-00001.safetensors"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    Run(2, seed=1).save(tmp_path, 1)
+    Run(2, seed=2).save(tmp_path, 2)
+    return tmp_path / "step-000002"
+
+
+def check_refused(checkpoint: Path, *words: str, run: Run | None = None, rank: int = 1, **kwargs: Any) -> str:
+    shards = (run or Run(2)).shards(rank, empty=True, **kwargs)
+    with pytest.raises(RunFailure) as caught:
+        load_checkpoint(checkpoint, shards)
+    message = str(caught.value)
+    for word in (str(checkpoint), *words):
+        assert word in message, f"{word!r} not in {message}"
+    for shard in shards.values():
+        assert all(torch.isnan(tensor).all() for tensor in shard.tensors.values()), "copied before all was checked"
+    return message
+
+
+def damage_bit(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+
+
+def forge(checkpoint: Path, change: Callable[[Any], None]) -> None:
+    """Edits the manifest and signs it again, as someone who means it would."""
+    path = checkpoint / "manifest.json"
+    document = json.loads(path.read_text())
+    del document["sha256"]
+    change(document)
+    path.write_text(json.dumps({**document, "sha256": _digest(document)}))
+
+
+@pytest.mark.parametrize("position", [0, 20, 3000, -1])
+def test_a_flipped_bit(saved: Path, position: int) -> None:
+    damage_bit(saved / FILE, position)
+    check_refused(saved, FILE, "corrupt", f"delete the folder {saved} to resume from step-000001")
+    with pytest.raises(RunFailure, match="corrupt"):
+        read_parameters(saved)
+
+
+def test_the_first_checkpoint_has_none_before_it(tmp_path: Path) -> None:
+    Run(2).save(tmp_path, 1)
+    damage_bit(tmp_path / "step-000001" / FILE, 999)
+    check_refused(tmp_path / "step-000001", "there is no earlier checkpoint")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["manifest.json", "rank-00000.safetensors", FILE]),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(0, 7),
+)
+def test_no_flipped_bit_changes_what_is_loaded(saved: Path, name: str, where: float, bit: int) -> None:
+    """It is refused, or (1e-05 written 1E-05) it means the same."""
+    path, untouched = saved / name, read_manifest(saved)
+    data = path.read_bytes()
+    changed = bytearray(data)
+    changed[int(where * len(data))] ^= 1 << bit
+    path.write_bytes(changed)
+    try:
+        for rank in range(2):
+            load_checkpoint(saved, Run(2).shards(rank))
+        assert name == "manifest.json"
+        assert read_manifest(saved) == untouched
+    except RunFailure:
+        pass
+    finally:
+        path.write_bytes(data)
+
+
+def test_a_truncated_file(saved: Path) -> None:
+    data = (saved / FILE).read_bytes()
+    (saved / FILE).write_bytes(data[:-100])
+    check_refused(saved, FILE, f"has {len(data) - 100} bytes, not the {len(data)} saved", "step-000001")
+    check_refused(saved, FILE, rank=0)  # every rank refuses, not only the one that reads it
+
+
+def test_a_missing_file(saved: Path) -> None:
+    (saved / FILE).unlink()
+    check_refused(saved, FILE, "missing", "step-000001")
+
+
+def test_a_file_of_another_save(saved: Path) -> None:
+    (saved / FILE).write_bytes((saved.parent / "step-000001" / FILE).read_bytes())
+    check_refused(saved, FILE, "corrupt")
+
+
+def test_an_edited_manifest(saved: Path) -> None:
+    path = saved / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+    check_refused(saved, "manifest.json", "was changed after it was written")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"version": 1}', "[" * 100_000, "\ud800".encode("utf-8", "replace").decode()]
+)
+def test_a_manifest_that_is_none(saved: Path, text: str) -> None:
+    (saved / "manifest.json").write_text(text)
+    check_refused(saved, "manifest.json")
+
+
+def test_a_folder_without_manifest(saved: Path) -> None:
+    (saved / "manifest.json").unlink()
+    check_refused(saved, "does not exist", "not a complete checkpoint")
+    with pytest.raises(RunFailure, match=r"name one of those in it, for example .*step-000001"):
+        read_parameters(saved.parent)
+
+
+def test_a_newer_version(saved: Path) -> None:
+    forge(saved, lambda m: m.update(version=2))
+    check_refused(saved, "newer fourfold")
+
+
+@pytest.mark.parametrize(
+    "name", ["../step-000001/rank-00001.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", "rank-1"]
+)
+def test_a_file_name_that_leads_elsewhere(saved: Path, name: str) -> None:
+    def lead(manifest: Any) -> None:
+        manifest["files"][name] = manifest["files"].pop(FILE)
+        for unit in manifest["units"].values():
+            unit["shards"][1] = name
+
+    forge(saved, lead)
+    check_refused(saved, "not a rank's file name")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda m: m["units"]["b0"].update(padded_numel=2**60), "padded_numel"),
+        (lambda m: m["units"]["b0"].update(padded_numel=2**50), "too small"),
+        (lambda m: m["units"]["b0"].update(padded_numel=-32), "padded_numel"),
+        (lambda m: m["units"]["b0"].update(num_shards=0), "num_shards"),
+        (lambda m: m["units"]["b0"].update(num_shards="2"), "num_shards"),
+        (lambda m: m["units"]["b0"].update(shards=[FILE]), "lists 1 shards"),
+        (lambda m: m["units"]["b0"].update(shards=[FILE, "rank-00009.safetensors"]), "not among the files"),
+        (lambda m: m["units"]["b0"].update(dtypes={"master": "int8"}), "dtypes"),
+        (lambda m: m["units"]["b0"]["parameters"][0].update(end=1), "do not agree"),
+        (lambda m: m["units"]["b0"]["parameters"][0].update(start=1), "do not agree"),
+        (lambda m: m["units"]["b0"]["parameters"].append(m["units"]["b1"]["parameters"][0]), "do not agree"),
+        (lambda m: m["units"].update(b7=m["units"]["b1"]), "occurs twice"),
+        (lambda m: m["files"][FILE].update(size_bytes=-1), "size"),
+        (lambda m: m["files"][FILE].update(sha256="x"), "checksum"),
+        (lambda m: m.update(unknown=1), "unknown"),
+        (lambda m: m.pop("units"), "units"),
+    ],
+)
+def test_a_forged_manifest(saved: Path, change: Callable[[Any], None], word: str) -> None:
+    forge(saved, change)
+    assert word in check_refused(saved, "manifest.json")
+
+
+def test_a_forged_dtype_meets_the_files_own(saved: Path) -> None:
+    forge(saved, lambda m: m["units"]["b0"]["dtypes"].update(exp_avg="bf16"))
+    with pytest.raises(RunFailure, match="the manifest says"):
+        read_parameters(saved)
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (replace(MODEL, num_layers=1), "this model has no unit 'b1'"),
+        (replace(MODEL, num_layers=3), "the checkpoint has no unit 'b2'"),
+        (replace(MODEL, ffn_size=24), "mlp.gate_proj.weight [20, 12] where this model has"),
+        (replace(MODEL, tie_embeddings=True), "lm_head.weight"),
+        (replace(MODEL, qkv_bias=True), "it has nothing where this model has model.layers.0.self_attn.q_proj.bias"),
+    ],
+)
+def test_another_model(saved: Path, model: Any, word: str) -> None:
+    check_refused(saved, "another model", word, run=Run(2, model=model))
+
+
+def test_another_layout(saved: Path) -> None:
+    check_refused(saved, "2 shards a unit, this run has 4", "layout.dp_shard = 2", run=Run(4))
+
+
+def test_another_padding(saved: Path) -> None:
+    run = Run(2)
+    run.flats = {name: replace(flat, padded_numel=flat.padded_numel + 64) for name, flat in run.flats.items()}
+    run.state = {
+        unit: {role: torch.zeros(run.flats[unit].padded_numel) for role in roles} for unit, roles in run.state.items()
+    }
+    check_refused(saved, "padded", run=run)
+
+
+def test_another_precision(saved: Path) -> None:
+    check_refused(saved, "saved as fp32, this run holds fp64", "precision.master", dtype=torch.float64)
