@@ -20,7 +20,7 @@ from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import fill_range, initialize_shard
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import build_units
+from fourfold.runtime.units import build_units, share_parameters
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
@@ -176,6 +176,9 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
     units = build_units(
         facts, index, config.optimizer, device, lambda flat, i, out: initialize_shard(flat, i, config.run.seed, out)
     )
+    share_parameters(facts, units, groups)
+    for group in groups.values():
+        group.sent_bytes = 0
     executor = Executor(facts, units, groups, config.optimizer, device)
     gradients: dict[str, Any] = {}
 

@@ -1,4 +1,5 @@
-"""The gradients' walk: every microbatch passes every segment once, every contribution is summed over every data axis exactly once, then used once.
+"""The gradients' walk: every microbatch passes every segment once, and every contribution to a gradient is summed over every
+data axis exactly once, then used once.
 
 A contribution is (segment, microbatch). Each is followed from the backward that makes it through the buffers it moves in, with a count of the
 reductions over each axis that it has been through.

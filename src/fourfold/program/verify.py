@@ -1,8 +1,9 @@
 """The verifier: proves a step sound without running it, or names rank, index, instruction, and the fix.
 
-Three walks over the same lists: buffers (`_Buffers`: nothing is read before it is written or after it is freed, nothing in flight is touched, nothing
-leaks), gradients (`gradient_flow.py`: every contribution reduced exactly once over every axis, then updated once), and groups (`progress.py`:
-every member of a group enters the same collectives in the same order, transfers pair up, nobody waits for ever).
+Three walks over the same lists. Buffers (`_Buffers`): nothing is read before it is written or after it is freed, nothing
+in flight is touched, nothing leaks. Gradients (`gradient_flow.py`): every contribution is reduced exactly once over every
+axis, then updated once. Groups (`progress.py`): every member of a group enters the same collectives in the same order,
+transfers pair up, nobody waits for ever.
 """
 
 from collections.abc import Mapping

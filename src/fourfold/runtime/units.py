@@ -1,6 +1,6 @@
 """The tensors of every unit on one rank: parameters, shards, gradients and optimizer state, allocated and freed by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from fourfold.config.schema import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.model.weights import FlatUnit, Weights, bind_weights, torch_dtype
 from fourfold.program.buffers import Lowering
+from fourfold.runtime.collectives import Group
 from fourfold.runtime.optimizer import ShardOptimizer
 
 FillShard = Callable[[FlatLayout, int, Tensor], None]
@@ -62,15 +63,6 @@ def _build_unit(
         shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
     master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if facts.mixed else shard
     fill(flat, index, master)
-    if facts.mixed:
-        shard.copy_(master)
-    if facts.zero in (1, 2):
-        for other in range(flat.num_shards):
-            if other != index:
-                low, high = flat.shard_range(other)
-                whole = torch.empty(flat.shard_numel, dtype=master_dtype, device=device)
-                fill(flat, other, whole)
-                params[low:high].copy_(whole)
     grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
     grad_shard = grad[start:end]
     if facts.zero >= 2:
@@ -90,6 +82,15 @@ def _build_unit(
         reduce=reduce,
         optimizer=ShardOptimizer(section, master, flat.decayed_numel - start),
     )
+
+
+def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, Group]) -> None:
+    """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
+    for unit in units.values():
+        if facts.mixed:
+            unit.shard.copy_(unit.master)
+        if facts.zero in (1, 2):
+            groups["dp_shard"].all_gather(unit.params, unit.shard).wait()
 
 
 def bind_segments(facts: Lowering, units: dict[str, Unit]) -> dict[str, Weights]:

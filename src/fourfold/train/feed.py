@@ -1,0 +1,46 @@
+"""From rows of a global batch to the microbatches that segments read."""
+
+import torch
+
+from fourfold.data import Batch
+from fourfold.layout import Layout
+from fourfold.model.rope import rope_tables
+from fourfold.model.segments import Microbatch
+from fourfold.model.weights import torch_dtype
+from fourfold.program.buffers import Lowering
+
+
+class RowFeed:
+    """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order."""
+
+    def __init__(self, batch: Batch, microbatch_sequences: int, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self._batch = batch
+        self._size = microbatch_sequences
+        self._cos, self._sin = tables
+        self.num_targets = batch.valid_tokens
+
+    def load(self, microbatch: int) -> Microbatch:
+        """tokens, targets [microbatch_sequences, seq] on the device, with the rotary angles of their positions."""
+        part = self._batch.select(slice(microbatch * self._size, (microbatch + 1) * self._size))
+        device = self._cos.device
+        cos, sin = self._cos, self._sin
+        if part.document_lengths is not None:
+            positions = torch.from_numpy(part.positions).to(device)
+            cos, sin = cos[positions], sin[positions]
+        return Microbatch(
+            tokens=torch.from_numpy(part.tokens).to(device),
+            targets=torch.from_numpy(part.targets).to(device),
+            cos=cos.unsqueeze(-2),
+            sin=sin.unsqueeze(-2),
+            document_lengths=part.document_lengths,
+        )
+
+
+def feed_tables(facts: Lowering, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin for every position of a sequence, in the compute format."""
+    return rope_tables(facts.model, facts.layout.sequence_length, torch_dtype(facts.compute), device)
+
+
+def rank_rows(layout: Layout, rank: int) -> list[int]:
+    """Rows of the global batch that this rank reads in one step, microbatch by microbatch."""
+    return [row for m in range(layout.num_microbatches) for row in layout.rows(rank, m)]

@@ -1,0 +1,250 @@
+"""The training loop of one rank, from a prepared run folder to a finished run."""
+
+import json
+import resource
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fourfold.checkpoint import latest_checkpoint
+from fourfold.config import RunConfig, RunFailure, load_run, resolve_model
+from fourfold.data import GlobalBatches, open_prepared
+from fourfold.layout import resolve_layout
+from fourfold.model.spec import step_flops_per_token
+from fourfold.program import Program, digest, lower_evaluation, lower_step
+from fourfold.program.buffers import Lowering
+from fourfold.runtime.collectives import make_groups
+from fourfold.runtime.executor import Executor, StepResult, StepTimeout
+from fourfold.runtime.optimizer import learning_rate
+from fourfold.runtime.progress import ProgressBoard, describe_wait, read_positions
+from fourfold.runtime.tracker import MemoryTracker
+from fourfold.runtime.units import build_units, share_parameters
+from fourfold.train import state
+from fourfold.train.feed import RowFeed, feed_tables, rank_rows
+from fourfold.train.metrics import RunLog
+from fourfold.train.peak import measure_peak_flops
+from fourfold.train.session import Seat, StopSignal
+
+
+def total_steps(config: RunConfig) -> int:
+    """Steps of the run, from `batch.steps` or `batch.tokens`."""
+    batch = config.batch
+    if batch.steps is not None:
+        return batch.steps
+    if batch.tokens is not None:
+        return -(-batch.tokens // (batch.global_sequences * batch.sequence_length))
+    return 100
+
+
+class Training:
+    """Everything one rank holds while it trains. `run` returns whether the run is finished (False: stopped by request)."""
+
+    def __init__(self, out: Path, seat: Seat, stop: StopSignal) -> None:
+        self.out, self.seat, self.stop = out, seat, stop
+        self.config = load_run(out / "run.toml")
+        model = resolve_model(self.config.model)
+        layout = resolve_layout(self.config, model, seat.world_size)
+        transport = "native" if seat.device.type == "cuda" else "exchange"
+        self.facts = Lowering.of(self.config, model, layout, transport)  # type: ignore[arg-type]
+        self.program = lower_step(self.facts)
+        self.steps = total_steps(self.config)
+        self.tables = feed_tables(self.facts, seat.device)
+        prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
+        batch = self.config.batch
+        self.batches = GlobalBatches(
+            prepared,
+            batch.sequence_length,
+            batch.global_sequences,
+            self.config.run.seed,
+            self.config.data.document_mask,
+        )
+        self.evaluation, self.evaluation_feed = self._prepare_evaluation()
+        _agree(seat, "program", digest(self.program))
+        axes = sorted({c.axes for p in (self.program, self.evaluation) for s in p.instructions for c in s.collectives})
+        if self.facts.zero > 0:
+            axes = sorted({*axes, "dp_shard"})
+        self.groups = make_groups(layout, seat.rank, axes, self.config.run.timeout_seconds)
+        self.board = ProgressBoard(out, seat.rank)
+        checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
+        fill = state.no_fill if checkpoint is not None else state.initial_fill(self.config, self.facts)
+        shard = layout.coordinates(seat.rank)["dp_shard"]
+        section = self.config.optimizer
+        self.units = build_units(self.facts, shard, section, seat.device, fill)
+        self.executor = Executor(self.facts, self.units, self.groups, section, seat.device, publish=self.board.publish)
+        self.step = self.tokens = self.skipped = 0
+        self.held_out_loss: float | None = None
+        if checkpoint is not None:
+            info = state.restore(checkpoint, self.units)
+            self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
+            self.executor.updates = info["updates"]
+        share_parameters(self.facts, self.units, self.groups)
+        self.peak_bytes = 0
+
+    def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
+        """The forward-only program over the held-out rows, and this rank's share of them."""
+        layout = self.facts.layout
+        per_microbatch = layout.data_degree * layout.microbatch_sequences
+        microbatches = -(-self.config.run.evaluate_sequences // per_microbatch)
+        layout = replace(layout, num_microbatches=microbatches)
+        rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
+        return (
+            lower_evaluation(replace(self.facts, layout=layout)),
+            RowFeed(rows, layout.microbatch_sequences, self.tables),
+        )
+
+    def run(self) -> bool:
+        log = RunLog(self.out, self.config, self.step) if self.seat.rank == 0 else None
+        try:
+            return self._run(log)
+        except RunFailure as error:
+            if log is not None:
+                log.event("failure", step=self.step, message=str(error))
+            raise
+        finally:
+            if log is not None:
+                log.close()
+            self.board.close()
+
+    def _run(self, log: RunLog | None) -> bool:
+        config, rank = self.config, self.seat.rank
+        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.seat.world_size)
+        _event(log, "phase", what="measuring this machine's matrix products")
+        peak_flops = self._peak_flops()
+        flops = step_flops_per_token(self.facts.model, config.batch.sequence_length)
+        if self.step >= self.steps:
+            self.held_out_loss = self._evaluate()
+        while self.step < self.steps:
+            if self.stop.stops_before(self.step):
+                if self.step:
+                    self._save(log)
+                _event(log, "stop", step=self.step)
+                return False
+            before = {axes: group.sent_bytes for axes, group in self.groups.items()}
+            start = time.perf_counter()
+            lr = learning_rate(config.optimizer, self.step, self.steps)
+            result = self._train_step(lr)
+            seconds = time.perf_counter() - start
+            self.tokens += config.batch.global_sequences * config.batch.sequence_length
+            self.skipped += result.skipped
+            self.step += 1
+            tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
+            values: dict[str, Any] = {
+                "step": self.step - 1,
+                "loss": result.loss,
+                "grad_norm": result.grad_norm,
+                "lr": lr,
+                "tokens": self.tokens,
+                "step_seconds": seconds,
+                "tokens_per_second": tokens_per_second,
+                "mfu": tokens_per_second * flops / (peak_flops * self.seat.world_size),
+                "peak_memory_bytes": self.peak_bytes,
+                "comm_bytes": {axes: g.sent_bytes - before[axes] for axes, g in self.groups.items()},
+                "skipped_steps": self.skipped,
+            }
+            every, last = config.run.evaluate_every, self.step == self.steps
+            if last or (every is not None and self.step % every == 0):
+                self.held_out_loss = self._evaluate()
+                values["held_out_loss"] = self.held_out_loss
+                _event(log, "evaluate", step=self.step, held_out_loss=self.held_out_loss)
+            if rank == 0 and log is not None:
+                log.step(_finite(values))
+            if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
+                self._save(log)
+        self._finish(log)
+        return True
+
+    def _peak_flops(self) -> float:
+        """A rank's peak, as the mean over all ranks measuring together."""
+        dist.barrier()
+        peak = torch.tensor(measure_peak_flops(self.facts.compute, self.seat.device), dtype=torch.float64)
+        peak = peak.to(self.seat.device)
+        dist.all_reduce(peak)
+        return peak.item() / self.seat.world_size
+
+    def _train_step(self, lr: float) -> StepResult:
+        layout = self.facts.layout
+        rows = self.batches.batch(self.step, rank_rows(layout, self.seat.rank))
+        feed = RowFeed(rows, layout.microbatch_sequences, self.tables)
+        self.board.step, self.board.kind = self.step, 0
+        try:
+            if self.peak_bytes == 0 and self.seat.device.type == "cpu":
+                return self._tracked_step(feed, lr)
+            result = self.executor.run(self.program, feed, lr)
+        except StepTimeout as error:
+            raise self._explain(error, self.program) from error
+        if self.seat.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.seat.device)
+        return result
+
+    def _tracked_step(self, feed: RowFeed, lr: float) -> StepResult:
+        """One step with every tensor followed: the measured peak of live tensor bytes, which every later step repeats."""
+        tracker = MemoryTracker()
+        for unit in self.units.values():
+            for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
+                tracker.watch(tensor, resizable=True)
+            for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq, *self.tables):
+                tracker.watch(tensor)
+        with tracker:
+            result = self.executor.run(self.program, feed, lr)
+        self.peak_bytes = tracker.peak_bytes
+        return result
+
+    def _evaluate(self) -> float:
+        self.board.kind = 1
+        try:
+            return self.executor.run(self.evaluation, self.evaluation_feed).loss
+        except StepTimeout as error:
+            raise self._explain(error, self.evaluation) from error
+
+    def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
+        positions = read_positions(self.out)
+        where = describe_wait(self.seat.rank, error.index, self.step, program, self.facts.layout, positions)
+        cause = str(error).splitlines()[0]
+        return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
+
+    def _save(self, log: RunLog | None) -> None:
+        info: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "skipped_steps": self.skipped,
+            "updates": self.executor.updates,
+        }
+        start = time.perf_counter()
+        path = state.save(self.config, self.out, self.facts, self.units, self.step, info, self.seat.rank, dist.barrier)
+        _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
+
+    def _finish(self, log: RunLog | None) -> None:
+        sample = None
+        if log is not None and self.config.run.sample_tokens and (self.out / "checkpoints").exists():
+            from fourfold.train.sample import generate
+
+            _event(log, "phase", what="writing a sample")
+            sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
+        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        _event(log, "finish", step=self.step, held_out_loss=self.held_out_loss, sample=sample, max_rss_bytes=rss)
+
+
+def _event(log: RunLog | None, name: str, **values: Any) -> None:
+    if log is not None:
+        log.event(name, **values)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity: a non-finite number is written as null."""
+    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
+
+
+def _agree(seat: Seat, what: str, value: str) -> None:
+    """Raises on every rank whose value is not rank 0's."""
+    if seat.rank == 0:
+        seat.store.set(what, value)
+    expected = seat.store.get(what).decode()
+    if value != expected:
+        raise RunFailure(
+            f"rank {seat.rank} lowered another {what} ({value}) than rank 0 ({expected}); "
+            f"start all ranks with the same version and the same run file"
+        )

@@ -1,0 +1,131 @@
+"""What a run says of itself: one JSON object a step, one an event, and optional trackers behind one small interface."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fourfold.config import RunConfig, RunFailure, UserError
+
+
+class MetricsSink(Protocol):
+    """Where numbers go."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """Appends one JSON object a line; each is on its way to the disk when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunFailure(f"{self._path}: cannot be written: {error.strerror}; free some space and resume") from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Drops the lines of steps at or past `step`, which a resumed run will write again, and a torn last line."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] < step:
+                kept.append(line + "\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(kept), encoding="utf-8")
+    aside.replace(path)
+
+
+class RunLog:
+    """Rank 0's record: `metrics.jsonl`, `events.jsonl`, and the sinks that the run file asks for."""
+
+    def __init__(self, out: Path, config: RunConfig, start_step: int) -> None:
+        truncate_after(out / "metrics.jsonl", start_step)
+        self._metrics = JsonLines(out / "metrics.jsonl")
+        self._events = JsonLines(out / "events.jsonl")
+        self._sinks: Sequence[MetricsSink] = [open_sink(name, out, config) for name in config.run.log]
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        self._metrics.append(values)
+        numbers = {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and k != "step"}
+        for axes, size in values["comm_bytes"].items():
+            numbers[f"comm_bytes/{axes}"] = float(size)
+        for sink in self._sinks:
+            sink.log(values["step"], numbers)
+
+    def event(self, name: str, **values: Any) -> None:
+        self._events.append({"time": time.time(), "event": name, **values})
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+        self._metrics.close()
+        self._events.close()
+
+
+def open_sink(name: str, out: Path, config: RunConfig) -> MetricsSink:
+    """A tracker by its name in `run.log`. Raises `UserError` with the extra to install where its library is missing."""
+    try:
+        return _SINKS[name](out, config)
+    except ImportError:
+        raise UserError(f"run.log names {name!r}, which is not installed; pip install 'fourfold[{name}]'") from None
+
+
+class _TensorBoard:
+    def __init__(self, out: Path, config: RunConfig) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(out / "tensorboard"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    def __init__(self, out: Path, config: RunConfig) -> None:
+        import wandb
+
+        self._run = wandb.init(project="fourfold", name=out.name, dir=str(out), config=config.model_dump(mode="json"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _MLflow:
+    def __init__(self, out: Path, config: RunConfig) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment("fourfold")
+        mlflow.start_run(run_name=out.name)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+_SINKS: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases, "mlflow": _MLflow}

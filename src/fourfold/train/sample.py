@@ -1,0 +1,74 @@
+"""Text from a trained model: one process, the latest checkpoint, token by token."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from fourfold.checkpoint import latest_checkpoint, read_parameters
+from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
+from fourfold.data import open_prepared
+from fourfold.model.head import head_logits
+from fourfold.model.rope import rope_tables
+from fourfold.model.segments import Microbatch, block_forward, embedding_forward
+from fourfold.model.spec import build_segments
+from fourfold.model.weights import BlockWeights, FlatUnit, HeadWeights, Weight, bind_weights
+from fourfold.train.state import checkpoint_root
+
+
+class Generator:
+    """A whole model in one process, for sampling; fp32."""
+
+    def __init__(self, model: ModelConfig, checkpoint: Path) -> None:
+        self._model = model
+        reader = read_parameters(checkpoint)
+        segments = build_segments(model)
+        units = {}
+        for segment in segments:
+            flat = torch.cat([reader.get(spec.name).float().reshape(-1) for spec in segment.parameters])
+            units[segment.name] = FlatUnit(segment, flat, flat)
+        self._weights = [bind_weights(segment, model, units) for segment in segments]
+
+    @torch.no_grad()
+    def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the token after `tokens` [seq] -> [vocab]."""
+        cos, sin = rope_tables(self._model, len(tokens), torch.float32, tokens.device)
+        batch = Microbatch(tokens.unsqueeze(0), tokens, cos.unsqueeze(-2), sin.unsqueeze(-2))
+        embedding, *blocks, head = self._weights
+        assert isinstance(embedding, Weight)
+        assert isinstance(head, HeadWeights)
+        x = embedding_forward(batch.tokens, embedding)
+        for block in blocks:
+            assert isinstance(block, BlockWeights)
+            x = block_forward(x, block, self._model, batch, keep=False)
+        return head_logits(x[0, -1:], head, self._model)[0]
+
+
+def generate(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+    """`prompt` and up to `tokens` tokens after it, from a run folder's latest checkpoint; stops at an end of text.
+
+    `temperature` 0 takes the likeliest token each time.
+    """
+    if temperature < 0:
+        raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
+    config = load_run(run / "run.toml")
+    model = resolve_model(config.model)
+    checkpoint = latest_checkpoint(checkpoint_root(config, run))
+    if checkpoint is None:
+        raise RunFailure(f"{run}: has no checkpoint yet; let the run reach its first save")
+    prepared = open_prepared(json.loads((run / "data.json").read_text())["prepared"])
+    tokenizer = prepared.load_tokenizer()
+    generator = Generator(model, checkpoint)
+    rng = torch.Generator().manual_seed(seed)
+    ids = [tokenizer.eos, *tokenizer.encode_batch([prompt])[0].tolist()]
+    start = len(ids)
+    for _ in range(tokens):
+        logits = generator.next_logits(torch.tensor(ids[-config.batch.sequence_length :]))[: tokenizer.vocab_size]
+        if temperature == 0:
+            chosen = int(logits.argmax())
+        else:
+            chosen = int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=rng))
+        if chosen == tokenizer.eos and len(ids) > start:
+            break
+        ids.append(chosen)
+    return tokenizer.decode(ids[1:])

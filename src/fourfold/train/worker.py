@@ -1,0 +1,83 @@
+"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+
+Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
+standard error that starts with `error: `.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from fourfold.config import RunFailure, UserError
+
+FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
+
+
+def run_worker(out: Path) -> int:
+    """Trains as one rank of the run in `out`; returns the exit code. Messages go to standard error."""
+    try:
+        return _train(out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or out}: {error.strerror or error}", file=sys.stderr, flush=True)
+        return FAILED
+    except (RuntimeError, MemoryError) as error:
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"error: rank {os.environ.get('RANK')}: {message}", file=sys.stderr, flush=True)
+        return FAILED
+
+
+def _train(out: Path) -> int:
+    from fourfold.train.loop import Training
+    from fourfold.train.session import StopSignal, take_seat
+
+    _exit_with_parent()
+    early: list[int] = []
+    handlers = {
+        n: signal.signal(n, lambda number, frame: early.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
+    }
+    from fourfold.config import load_run
+
+    seat = take_seat(load_run(out / "run.toml").run)
+    stop = StopSignal(seat)
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.requested = True
+
+    for number in handlers:
+        signal.signal(number, request)
+    stop.requested = bool(early)
+    try:
+        finished = Training(out, seat, stop).run()
+    except RunFailure:
+        raise  # without leaving the group in order: the peers are stuck or gone
+    seat.close()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return FINISHED if finished else STOPPED
+
+
+def _exit_with_parent() -> None:
+    """Ends this process when the launcher that started it (FOURFOLD_PARENT) is gone."""
+    parent = os.environ.get("FOURFOLD_PARENT")
+    if parent is None:
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(1.0)
+        os._exit(FAILED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    code = run_worker(Path(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code) if code == FAILED else sys.exit(code)
