@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fourfold.program.instruction import Instruction
+from fourfold.program.instruction import Instruction, Program
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,12 @@ class Fault:
     instruction: Instruction | None
     message: str
     fix: str
+
+    @classmethod
+    def at(cls, rank: int, program: Program, index: int, message: str, fix: str) -> "Fault":
+        """A fault of the instruction at `index`; of the whole list where it is empty."""
+        steps = program.instructions
+        return cls(rank, max(index, 0), steps[index] if steps else None, message, fix)
 
     def __str__(self) -> str:
         where = f"#{self.index} `{self.instruction.short}`" if self.instruction is not None else "declarations"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import DATA_AXES, axes_name
 from fourfold.program import buffers as name
 from fourfold.program.buffers import Lowering
@@ -162,7 +163,7 @@ def append_update(steps: list[Instruction], facts: Lowering) -> list[Instruction
     for unit, flat in facts.flats.items():
         values = f"shard/{unit}" if facts.zero == 3 else f"params/{unit}"
         state = (values, f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
-        converted = flat.shard_numel * 4 if facts.gradients != facts.master else 0
+        converted = flat.shard_numel * DTYPE_BYTES[facts.master] if facts.gradients != facts.master else 0
         update = Instruction(
             Op.UPDATE,
             unit,

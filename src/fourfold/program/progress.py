@@ -1,7 +1,7 @@
 """The groups' walk: ranks advance together through their lists; whoever can never advance again is a fault.
 
-Collectives of a group must be started by all its members in one order. Ranks that run the same list as the rest of their groups need no walk: it
-is enough to walk the distinct lists, which keeps the proof the same size on 4 ranks and on 24,576.
+Collectives of a group must be started by all its members in one order. Where all ranks run one list without transfers
+there is nothing to walk, which keeps the proof the same size on 4 ranks and on 24,576.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,8 @@ from fourfold.program.fault import Fault
 from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Instruction, Op, Program
 
 Event = tuple[str, ...]
+Sent = dict[tuple[int, int, str], list[int]]
+"""(source, target, what) -> the indices of the sends that no receive has met."""
 
 
 @dataclass
@@ -32,8 +34,9 @@ def check_progress(programs: Mapping[int, Program], layout: Layout) -> list[Faul
 
 
 def _ranks_to_walk(programs: Mapping[int, Program], layout: Layout) -> list[int]:
-    """All ranks when they are few; else the ranks of every group that runs more than one list, and their peers."""
-    if len({id(p) for p in programs.values()}) == 1:
+    """None where all run one list that no transfer leaves; else all."""
+    distinct = {id(p): p for p in programs.values()}
+    if len(distinct) == 1 and not any(s.op in SENDS | RECEIVES for p in distinct.values() for s in p.instructions):
         return []
     return sorted(programs)
 
@@ -73,10 +76,10 @@ def _check_order(programs: Mapping[int, Program], ranks: list[int], layout: Layo
                     )
                     other = f"`{theirs[1][0]}` ({theirs[1][1]}, {theirs[1][3]} bytes)" if theirs else "nothing more"
                     faults.append(
-                        Fault(
+                        Fault.at(
                             rank,
+                            programs[rank],
                             index,
-                            programs[rank].instructions[index],
                             f"as collective {position} of its group {does}, where rank {first} enters {other}",
                             "give all members of the group the same order",
                         )
@@ -88,7 +91,7 @@ def _check_order(programs: Mapping[int, Program], ranks: list[int], layout: Layo
 def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], layout: Layout) -> list[Fault]:
     """Runs all lists at once: starting never blocks, waiting blocks until every member has started."""
     states = {rank: _Rank(programs[rank]) for rank in ranks}
-    sent: dict[tuple[int, int, str], int] = {}
+    sent: Sent = {}
     moved = True
     while moved:
         moved = False
@@ -106,17 +109,10 @@ def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], layout: L
             faults.append(
                 Fault(rank, state.counter, step, "waits for ever: its peers never enter", "pair it with its peers")
             )
-    for (source, target, what), balance in sorted(sent.items()):
-        if balance and not faults:
-            faults.append(
-                Fault(
-                    source,
-                    0,
-                    None,
-                    f"{abs(balance)} {what} to rank {target} have no counterpart",
-                    "pair sends and receives",
-                )
-            )
+    for (source, target, what), indices in sorted(sent.items()) if not faults else ():
+        for index in indices:
+            message = f"sends {what} to rank {target}, which never receives them"
+            faults.append(Fault.at(source, programs[source], index, message, "pair sends and receives"))
     return faults
 
 
@@ -125,11 +121,11 @@ def _can_pass(
     step: Instruction,
     state: _Rank,
     states: dict[int, _Rank],
-    sent: dict[tuple[int, int, str], int],
+    sent: Sent,
     layout: Layout,
 ) -> bool:
     if step.op in SENDS | RECEIVES:
-        return _transfer(rank, step, sent, layout)
+        return _transfer(rank, step, state.counter, sent, layout)
     if step.op in STARTS or step.collectives:
         positions = state.pending.setdefault(step.short, [])
         if not positions:
@@ -153,7 +149,7 @@ def _joined(state: _Rank, handle: str, states: dict[int, _Rank]) -> bool:
     return True
 
 
-def _transfer(rank: int, step: Instruction, sent: dict[tuple[int, int, str], int], layout: Layout) -> bool:
+def _transfer(rank: int, step: Instruction, index: int, sent: Sent, layout: Layout) -> bool:
     """A send never blocks; a receive needs the matching send."""
     what = "activations" if step.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION) else "gradients"
     own = layout.coordinates(rank)
@@ -164,9 +160,9 @@ def _transfer(rank: int, step: Instruction, sent: dict[tuple[int, int, str], int
         else (other, rank, f"{what} of m{step.microbatch}")
     )
     if step.op in SENDS:
-        sent[key] = sent.get(key, 0) + 1
+        sent.setdefault(key, []).append(index)
         return True
-    if sent.get(key, 0) < 1:
+    if not sent.get(key):
         return False
-    sent[key] -= 1
+    sent[key].pop(0)
     return True

@@ -1,8 +1,8 @@
-"""The reduction pass: each unit's gradients are summed as soon as their last contribution is there, behind the backward that goes on.
+"""The reduction pass: each unit's gradients are summed as soon as their last contribution is there, while backward goes on.
 
 ZeRO-0 and 1 keep whole gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
-With HSDP the shards are summed over the replicas once a step. A reduction is joined when later ones have started, so that as many landing
-buffers exist as it has phases.
+With HSDP the shards are summed over the replicas once a step. A reduction is joined when later ones have started, so that
+as many landing buffers exist as it has phases.
 """
 
 from fourfold.layout.mesh import axes_name

@@ -9,8 +9,8 @@ transfers pair up, nobody waits for ever.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fourfold.layout import Layout
 from fourfold.program.buffers import Lowering
+from fourfold.program.declarations import check_declarations
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
 from fourfold.program.instruction import STARTS, Instruction, Op, Program
@@ -32,18 +32,21 @@ def verify(
     for rank in sorted(representatives.values()):
         program = programs[rank]
         faults += check_buffers(rank, program)
-        faults += check_sizes(rank, program, facts)
+        faults += check_declarations(rank, program, facts)
         if not faults or not first_only:
             faults += check_gradients(rank, program, facts)
+        if memory_limit_bytes is None or faults:
+            continue
         peak = memory_peak(program)
-        if memory_limit_bytes is not None and peak.bytes > memory_limit_bytes:
+        if peak.bytes > memory_limit_bytes:
             largest, size = peak.buffers[0]
             faults.append(
                 Fault(
                     rank,
                     peak.index,
                     program.instructions[peak.index],
-                    f"peak memory is {peak.bytes} bytes, the limit {memory_limit_bytes}; the largest buffer is {largest} with {size}",
+                    f"peak memory is {peak.bytes} bytes, the limit {memory_limit_bytes}; "
+                    f"the largest buffer is {largest} with {size}",
                     "shard more (layout.zero), recompute more (layout.recompute), or use smaller microbatches",
                 )
             )
@@ -68,7 +71,7 @@ class _Buffers:
     faults: list[Fault]
 
     def fault(self, index: int, message: str, fix: str) -> None:
-        self.faults.append(Fault(self.rank, index, self.program.instructions[index], message, fix))
+        self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
 
     def step(self, index: int, step: Instruction) -> None:
         if step.op is Op.WAIT:
@@ -99,8 +102,6 @@ class _Buffers:
                 self.fault(
                     index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
                 )
-        if name not in self.program.buffers:
-            self.fault(index, f"writes {name}, which has no declared size", f"declare `buffer {name} BYTES`")
         if name in self.live and step.op in (Op.GATHER, Op.LOAD, Op.RECOMPUTE):
             self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
         self.live.add(name)
@@ -146,57 +147,3 @@ def check_buffers(rank: int, program: Program) -> list[Fault]:
     for name in sorted(state.live - set(program.resident)):
         state.fault(last, f"the step ends with {name} still live", f"free {name} after its last use")
     return state.faults
-
-
-def check_sizes(rank: int, program: Program, facts: Lowering) -> list[Fault]:
-    """Declared bytes of buffers and collectives against those that the model and the layout give."""
-    faults: list[Fault] = []
-    for name, size in program.buffers.items():
-        try:
-            expected = facts.buffer_bytes(name)
-        except KeyError:
-            faults.append(Fault(rank, 0, None, f"buffer {name} belongs to no segment of the model", "remove it"))
-            continue
-        if size != expected:
-            faults.append(Fault(rank, 0, None, f"buffer {name} is declared with {size} bytes", f"it has {expected}"))
-    for index, step in enumerate(program.instructions):
-        for collective in step.collectives:
-            message = _collective_fault(step, collective.axes, collective.group_size, facts.layout)
-            if message:
-                faults.append(Fault(rank, index, step, *message))
-            whole = _collective_bytes(step, collective.kind, program)
-            if whole is not None and collective.bytes != whole:
-                faults.append(
-                    Fault(
-                        rank,
-                        index,
-                        step,
-                        f"{collective.kind} of {collective.bytes} bytes",
-                        f"its buffer has {expected}",
-                    )
-                )
-    return faults
-
-
-def _collective_fault(step: Instruction, axes: str, group_size: int, layout: Layout) -> tuple[str, str] | None:
-    try:
-        size = layout.group_size(tuple(axes.split("+")))
-    except AttributeError:
-        return f"collective over unknown axes {axes!r}", "name axes of the mesh, joined by +"
-    if size != group_size:
-        return f"collective over {axes} declares a group of {group_size}", f"the layout gives {size}"
-    return None
-
-
-def _collective_bytes(step: Instruction, kind: str, program: Program) -> int | None:
-    """Bytes of the buffer that a unit's collective works on; None where it is a scalar or a transfer."""
-    if step.op in (Op.GATHER, Op.PUBLISH):
-        return program.buffers.get(f"params/{step.segment}")
-    if step.op is Op.REDUCE:
-        whole = program.buffers.get(f"grad/{step.segment}")
-        sharded = any(c.kind == "reduce_scatter" for c in step.collectives)
-        if kind == "all_reduce" and sharded and whole is not None:
-            scatter = next(c for c in step.collectives if c.kind == "reduce_scatter")
-            return whole // scatter.group_size
-        return whole
-    return None
