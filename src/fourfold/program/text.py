@@ -9,6 +9,8 @@ from fourfold.program.instruction import Collective, CollectiveKind, Instruction
 HEADER = "fourfold program 1"
 _FIELDS = ("reads", "writes", "frees")
 _OPS = {op.value: op for op in Op}
+_HEADS = {"kind": 2, "pp_rank": 2, "buffer": 3, "resident": 2}
+"""Words on the lines that are no instructions."""
 
 
 def to_text(program: Program) -> str:
@@ -52,8 +54,12 @@ def from_text(text: str, source: str = "program") -> Program:
         if not words or line.startswith("#"):
             continue
         try:
+            if words[0] in _HEADS and len(words) != _HEADS[words[0]]:
+                raise ValueError(f"{words[0]} takes {_HEADS[words[0]] - 1} words")
             if words[0] == "kind":
                 kind = words[1]
+                if kind not in ("train", "evaluate"):
+                    raise ValueError("allowed: train, evaluate")
             elif words[0] == "pp_rank":
                 pp_rank = int(words[1])
             elif words[0] == "buffer":
@@ -61,10 +67,19 @@ def from_text(text: str, source: str = "program") -> Program:
             elif words[0] == "resident":
                 resident.append(words[1])
             else:
-                steps.append(_parse_line(line))
+                step = _parse_line(line)
+                if _parts(_line(step)) != _parts(line):
+                    raise ValueError(f"would be written {_line(step)!r}")
+                steps.append(step)
         except (ValueError, IndexError, KeyError) as error:
             raise UserError(f"{source}:{number}: cannot read {line!r} ({error})") from None
     return Program(pp_rank, kind, tuple(steps), buffers, tuple(resident))
+
+
+def _parts(line: str) -> list[list[str]]:
+    """The parts of a line without regard to their order and to spaces."""
+    head, *parts = (part.split() for part in line.split("|"))
+    return [head, *sorted(parts)]
 
 
 def _parse_line(line: str) -> Instruction:
@@ -95,6 +110,8 @@ def _parse_head(head: str) -> dict[str, object]:
     first, *words = head.split()
     op = _OPS[first]
     if op is Op.WAIT:
+        if not words:
+            raise ValueError("it waits for nothing")
         return {"op": op, "handle": " ".join(words)}
     values: dict[str, object] = {"op": op}
     for word in words:
