@@ -15,6 +15,7 @@ from fourfold.model.segments import Microbatch, block_forward, embedding_backwar
 from fourfold.program import Instruction, Op, Program
 from fourfold.program.buffers import Lowering, hidden
 from fourfold.runtime.collectives import Group, Handle
+from fourfold.runtime.optimizer import sum_of_squares
 from fourfold.runtime.units import Unit, bind_segments, is_live, set_storage
 
 Observer = Callable[[int, Instruction], None]
@@ -256,7 +257,7 @@ class Executor:
     # Update
 
     def _clip_norm(self, step: Instruction) -> None:
-        squares = [torch.linalg.vector_norm(self._gradient(name)).to(torch.float64).square() for name in step.reads]
+        squares = [sum_of_squares(self._gradient(name)) for name in step.reads]
         total = torch.stack(squares).sum()
         for collective in step.collectives:
             self.groups[collective.axes].sum_scalar(total).wait()

@@ -8,6 +8,8 @@ from torch.optim.adamw import adamw
 
 from fourfold.config.schema import OptimizerSection
 
+_ROW = 1024
+
 
 def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (from 0): linear warm-up, then cosine (Loshchilov & Hutter 2017), constant, or
@@ -23,6 +25,14 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
         return floor + (section.lr - floor) * min(1.0, max(0.0, remaining))
     progress = (step - section.warmup_steps) / max(1, total_steps - section.warmup_steps)
     return floor + (section.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def sum_of_squares(gradient: Tensor) -> Tensor:
+    """The squared norm of a flat tensor, a scalar in fp64. Rows first: one fp32 sum over millions of elements is off by 1e-4."""
+    whole = gradient.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(gradient[:whole].view(-1, _ROW), dim=1)
+    rest = torch.linalg.vector_norm(gradient[whole:])
+    return rows.double().square().sum() + rest.double().square()
 
 
 class ShardOptimizer:

@@ -12,11 +12,12 @@ from fourfold.program import Op, Program
 
 _RECORD = struct.Struct("<qqdi4x")
 FILE_NAME = "progress.bin"
+TRAINING, EVALUATING, SAVING = 0, 1, 2
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank was last seen: step, index of its instruction, Unix time, and the program (0 train, 1 evaluate)."""
+    """Where a rank was last seen: step, index of its instruction, Unix time, and `kind`: training, evaluating or saving."""
 
     step: int
     counter: int
@@ -50,6 +51,18 @@ def read_positions(folder: Path) -> list[Position]:
     return [Position(step, counter, seen, kind) for step, counter, seen, kind in _RECORD.iter_unpack(raw[:usable])]
 
 
+def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:
+    """Which ranks have not come to save step `step`."""
+    missing = [
+        f"rank {member} stopped at step {place.step} #{place.counter}"
+        for member, place in enumerate(positions)
+        if member != rank and (place.step < step or place.kind != SAVING)
+    ]
+    return "; ".join(
+        [f"rank {rank} waits to save step {step}", *(missing or ["all its peers came: a connection was lost"])]
+    )
+
+
 def describe_wait(
     rank: int, index: int, step: int, program: Program, layout: Layout, positions: Sequence[Position]
 ) -> str:
@@ -68,13 +81,13 @@ def describe_wait(
             if member == rank or member >= len(positions):
                 continue
             place = positions[member]
-            if (place.step, place.counter) < (step, _start_index(program, index, started)):
-                at = program.instructions[place.counter].short if place.counter < len(program.instructions) else "end"
-                lines.append(
-                    f"rank {member} stopped at step {place.step} #{place.counter} `{at}` ({collective.axes} group {number})"
-                )
+            known = place.counter < len(program.instructions)
+            at = f"step {place.step} #{place.counter} `{program.instructions[place.counter].short if known else 'end'}`"
+            behind = (place.step, place.counter) < (step, _start_index(program, index, started))
+            state = f"stopped at {at}" if behind else f"has entered it, and was last seen at {at}"
+            lines.append(f"rank {member} {state} ({collective.axes} group {number})")
     if len(lines) == 1:
-        lines.append("all its peers have entered: the transfer itself is stuck or a connection was lost")
+        lines.append("nothing is known of its peers")
     return "; ".join(lines)
 
 
@@ -86,8 +99,12 @@ def describe_positions(programs: Mapping[int, Program], positions: Sequence[Posi
     """One line a rank: step, counter and instruction, and how long ago."""
     lines = []
     for rank, place in enumerate(positions):
+        ago = f"{time.time() - place.time:.1f} s ago"
+        if place.kind == SAVING:
+            lines.append(f"rank {rank}: saving step {place.step}, {ago}")
+            continue
         program = programs[place.kind]
         known = place.counter < len(program.instructions)
         what = f"`{program.instructions[place.counter].short}`" if known else "the end"
-        lines.append(f"rank {rank}: step {place.step} #{place.counter} {what}, {time.time() - place.time:.1f} s ago")
+        lines.append(f"rank {rank}: step {place.step} #{place.counter} {what}, {ago}")
     return lines

@@ -20,7 +20,15 @@ from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout
 from fourfold.runtime.optimizer import learning_rate
-from fourfold.runtime.progress import ProgressBoard, describe_wait, read_positions
+from fourfold.runtime.progress import (
+    EVALUATING,
+    SAVING,
+    TRAINING,
+    ProgressBoard,
+    describe_save_wait,
+    describe_wait,
+    read_positions,
+)
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
 from fourfold.train import state
@@ -169,7 +177,7 @@ class Training:
         layout = self.facts.layout
         rows = self.batches.batch(self.step, rank_rows(layout, self.seat.rank))
         feed = RowFeed(rows, layout.microbatch_sequences, self.tables)
-        self.board.step, self.board.kind = self.step, 0
+        self.board.step, self.board.kind = self.step, TRAINING
         try:
             if self.peak_bytes == 0 and self.seat.device.type == "cpu":
                 return self._tracked_step(feed, lr)
@@ -194,7 +202,7 @@ class Training:
         return result
 
     def _evaluate(self) -> float:
-        self.board.kind = 1
+        self.board.kind = EVALUATING
         try:
             return self.executor.run(self.evaluation, self.evaluation_feed).loss
         except StepTimeout as error:
@@ -213,9 +221,18 @@ class Training:
             "skipped_steps": self.skipped,
             "updates": self.executor.updates,
         }
+        self.board.step, self.board.kind = self.step, SAVING
+        self.board.publish(0)
         start = time.perf_counter()
-        path = state.save(self.config, self.out, self.facts, self.units, self.step, info, self.seat.rank, dist.barrier)
+        path = state.save(self.config, self.out, self.facts, self.units, self.step, info, self.seat.rank, self._barrier)
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
+
+    def _barrier(self) -> None:
+        try:
+            dist.barrier()
+        except RuntimeError as error:
+            where = describe_save_wait(self.seat.rank, self.step, read_positions(self.out))
+            raise RunFailure(f"{where} [{str(error).splitlines()[0]}]") from error
 
     def _finish(self, log: RunLog | None) -> None:
         sample = None

@@ -1,0 +1,193 @@
+"""Whole runs on real ranks: metrics, stopping and resuming to the bit, skipped steps, hangs that name who is missing."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fourfold.config import dump_run, load_run, parse_run, resolve_model
+from fourfold.data import prepare
+from fourfold.layout import resolve_layout
+from fourfold.program import lower_step
+from fourfold.program.buffers import Lowering
+from fourfold.program.liveness import ledger
+from fourfold.train.sample import generate
+
+RUN = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 48},
+    "data": {"tokenizer": "bytes", "document_mask": True},
+    "batch": {"global_sequences": 8, "sequence_length": 32, "steps": 12},
+    "optimizer": {"lr": 3e-3, "warmup_steps": 3},
+    "checkpoint": {"every_steps": 4},
+    "run": {
+        "evaluate_every": 6,
+        "evaluate_sequences": 5,
+        "sample_tokens": 8,
+        "timeout_seconds": 60.0,
+        "threads_per_rank": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"document {number} " + "of many words " * (number % 7 + 3))
+    return folder
+
+
+def make_run(out: Path, corpus: Path, **sections) -> Path:
+    table = {name: {**RUN.get(name, {}), **sections.get(name, {})} for name in {*RUN, *sections}}
+    table["data"] |= {"corpus": str(corpus), "directory": str(corpus.parent / "tokens")}
+    table["model"].setdefault("vocab_size", 320)
+    config = parse_run(table)
+    prepared = prepare(config.data, lambda line: None)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "run.toml").write_text(dump_run(config))
+    (out / "data.json").write_text(json.dumps({"prepared": str(prepared.path)}))
+    return out
+
+
+def start(out: Path, ranks: int) -> list[subprocess.Popen]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"OMP_NUM_THREADS": "1", "FOURFOLD_PARENT": str(os.getpid())}
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "fourfold.train.worker", str(out)],
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finish(processes: list[subprocess.Popen], timeout: float = 120) -> tuple[list[int], list[str]]:
+    errors = [process.communicate(timeout=timeout)[1] for process in processes]
+    return [process.returncode for process in processes], errors
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        path = out / "metrics.jsonl"
+        if path.exists() and len(path.read_text().splitlines()) > step:
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached in {seconds} s")
+
+
+LAYOUTS = [
+    (2, {"zero": 0}, {}),
+    (2, {"zero": 1, "recompute": "selective"}, {"compute": "bf16"}),
+    (2, {"zero": 3, "recompute": "full:1"}, {}),
+    (4, {"zero": 2, "dp_replicate": 2}, {}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "layout", "precision"), LAYOUTS, ids=str)
+def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, layout, precision) -> None:
+    whole = make_run(tmp_path / "whole", corpus, layout=layout, precision=precision)
+    codes, errors = finish(start(whole, ranks))
+    assert codes == [0] * ranks, errors
+    parts = make_run(tmp_path / "parts", corpus, layout=layout, precision=precision)
+    processes = start(parts, ranks)
+    wait_for_step(parts, 2)
+    processes[-1].send_signal(signal.SIGTERM)  # one rank alone is told; all stop at the same step
+    codes, errors = finish(processes)
+    assert codes in ([3] * ranks, [0] * ranks), errors
+    if codes[0] == 3:
+        assert finish(start(parts, ranks))[0] == [0] * ranks
+    expected, actual = (lines(folder / "metrics.jsonl") for folder in (whole, parts))
+    for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "held_out_loss"):
+        assert [line.get(key) for line in actual] == [line.get(key) for line in expected], key
+    assert [line["step"] for line in expected] == list(range(12))
+
+
+def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
+    out = make_run(tmp_path / "run", corpus, layout={"zero": 3})
+    assert finish(start(out, 2))[0] == [0, 0]
+    config = load_run(out / "run.toml")
+    model = resolve_model(config.model)
+    declared = ledger(lower_step(Lowering.of(config, model, resolve_layout(config, model, 2))))
+    recorded = lines(out / "metrics.jsonl")
+    required = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "mfu"}
+    for line in recorded:
+        assert required | {"peak_memory_bytes", "comm_bytes", "skipped_steps"} <= set(line)
+        assert line["comm_bytes"] == declared
+        assert line["peak_memory_bytes"] > 0
+    assert recorded[-1]["loss"] < recorded[0]["loss"]
+    assert [e["event"] for e in lines(out / "events.jsonl")][-1] == "finish"
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-000008", "step-000012"]
+    assert generate(out, "document", 5, 0.0, 0) == generate(out, "document", 5, 0.0, 1)
+
+
+def test_non_finite_gradients_are_skipped_and_counted(tmp_path, corpus) -> None:
+    out = make_run(tmp_path / "run", corpus, optimizer={"lr": 1e30, "warmup_steps": 0}, batch={"steps": 4})
+    codes, errors = finish(start(out, 2))
+    assert codes == [0, 0], errors
+    recorded = lines(out / "metrics.jsonl")
+    assert recorded[0]["skipped_steps"] == 0
+    assert recorded[-1]["skipped_steps"] == 3
+    assert recorded[-1]["grad_norm"] is None
+
+
+def test_a_hang_names_the_rank_and_its_instruction(tmp_path, corpus) -> None:
+    out = make_run(
+        tmp_path / "run",
+        corpus,
+        layout={"zero": 3},
+        batch={"steps": 100000},
+        checkpoint={"every_steps": 99999},
+        run={"timeout_seconds": 4.0},
+    )
+    processes = start(out, 2)
+    try:
+        wait_for_step(out, 3)
+        processes[1].send_signal(signal.SIGSTOP)
+        error = processes[0].communicate(timeout=60)[1]
+        assert processes[0].returncode == 1
+        assert "rank 0 waits at step" in error
+        assert "rank 1 stopped at step" in error or "rank 1 has entered it, and was last seen at step" in error
+        assert "Traceback" not in error
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_a_lost_rank_is_a_message(tmp_path, corpus) -> None:
+    out = make_run(
+        tmp_path / "run",
+        corpus,
+        layout={"zero": 1},
+        batch={"steps": 100000},
+        checkpoint={"every_steps": 99999},
+        run={"timeout_seconds": 20.0},
+    )
+    processes = start(out, 2)
+    try:
+        wait_for_step(out, 3)
+        processes[1].kill()
+        error = processes[0].communicate(timeout=60)[1]
+        assert processes[0].returncode == 1
+        assert "rank 1 stopped at step" in error or "rank 1 has entered it, and was last seen at step" in error
+        assert "Traceback" not in error
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
