@@ -1,0 +1,5 @@
+"""The `fourfold` command: one file a subcommand, imported when it is asked for."""
+
+from fourfold.cli.main import main
+
+__all__ = ["main"]

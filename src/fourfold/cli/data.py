@@ -1,0 +1,45 @@
+"""`fourfold data`: prepares the corpus of a run and says what is in it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from fourfold.config import load_run
+
+
+def data(
+    run: Path, /, *overrides: str, json: Annotated[bool, Parameter(negative=(), show_default=False)] = False
+) -> int:
+    """Prepare the data of a run, and print what they are: files, documents, tokens, entropy, an excerpt.
+
+    What has been prepared before is found again; fourfold train prepares by itself.
+
+    Parameters
+    ----------
+    run
+        A run file.
+    overrides
+        Keys of the run file, as section.key=value, for example data.corpus=texts data.tokenizer=bpe:8192.
+    json
+        Print one JSON document and nothing else.
+    """
+    from fourfold.cli.console import preparing
+    from fourfold.data import prepare
+    from fourfold.report.corpus import corpus_lines, corpus_summary
+
+    config = load_run(run, overrides)
+    if json:
+        summary = corpus_summary(prepare(config.data, lambda text: print(text, file=sys.stderr)))
+        print(_dump(summary))
+        return 0
+    with preparing("reading the corpus") as report:
+        prepared = prepare(config.data, report)
+    print("\n".join(corpus_lines(corpus_summary(prepared))))
+    return 0
+
+
+def _dump(document: object) -> str:
+    return json.dumps(document, indent=1, ensure_ascii=False)

@@ -1,0 +1,152 @@
+"""`fourfold import` and `fourfold export`: from a Hugging Face folder to a run file, from a run to a Hugging Face folder."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import tomli_w
+
+from fourfold.config import RunConfig, RunFailure, UserError, parse_run, resolve_model
+from fourfold.launch.machine import require_packages
+from fourfold.launch.resolve import resolve_run, stated_vocab_size
+from fourfold.launch.run_folder import RUN_FILE, RunFolder
+from fourfold.report.units import format_count
+
+_MAX_SEQUENCE = 1024
+
+
+def import_(folder: Path, /, *, out: Path, corpus: str = "stdlib", tokenizer: str | None = None) -> int:
+    """Write a run file that goes on training the model of a Hugging Face folder.
+
+    Reads config.json and checks that every tensor is there and whole. The weights stay where they are: the run file names
+    them as model.initial.
+
+    Parameters
+    ----------
+    folder
+        A folder with config.json and safetensors, as save_pretrained of transformers writes it.
+    out
+        The run file to write, a new one.
+    corpus
+        What to train on: "stdlib", a folder, a file, a glob, or a Megatron .bin/.idx pair.
+    tokenizer
+        "bytes", "bpe:N", or the path of a tokenizer.json. Default: the folder's own tokenizer.json.
+    """
+    if out.exists():
+        raise UserError(
+            f"--out {out}: exists and is not overwritten; name a new file, for example --out {out.stem}-2.toml"
+        )
+    if out.suffix != ".toml":
+        raise UserError(f"--out {out}: a run file ends in .toml; a value that works: --out {out}.toml")
+    require_packages("import", "torch", "safetensors")
+    config = _imported(folder, corpus, tokenizer)
+    resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data))
+    from fourfold.checkpoint import WeightFolder
+
+    WeightFolder(folder).check_against(resolved.facts.segments)
+    stated = config.model_copy(update={"model": resolved.config.model})
+    text = tomli_w.dumps(stated.model_dump(mode="json", exclude_unset=True, exclude_none=True))
+    _write_new(out, f"# The model of {folder.absolute()}, to be trained further.\n{text}")
+    print(
+        f"{out}: {resolved.model.family}, {format_count(resolved.num_parameters)} parameters, all tensors found and whole"
+    )
+    print(f"Set [batch] and [optimizer] to your liking, then: fourfold train {out}")
+    return 0
+
+
+def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
+    table = {"model": {"hf": str(folder)}, "batch": {"global_sequences": 8, "sequence_length": 1}}
+    model = resolve_model(parse_run(table).model)
+    own = folder / "tokenizer.json"
+    if tokenizer is None:
+        if not own.is_file():
+            raise UserError(
+                f'{own}: does not exist; state a tokenizer, for example --tokenizer tokenizer.json or "bytes"'
+            )
+        tokenizer = str(own.absolute())
+    length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
+    return parse_run(
+        {
+            "model": {"hf": str(folder), "initial": str(folder.absolute())},
+            "data": {"corpus": corpus, "tokenizer": tokenizer},
+            "batch": {"global_sequences": 8, "sequence_length": length, "steps": 100},
+            "optimizer": {"lr": 2e-5, "warmup_steps": 10},
+        },
+        source=f"import of {folder}",
+    )
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Writes a whole file or none. Raises `RunFailure`."""
+    aside = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            aside = file.name
+            file.write(text)
+        os.chmod(aside, 0o644)
+        os.rename(aside, path)
+    except OSError as error:
+        if aside:
+            Path(aside).unlink(missing_ok=True)
+        raise RunFailure(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
+
+
+def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["fp32", "bf16", "fp64"] = "fp32") -> int:
+    """Write a checkpoint as a Hugging Face folder: config.json, safetensors and the tokenizer, as transformers loads it.
+
+    Parameters
+    ----------
+    run
+        The folder of a run, or one of its checkpoints.
+    out
+        The folder to write, new or empty.
+    step
+        Which checkpoint. Default: the latest.
+    dtype
+        The number format that is written.
+    """
+    root, step = _run_of(run, step)
+    folder = RunFolder(root)
+    config = folder.require_config()
+    saved = folder.saved_steps(config)
+    if not saved:
+        raise UserError(
+            f"{root}: this run has saved no checkpoint yet; let it finish, or save more often (checkpoint.every_steps=100)"
+        )
+    if step is not None and step not in saved:
+        raise UserError(
+            f"--step {step}: the checkpoints are of steps {', '.join(map(str, saved))}; allowed: one of these"
+        )
+    require_packages("export", "torch", "safetensors")
+    from fourfold.checkpoint import export_checkpoint
+    from fourfold.data import open_prepared
+
+    tokenizer_file, eos = None, None
+    try:
+        prepared = open_prepared(str(folder.data().get("prepared")))
+        tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
+    except RunFailure as error:
+        print(f"warning: the tokenizer is not written: {error}")
+    chosen = step if step is not None else saved[-1]
+    checkpoint = folder.checkpoint_root(config) / f"step-{chosen:06d}"
+    model = resolve_model(config.model)
+    export_checkpoint(checkpoint, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
+    print(f'{out}: step {chosen} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')
+    return 0
+
+
+def _run_of(path: Path, step: int | None) -> tuple[Path, int | None]:
+    """(the run's folder, the step) of a run's folder, or of a checkpoint in it."""
+    name = path.name.removeprefix("step-")
+    if (path / RUN_FILE).is_file() or name == path.name or not name.isdecimal():
+        return path, step
+    if step is not None and step != int(name):
+        raise UserError(f"--step {step}: {path} is of step {int(name)}; leave --step out, or name the run's folder")
+    root = path.absolute().parent.parent
+    if not (root / RUN_FILE).is_file():
+        raise UserError(
+            f"{path}: {root} holds no {RUN_FILE}; name the run's folder and the step, for example runs/tiny --step {int(name)}"
+        )
+    return root, int(name)

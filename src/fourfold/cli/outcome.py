@@ -1,0 +1,67 @@
+"""The end of `fourfold train`: what is printed and which exit code, however the run ended."""
+
+from pathlib import Path
+
+from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.launch.prepare_run import ReadyRun
+from fourfold.launch.processes import Outcome
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.corpus import bytes_per_token
+from fourfold.report.ending import Command, final_lines
+from fourfold.report.run_state import RunFacts, RunState
+from fourfold.report.words import layout_line, model_line
+
+
+def write_plain(text: str) -> None:
+    """A line at once, also into a pipe or a file."""
+    print(text, flush=True)
+
+
+def run_facts(ready: ReadyRun, folder: RunFolder) -> RunFacts:
+    """What displays show of a run beside its metrics."""
+    return RunFacts(
+        name=folder.path.name,
+        folder=_short(folder.path),
+        model=model_line(ready.resolved),
+        layout=layout_line(ready.resolved),
+        num_steps=ready.num_steps,
+        unigram_entropy_nats=ready.prepared.unigram_entropy_nats,
+        bytes_per_token=bytes_per_token(ready.prepared),
+        predicted_peak_bytes=ready.peak_bytes,
+    )
+
+
+def _short(path: Path) -> Path:
+    """Relative where it lies below the current folder, as a person would type it."""
+    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def say_finished(ready: ReadyRun, folder: RunFolder, command: Command) -> None:
+    """What a repeated command says of a run that has nothing left to do."""
+    state = RunState(run_facts(ready, folder), begun=0.0)
+    state.refresh()
+    write_plain(
+        f"{folder.path}: this run finished at step {state.step}; to go on, ask for more steps: "
+        f"{command.line(f'batch.steps={2 * ready.num_steps}')}"
+    )
+    write_plain("\n".join(["", *final_lines(state, command)]))
+
+
+def conclude(outcome: Outcome, state: RunState, folder: RunFolder, config: RunConfig, command: Command) -> int:
+    """Prints how the run ended; the exit code. Raises `UserError` or `RunFailure` with the message of a rank that failed."""
+    state.refresh()
+    if outcome.exit_code == 0:
+        write_plain("\n".join(["", *final_lines(state, command)]))
+        return 0
+    saved = folder.saved_steps(config)
+    resume = (
+        f"the same command goes on from step {saved[-1]}"
+        if saved
+        else "nothing was saved: the same command begins again"
+    )
+    if outcome.stopped:
+        how = "ended at once" if outcome.killed else "stopped"
+        write_plain(f"{how} at step {state.step} of {state.facts.num_steps}; {resume}:\n  {command.line()}")
+        return outcome.exit_code
+    kind = UserError if outcome.exit_code == 2 else RunFailure
+    raise kind(f"{outcome.message}\n{resume}: {command.line()}\nlogs of the ranks: {folder.log(0).parent}")

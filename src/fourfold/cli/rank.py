@@ -1,0 +1,85 @@
+"""`fourfold train` under torchrun or Slurm: this process is one of the ranks, and rank 0 prepares the run for all."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
+from fourfold.config import RunConfig, UserError
+from fourfold.launch.external import ExternalRank, start_token, wait_for_start
+from fourfold.launch.prepare_run import ReadyRun, finished_at, prepare_run
+from fourfold.launch.processes import STOPPED, Outcome
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.ending import Command
+from fourfold.report.plain import PlainDisplay
+from fourfold.report.run_state import RunState
+
+_TICK_SECONDS = 0.5
+_SIGTERM_CODE = 143
+
+
+def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank) -> int:
+    """Trains as one rank of those that another launcher started; the exit code."""
+    if command.ranks is not None and command.ranks != external.world_size:
+        raise UserError(
+            f"--ranks {command.ranks}: the environment says that {external.world_size} ranks were started; leave --ranks out"
+        )
+    os.environ.update(external.environment())  # as the worker reads it, whoever told us
+    token = start_token(config, external)
+    if external.rank != 0:
+        if finished_at(folder, config) is not None:
+            return 0
+        wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
+        return _run_worker(folder)
+    with ExitStack() as stack:
+        if stands := folder.config() is not None:
+            stack.enter_context(folder.locked())
+        ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks)
+        if stands and finished_at(folder, config) is not None:
+            say_finished(ready, folder, command)
+            return 0
+        folder.write(ready.resolved.config, ready.data_table(token))
+        if not stands:
+            stack.enter_context(folder.locked())
+        return _train_first(ready, folder, command)
+
+
+def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
+    """Rank 0: trains, prints plain lines meanwhile, and says how it ended."""
+    for warning in ready.warnings:
+        write_plain(warning)
+    state = RunState(run_facts(ready, folder))
+    with _plain_lines(state):
+        code = _run_worker(folder)
+    if code in (0, _SIGTERM_CODE):
+        return conclude(Outcome(code), state, folder, ready.resolved.config, command)
+    return code
+
+
+@contextmanager
+def _plain_lines(state: RunState) -> Iterator[None]:
+    display = PlainDisplay(state, write_plain)
+    display.begin()
+    ended = threading.Event()
+
+    def tick() -> None:
+        while not ended.wait(_TICK_SECONDS):
+            display.update()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        display.update()
+
+
+def _run_worker(folder: RunFolder) -> int:
+    """The rank's exit code; a stop by request is that of SIGTERM, so that no launcher takes it for the end."""
+    from fourfold.train.worker import run_worker
+
+    code = run_worker(folder.path)
+    return _SIGTERM_CODE if code == STOPPED else code

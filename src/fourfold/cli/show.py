@@ -1,0 +1,164 @@
+"""`fourfold show`: a rank's program, its totals, its proof; or where the ranks of a run in progress are."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from fourfold.config import UserError, load_run
+from fourfold.launch.machine import num_cuda_devices, transport_of
+from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.launch.run_folder import RUN_FILE
+from fourfold.program import Program, from_text, to_text, verify
+from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
+from fourfold.report.words import layout_line, model_line
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def show(
+    run: Path,
+    /,
+    *overrides: str,
+    ranks: int | None = None,
+    pp_rank: int = 0,
+    verify: Flag = False,
+    program: Path | None = None,
+    evaluate: Flag = False,
+    full: Flag = False,
+    limit: int = 60,
+    progress: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Print the program of a rank's step: every instruction, with bytes sent, live memory and arithmetic.
+
+    Needs neither torch nor the corpus. Exit code 1 when --verify finds a fault.
+
+    Parameters
+    ----------
+    run
+        A run file, or the folder of a run.
+    overrides
+        Keys of the run file, as section.key=value.
+    ranks
+        How many ranks the layout is for. Default: as many as it asks for.
+    pp_rank
+        Which pipeline rank's program; ranks that differ only in data coordinates run the same one.
+    verify
+        Prove the programs of all ranks sound, or name the rank, the instruction and the fix.
+    program
+        Take this program, in the text form that --full prints, for its pipeline rank, and verify it.
+    evaluate
+        The program of an evaluation instead of a training step.
+    full
+        Print the text form: everything an instruction declares, one line each.
+    limit
+        Shorten the table in the middle to this many lines; 0 shows all.
+    progress
+        Of a run in progress: where each rank is.
+    json
+        Print one JSON document and nothing else.
+    """
+    path = run / RUN_FILE if run.is_dir() else run
+    if run.is_dir() and not path.is_file():
+        raise UserError(
+            f"{run}: the folder holds no {RUN_FILE}; name a run file, or a folder that fourfold train wrote"
+        )
+    if limit < 0:
+        raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
+    config = load_run(path, overrides)
+    transport = transport_of(config, num_cuda_devices(config))
+    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
+    if progress:
+        return _progress(run, resolved, json)
+    if program is not None:
+        return _verify([resolved.with_program(_read_program(program, resolved))], resolved, json)
+    if verify:
+        return _verify([resolved.train_programs, resolved.evaluate_programs], resolved, json)
+    return _show(resolved, pp_rank, evaluate, full, limit, json)
+
+
+def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool) -> int:
+    layout = resolved.layout
+    if not 0 <= pp_rank < layout.pp:
+        allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
+        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
+    programs = resolved.evaluate_programs if evaluate else resolved.train_programs
+    program = next(p for p in programs.values() if p.pp_rank == pp_rank)
+    if as_json:
+        document = {**_heading(resolved), "kind": program.kind, "pp_rank": pp_rank}
+        _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
+    elif full:
+        print(to_text(program), end="")
+    else:
+        what = "evaluation" if evaluate else "training step"
+        lines = [model_line(resolved), layout_line(resolved), "", f"one {what} of a rank:"]
+        print("\n".join([*lines, *table_lines(program, limit), "", *totals_lines(program)]))
+    return 0
+
+
+def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bool) -> int:
+    faults = [fault for programs in groups for fault in verify(programs, resolved.facts)]
+    if as_json:
+        document: dict[str, Any] = {**_heading(resolved), "sound": not faults}
+        document["proofs"] = [] if faults else [proof(programs) for programs in groups]
+        document["faults"] = [
+            {
+                "rank": fault.rank,
+                "index": fault.index,
+                "instruction": fault.instruction.short if fault.instruction is not None else None,
+                "message": fault.message,
+                "fix": fault.fix,
+            }
+            for fault in faults
+        ]
+        _print_json(document)
+    elif faults:
+        print("\n".join([f"NOT sound: {len(faults)} fault{'s' if len(faults) > 1 else ''}", *map(str, faults)]))
+    else:
+        print("\n".join([model_line(resolved), layout_line(resolved)]))
+        print("\n".join(line for programs in groups for line in proof_lines(proof(programs))))
+    return 1 if faults else 0
+
+
+def _read_program(path: Path, resolved: ResolvedRun) -> Program:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--program {path}: cannot be read: {error}; what works: a file that --full printed") from None
+    program = from_text(text, str(path))
+    if not program.instructions:
+        raise UserError(f"{path}: holds no instruction; what works: a file that --full printed")
+    if program.kind not in ("train", "evaluate"):
+        raise UserError(f"{path}: kind {program.kind!r} is unknown; allowed: train, evaluate")
+    if not 0 <= program.pp_rank < resolved.layout.pp:
+        raise UserError(f"{path}: pp_rank {program.pp_rank} is not below the layout's pp = {resolved.layout.pp}")
+    return program
+
+
+def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
+    from fourfold.runtime.progress import describe_positions, read_positions
+
+    positions = read_positions(folder) if folder.is_dir() else []
+    if not positions:
+        raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
+    programs = {0: resolved.train_programs[0], 1: resolved.evaluate_programs[0]}
+    lines = describe_positions(programs, positions)
+    if as_json:
+        ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]
+        _print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})
+    else:
+        print("\n".join(lines))
+    return 0
+
+
+def _heading(resolved: ResolvedRun) -> dict[str, Any]:
+    model = resolved.config.model.model_dump(mode="json", exclude_none=True)
+    layout = {**resolved.config.layout.model_dump(mode="json"), "recompute": list(resolved.layout.recompute[1:-1])}
+    layout.update(world_size=resolved.layout.world_size, num_microbatches=resolved.layout.num_microbatches)
+    return {"model": model, "num_parameters": resolved.num_parameters, "layout": layout}
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=1))

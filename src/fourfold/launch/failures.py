@@ -1,0 +1,74 @@
+"""After a rank has failed: which ranks did, why, and which of them only noticed."""
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_NOTICED = re.compile(
+    r"connection (was |is )?(closed|reset|refused|lost|aborted)|(closed|reset) by peer|broken pipe|socket (is )?closed|"
+    r"a connection was lost",
+    re.IGNORECASE,
+)
+_TAIL_LINES = 6
+_TAIL_BYTES = 1 << 16
+_MARK = "error: "
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One rank that ended badly. `exit_code` as subprocess gives it: negative for a signal."""
+
+    rank: int
+    exit_code: int
+    message: str
+
+    @property
+    def only_noticed(self) -> bool:
+        """Whether it merely lost its connection to another rank."""
+        return bool(_NOTICED.search(self.message))
+
+
+def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
+    """The failure of a rank that ended with `exit_code`, in the words of its log."""
+    if exit_code < 0:
+        try:
+            name = f" ({signal.Signals(-exit_code).name})"
+        except ValueError:
+            name = ""
+        hint = (
+            "; the usual cause is too little memory: use smaller microbatches, more recompute or a higher layout.zero"
+        )
+        message = f"rank {rank} was killed by signal {-exit_code}{name}{hint if exit_code == -signal.SIGKILL else ''}"
+        return RankFailure(rank, exit_code, message)
+    text = _tail(log)
+    stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
+    if text.startswith(_MARK) and "\n" + _MARK not in text:
+        stated = text.removeprefix(_MARK)
+    if stated.strip():
+        return RankFailure(rank, exit_code, stated.strip())
+    last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
+    said = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
+    return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {said}")
+
+
+def _tail(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def summarize(failures: Iterable[RankFailure]) -> tuple[str, int]:
+    """(one message, exit code), given failures in the order in which they were seen.
+
+    Each distinct cause once; ranks that only noticed are left out where a cause is known. 2 when it is a usage error.
+    """
+    seen = list(failures)
+    causes = [failure for failure in seen if not failure.only_noticed] or seen[:1]
+    messages = list(dict.fromkeys(failure.message for failure in causes))
+    return "\n".join(messages), 2 if causes[0].exit_code == 2 else 1

@@ -1,0 +1,73 @@
+"""What this machine offers: its device, memory and cores; and which package is missing."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+from fourfold.config import RunConfig, UserError
+from fourfold.program.buffers import Transport
+
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def require_packages(command: str, *names: str) -> None:
+    """Raises `UserError` where a package that a command needs is not installed."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"fourfold {command} needs the package {missing[0]}, which is not installed; what works: "
+            f"pip install 'fourfold[train]'"
+        )
+
+
+def num_cuda_devices(config: RunConfig) -> int:
+    """CUDA devices that the run would use: 0 on a CPU. Imports torch only where there is an NVIDIA driver."""
+    if config.run.device == "cpu" or (config.run.device == "auto" and not _NVIDIA.exists()):
+        return 0
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def transport_of(config: RunConfig, cuda_devices: int) -> Transport:
+    """How reductions travel: NCCL's own on CUDA, exchanges on gloo."""
+    return "native" if config.run.device == "cuda" or cuda_devices > 0 else "exchange"
+
+
+def check_devices(config: RunConfig, cuda_devices: int, local_ranks: int) -> None:
+    """Raises `UserError` where there are fewer devices than ranks on this machine."""
+    if config.run.device == "cuda" and cuda_devices == 0:
+        raise UserError(
+            'run.device = "cuda", but torch finds no CUDA device here; a value that works: run.device = "cpu"'
+        )
+    if 0 < cuda_devices < local_ranks:
+        raise UserError(
+            f"{local_ranks} ranks need {local_ranks} CUDA devices, this machine has {cuda_devices}; what works: "
+            f"--ranks {cuda_devices}, or run.device = cpu"
+        )
+
+
+def memory_bytes() -> int | None:
+    """RAM that this process may use: the machine's, or its container's limit where that is lower; None if unknown."""
+    try:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (ValueError, OSError, AttributeError):
+        return None
+    for path in _CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such limit: the file is missing or says "max"
+            continue
+    return min(limits)
+
+
+def threads_per_rank(config: RunConfig, local_ranks: int) -> int:
+    """`run.threads_per_rank`, or an equal share of the cores that this process may use."""
+    if config.run.threads_per_rank is not None:
+        return config.run.threads_per_rank
+    available = getattr(os, "sched_getaffinity", None)
+    cores = len(available(0)) if available is not None else os.cpu_count() or 1
+    return max(1, cores // local_ranks)

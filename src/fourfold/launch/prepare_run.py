@@ -1,0 +1,127 @@
+"""All that can fail before a rank starts: config, data, layout, proof, memory; then the run's folder is written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.data import PreparedData, open_prepared, prepare
+from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
+from fourfold.launch.resolve import ResolvedRun, num_steps, resolve_run, stated_vocab_size
+from fourfold.launch.run_folder import RunFolder, check_same_run
+from fourfold.program import memory_peak
+
+Report = Callable[[str], None]
+_SHOWN_FAULTS = 5
+
+
+@dataclass(frozen=True)
+class ReadyRun:
+    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the whole run."""
+
+    resolved: ResolvedRun
+    prepared: PreparedData
+    num_steps: int
+    peak_bytes: int
+    warnings: tuple[str, ...]
+
+    def data_table(self, start: str | None = None) -> dict[str, Any]:
+        """What `data.json` holds. `start`: a token that tells other ranks of this launch to begin."""
+        table = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
+        return {**table, "start": start} if start is not None else table
+
+
+def default_ranks(config: RunConfig, cuda_devices: int) -> int | None:
+    """Without --ranks: what the layout asks for, else a rank a CUDA device, else one."""
+    return cuda_devices if config.layout.dp_shard is None and cuda_devices > 0 else None
+
+
+def finished_at(folder: RunFolder, config: RunConfig) -> int | None:
+    """The step at which the run of this config finished in this folder; None where there is something left to do."""
+    step = folder.finished_step()
+    return step if step is not None and step >= num_steps(config) else None
+
+
+def prepare_run(
+    config: RunConfig, ranks: int | None, folder: RunFolder, report: Report, local_ranks: int | None = None
+) -> ReadyRun:
+    """Checks what needs no data first, then prepares the data, then checks the rest. Writes nothing but the data's cache.
+
+    A run that stands in `folder` must be the same one. `local_ranks`: those on this machine, all by default. Raises
+    `UserError` and `RunFailure`.
+    """
+    steps = num_steps(config)
+    cuda_devices = num_cuda_devices(config)
+    ranks = ranks if ranks is not None else default_ranks(config, cuda_devices)
+    transport = transport_of(config, cuda_devices)
+    old = folder.config()
+    known = _open_existing(folder)
+    vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
+    resolved = resolve_run(config, ranks, vocab_size, transport)
+    local = local_ranks if local_ranks is not None else resolved.layout.world_size
+    check_devices(config, cuda_devices, local)
+    has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
+    if old is not None and has_begun:
+        if known is None and old.data == config.data:
+            resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
+        check_same_run(folder.path, old, resolved.config)
+    prepared = known if known is not None and has_begun else prepare(config.data, report)
+    corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
+    if has_begun and corpus_id != prepared.corpus_id:
+        raise UserError(
+            f"--out {folder.path}: data.corpus = {config.data.corpus!r} has changed since this run began (it was {corpus_id[:16]}, "
+            f"it is {prepared.corpus_id[:16]}); restore it, or name another folder, for example --out {folder.path}-2"
+        )
+    resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
+    _require_proof(resolved)
+    _check_initial(resolved)
+    peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
+    warning = _memory_warning(peak, local) if cuda_devices == 0 else None
+    return ReadyRun(resolved, prepared, steps, peak, (warning,) if warning else ())
+
+
+def _open_existing(folder: RunFolder) -> PreparedData | None:
+    """The data that the run in this folder was trained on, where they are still there."""
+    path = folder.data().get("prepared")
+    if not isinstance(path, str):
+        return None
+    try:
+        prepared = open_prepared(Path(path))
+        for part in prepared.parts:
+            prepared.streams(part)
+    except RunFailure:
+        return None
+    return prepared
+
+
+def _require_proof(resolved: ResolvedRun) -> None:
+    faults = resolved.faults()
+    if faults:
+        shown = "\n".join(f"  {fault}" for fault in faults[:_SHOWN_FAULTS])
+        more = f"\n  and {len(faults) - _SHOWN_FAULTS} more" if len(faults) > _SHOWN_FAULTS else ""
+        raise RunFailure(
+            f"the program of this run is not sound, so no rank was started; this is a defect of fourfold, please report it:\n"
+            f"{shown}{more}"
+        )
+
+
+def _check_initial(resolved: ResolvedRun) -> None:
+    """Raises where the initial weights are not whole or not this model's."""
+    initial = resolved.config.model.initial
+    if initial is None:
+        return
+    from fourfold.checkpoint import WeightFolder
+
+    WeightFolder(Path(initial)).check_against(resolved.facts.segments)
+
+
+def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:
+    available = memory_bytes()
+    if available is None or peak_bytes * local_ranks <= available:
+        return None
+    return (
+        f"warning: {local_ranks} ranks with a predicted peak of {peak_bytes / 1e9:.2f} GB each need "
+        f"{peak_bytes * local_ranks / 1e9:.2f} GB, this machine has {available / 1e9:.2f} GB; a higher layout.zero, "
+        f"layout.recompute = full or a smaller layout.microbatch_sequences needs less"
+    )

@@ -1,0 +1,115 @@
+"""From a run file to all that is known before a rank starts: complete config, model, layout, programs, and their proof."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
+from fourfold.config.schema import DataSection
+from fourfold.layout import Layout, resolve_layout
+from fourfold.program import Fault, Program, lower_evaluation, lower_step, verify
+from fourfold.program.buffers import Lowering, Transport
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run that can be lowered. `config` is complete: dimensions and degrees are written out, presets are gone."""
+
+    config: RunConfig
+    model: ModelConfig
+    layout: Layout
+    facts: Lowering
+
+    @cached_property
+    def train_programs(self) -> dict[int, Program]:
+        """The training step of every rank; ranks of one pipeline coordinate share an object."""
+        return self._by_rank([lower_step(self.facts, p) for p in range(self.layout.pp)])
+
+    @cached_property
+    def evaluate_programs(self) -> dict[int, Program]:
+        """The evaluation of every rank."""
+        return self._by_rank([lower_evaluation(self.facts, p) for p in range(self.layout.pp)])
+
+    def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
+        return {r: programs[self.layout.coordinates(r)["pp"]] for r in range(self.layout.world_size)}
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(segment.numel for segment in self.facts.segments)
+
+    def with_program(self, program: Program) -> dict[int, Program]:
+        """The programs of all ranks, with the given one in place of those of its pipeline coordinate."""
+        programs = self.train_programs if program.kind == "train" else self.evaluate_programs
+        own = [rank for rank in programs if self.layout.coordinates(rank)["pp"] == program.pp_rank]
+        return {**programs, **dict.fromkeys(own, program)}
+
+    def faults(self) -> list[Fault]:
+        """What the verifier finds in both programs: an empty list is the proof."""
+        return verify(self.train_programs, self.facts) + check_evaluation(self.evaluate_programs, self.facts)
+
+
+def check_evaluation(programs: Mapping[int, Program], facts: Lowering) -> list[Fault]:
+    """The verifier on programs that compute no gradients."""
+    return verify(programs, facts)
+
+
+def resolve_run(
+    config: RunConfig, ranks: int | None, tokenizer_vocab_size: int | None, transport: Transport = "exchange"
+) -> ResolvedRun:
+    """Completes and checks a run. `ranks` None: as many as the layout asks for. Raises `UserError` naming the key."""
+    model = resolve_model(config.model, tokenizer_vocab_size)
+    layout = resolve_layout(config, model, ranks)
+    complete = config.model_copy(
+        update={
+            "model": _model_section(model, config.model.initial),
+            "layout": config.layout.model_copy(update={"dp_shard": layout.dp_shard}),
+        }
+    )
+    return ResolvedRun(complete, model, layout, Lowering.of(complete, model, layout, transport))
+
+
+def _model_section(model: ModelConfig, initial: str | None) -> ModelSection:
+    stated = {key: value for key, value in vars(model).items() if value is not None}
+    where = str(Path(initial).expanduser().absolute()) if initial is not None else None
+    return ModelSection(**stated, initial=where)
+
+
+def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
+    """The tokenizer's vocabulary as far as the run file tells, without building a tokenizer.
+
+    `"bytes"` and `"bpe:N"` say it. A tokenizer file is read only where the model does not state `vocab_size`; None where
+    it does. A BPE of a small corpus may turn out smaller than N.
+    """
+    from fourfold.data.tokenizer import load_tokenizer
+    from fourfold.data.tokenizer_spec import parse_tokenizer
+
+    if data.tokenizer == "bytes" or data.tokenizer.startswith("bpe:"):
+        return parse_tokenizer(data.tokenizer).vocab_size
+    if _has_vocab_size(model):
+        return None
+    return load_tokenizer(parse_tokenizer(data.tokenizer).path).vocab_size
+
+
+def _has_vocab_size(model: ModelSection) -> bool:
+    try:
+        resolve_model(model)
+    except UserError as error:
+        return "vocab_size is missing" not in str(error)
+    return True
+
+
+def num_steps(config: RunConfig) -> int:
+    """Steps of the run: `batch.steps`, or as many as `batch.tokens` needs. Raises `UserError` unless exactly one is stated."""
+    batch = config.batch
+    if batch.steps is not None and batch.tokens is not None:
+        raise UserError(
+            f"batch.steps = {batch.steps} and batch.tokens = {batch.tokens} are both stated; keep one of them"
+        )
+    if batch.steps is not None:
+        return batch.steps
+    if batch.tokens is not None:
+        return -(-batch.tokens // (batch.global_sequences * batch.sequence_length))
+    raise UserError(
+        "batch.steps is missing: it says how long to train; a value that works: steps = 1000 (or tokens = ...)"
+    )

@@ -1,0 +1,88 @@
+"""A prepared corpus in words: its counts, how long its tokens are, and what it reads like."""
+
+import json
+from math import log
+from typing import Any
+
+from fourfold.data import PreparedData
+
+_SAMPLE_TOKENS = 1 << 16
+_EXCERPT_TOKENS = 160
+
+
+def bytes_per_token(prepared: PreparedData) -> float | None:
+    """Mean UTF-8 bytes of a held-out token, measured on the first 65,536 of each part; None where nothing decodes."""
+    tokenizer = prepared.load_tokenizer()
+    mean = 0.0
+    for part in prepared.parts:
+        tokens = prepared.streams(part)[1].read(0, _SAMPLE_TOKENS)
+        if len(tokens):
+            mean += part.weight * len(tokenizer.decode(tokens).encode("utf-8", "replace")) / len(tokens)
+    return mean or None
+
+
+def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
+    """What `fourfold data --json` prints. Entropies in nats per token."""
+    files = _files(prepared)
+    return {
+        "prepared": str(prepared.path),
+        "corpus_id": prepared.corpus_id,
+        "tokenizer": prepared.tokenizer,
+        "vocab_size": prepared.vocab_size,
+        "train_tokens": prepared.train_tokens,
+        "held_out_tokens": prepared.held_out_tokens,
+        "unigram_entropy_nats": prepared.unigram_entropy_nats,
+        "unigram_train_entropy_nats": prepared.unigram_train_entropy_nats,
+        "bytes_per_token": bytes_per_token(prepared),
+        "parts": [
+            {
+                "name": part.name,
+                "kind": part.kind,
+                "weight": part.weight,
+                "files": files[index],
+                "train_documents": part.train_documents,
+                "held_out_documents": part.held_out_documents,
+                "train_tokens": part.train_tokens,
+                "held_out_tokens": part.held_out_tokens,
+            }
+            for index, part in enumerate(prepared.parts)
+        ],
+        "excerpt": _excerpt(prepared),
+    }
+
+
+def _files(prepared: PreparedData) -> list[int]:
+    """Files of each part, by the manifest; a Megatron pair counts as one."""
+    manifest = json.loads((prepared.folder / "manifest.json").read_bytes())
+    return [len(part.get("files", [None])) for part in manifest["parts"]]
+
+
+def _excerpt(prepared: PreparedData) -> str:
+    tokens = prepared.streams(prepared.parts[0])[0].read(0, _EXCERPT_TOKENS)
+    return prepared.load_tokenizer().decode(tokens)
+
+
+def corpus_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary as text."""
+    lines = []
+    for part in summary["parts"]:
+        share = f", {100 * part['weight']:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
+        lines.append(
+            f"corpus            {part['name']}: {part['files']:,} file{'s' if part['files'] != 1 else ''}, "
+            f"{part['train_documents']:,} documents to train on, {part['held_out_documents']:,} held out{share}"
+        )
+    length = summary["bytes_per_token"]
+    mean = f", {length:.2f} bytes a token" if length else ""
+    entropy = summary["unigram_entropy_nats"]
+    bits = f" = {entropy / log(2) / length:.3f} bits per byte" if length else ""
+    return [
+        *lines,
+        f"tokens            {summary['train_tokens']:,} to train on, {summary['held_out_tokens']:,} held out",
+        f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
+        f"unigram entropy   {entropy:.4f} nats per token{bits}: the loss of knowing only how often each token occurs",
+        f"corpus id         {summary['corpus_id']}",
+        f"prepared          {summary['prepared']}",
+        "",
+        "It begins:",
+        *("  " + line for line in summary["excerpt"].splitlines()),
+    ]

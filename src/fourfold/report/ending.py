@@ -1,0 +1,66 @@
+"""What is said when a run has ended: how well it learned, what it writes, and what to try next."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+
+from fourfold.report.run_state import RunState
+from fourfold.report.units import format_count
+
+
+@dataclass(frozen=True)
+class Command:
+    """The `fourfold train` command that was given, to be given again with changes. `out` None: the default folder."""
+
+    run_file: Path
+    overrides: Sequence[str] = ()
+    ranks: int | None = None
+    out: Path | None = None
+
+    def line(self, *overrides: str, out: Path | None = None) -> str:
+        """The command with further overrides, and another folder where `out` is given."""
+        stated = {key: text for text in (*self.overrides, *overrides) if (key := text.partition("=")[0])}
+        words = ["fourfold", "train", str(self.run_file), *stated.values()]
+        words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
+        folder = out if out is not None else self.out
+        words += ["--out", str(folder)] if folder is not None else []
+        return shlex.join(words)
+
+
+def final_lines(state: RunState, command: Command) -> list[str]:
+    """The held-out loss beside the corpus's unigram entropy, the sample, the folder, and the next commands."""
+    facts = state.facts
+    lines = []
+    held_out = state.held_out
+    if held_out is not None:
+        bits = f" = {held_out[0] / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
+        lines.append(f"held-out loss    {held_out[0]:.4f} nats per token{bits}")
+    if facts.unigram_entropy_nats is not None:
+        entropy = facts.unigram_entropy_nats
+        bits = f" = {entropy / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
+        lines.append(f"unigram entropy  {entropy:.4f} nats per token{bits} (knowing only how often each token occurs)")
+    tokens = state.number("tokens")
+    if tokens is not None:
+        lines.append(f"trained on       {format_count(tokens)} tokens in {state.step} steps")
+    skipped = int(state.number("skipped_steps") or 0)
+    if skipped:
+        lines.append(f"skipped          {skipped} steps, whose gradients were not finite")
+    sample = state.finish.get("sample")
+    if isinstance(sample, str) and sample.strip():
+        lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
+    lines += ["", f"run folder       {facts.folder}", "", "Try next:", *_next_commands(state, command)]
+    return lines
+
+
+def _next_commands(state: RunState, command: Command) -> list[str]:
+    folder, total = state.facts.folder, state.facts.num_steps
+    pairs = [
+        ("let the model write", shlex.join(["fourfold", "sample", str(folder), "--prompt", "def "])),
+        ("see the step's program and its proof", shlex.join(["fourfold", "show", str(folder), "--verify"])),
+        ("train with everything sharded", command.line("layout.zero=3", out=folder.with_name(folder.name + "-zero3"))),
+        ("go on from here", command.line(f"batch.steps={2 * total}")),
+        ("load it in transformers", shlex.join(["fourfold", "export", str(folder), "--out", f"{folder}-hf"])),
+    ]
+    return [f"  {line}\n      {meaning}" for meaning, line in pairs]

@@ -1,0 +1,48 @@
+"""A file of JSON lines followed while another process writes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+class Follower:
+    """Gives each whole line once. A file that shrank or was replaced is read from its start again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+        self.restarted = False
+        """Whether the last call read from the start again: what was given before no longer holds."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The objects of the lines that are new since the last call; what is no object is left out."""
+        self.restarted = False
+        try:
+            with open(self._path, "rb") as file:
+                self._check_same(file)
+                file.seek(self._offset)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content.rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._offset += len(whole) + 1
+        return [row for line in whole.split(b"\n") if (row := _parse(line)) is not None]
+
+    def _check_same(self, file: Any) -> None:
+        inode = self._path.stat().st_ino
+        size = file.seek(0, 2)
+        if self._inode not in (0, inode) or size < self._offset:
+            self._offset = 0
+            self.restarted = True
+        self._inode = inode
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,0 +1,166 @@
+"""A run that trains, on a terminal: one panel that is drawn again and again."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from fourfold.report.run_state import RunState, describe_event
+from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
+
+_EVENTS = 3
+_REDRAW_SECONDS = 0.25
+_ECHO = 6
+"""Columns left free on the right: the terminal echoes ^C there, and a line that wraps would be drawn twice."""
+_WIDE = 100
+"""Columns inside the panel from which there is room for more."""
+
+
+class LiveDisplay:
+    """The panel, from `with` to its end; its last state stays on the screen. A terminal that goes away ends it quietly."""
+
+    def __init__(self, state: RunState, console: Console) -> None:
+        self._state = state
+        self._console = console
+        self._spinner = Spinner("dots")
+        self._live = Live(console=console, auto_refresh=False, transient=False)
+        self._drawn = 0.0
+        self._is_gone = False
+
+    def __enter__(self) -> "LiveDisplay":
+        self._live.start()
+        self._draw()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._draw()
+        try:
+            self._live.stop()
+        except OSError:
+            self._is_gone = True
+
+    def update(self) -> None:
+        """Reads what is new; draws at most four times a second."""
+        if time.monotonic() - self._drawn >= _REDRAW_SECONDS:
+            self._draw()
+
+    def notice(self, text: str) -> None:
+        """Shows a line below the figures until the end."""
+        self._state.notice = text
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self._state.refresh()
+        if self._is_gone:
+            return
+        try:
+            self._live.update(render(self._state, self._console.width, self._spinner), refresh=True)
+        except OSError:
+            self._is_gone = True
+
+
+def render(state: RunState, width: int, spinner: RenderableType = "") -> RenderableType:
+    """The panel for a terminal of `width` columns."""
+    facts = state.facts
+    outer = max(24, min(width - _ECHO, 120))
+    inner = outer - 4
+    lines: list[RenderableType] = [
+        Text(facts.model),
+        Text(facts.layout, style="dim"),
+        Text(),
+        _progress(state, spinner),
+        Text(),
+        _figures(state, inner),
+    ]
+    events = [
+        Text(f"{_clock(event.get('time'))}  {describe_event(event)}", style="dim", overflow="ellipsis", no_wrap=True)
+        for event in state.new_events[-_EVENTS:]
+    ]
+    if events:
+        lines += [Text(), *events]
+    if state.notice:
+        lines.append(Text(state.notice, style="bold yellow"))
+    return Panel(Group(*lines), title=f"[bold]{facts.name}", title_align="left", width=outer, border_style="blue")
+
+
+def _progress(state: RunState, spinner: RenderableType) -> RenderableType:
+    if not state.rows or (state.step >= state.facts.num_steps and not state.finish):
+        doing = describe_event(state.new_events[-1]) if state.new_events else "starting the ranks"
+        row = Table.grid(padding=(0, 1))
+        row.add_row(spinner, Text(doing))
+        if not state.rows:
+            return row
+    else:
+        row = None
+    total, step = state.facts.num_steps, state.step
+    left = state.seconds_left
+    time_left = f"{format_seconds(left)} left" if left is not None and step < total else "done"
+    table = Table.grid(padding=(0, 1), expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_row(
+        f"step [bold]{step}[/]/{total}",
+        ProgressBar(total=total, completed=min(step, total), complete_style="blue", finished_style="green"),
+        f"{100 * step // total} %  {time_left}",
+    )
+    return table if row is None else Group(table, row)
+
+
+def _figures(state: RunState, inner: int) -> RenderableType:
+    """Two columns of name and value."""
+    table = Table.grid(padding=(0, 2))
+    for style in ("dim", "bold", "dim", "bold"):
+        table.add_column(style=style, no_wrap=True)
+    figures = [*_losses(state, inner), *_speeds(state, inner)]
+    half = (len(figures) + 1) // 2
+    for index in range(half):
+        left = figures[index]
+        right = figures[half + index] if half + index < len(figures) else ("", "")
+        table.add_row(*left, *right)
+    return table
+
+
+def _losses(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
+    loss, norm = state.number("loss"), state.number("grad_norm")
+    value = Text(f"{loss:.4f}" if loss is not None else "-")
+    value.append(" " + sparkline(state.losses, 24 if inner >= _WIDE else 12), style="cyan")
+    figures: list[tuple[str, RenderableType]] = [("loss", value)]
+    held_out = state.held_out
+    figures.append(("held-out loss", f"{held_out[0]:.4f}" if held_out else "-"))
+    if state.facts.unigram_entropy_nats is not None:
+        figures.append(("unigram entropy", f"{state.facts.unigram_entropy_nats:.4f}"))
+    figures.append(("gradient norm", f"{norm:.3g}" if norm is not None else "-"))
+    rate = state.number("lr")
+    figures.append(("learning rate", f"{rate:.2e}" if rate is not None else "-"))
+    return figures
+
+
+def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
+    rate, mfu, peak = state.tokens_per_second, state.number("mfu"), state.number("peak_memory_bytes")
+    moved = state.last.get("comm_bytes") or {}
+    skipped = int(state.number("skipped_steps") or 0)
+    tokens = state.number("tokens")
+    predicted = f" (predicted {format_bytes(state.facts.predicted_peak_bytes)})" if inner >= _WIDE else ""
+    memory = f"{format_bytes(peak)}{predicted}" if peak is not None else "-"
+    return [
+        ("tokens/s", format_count(rate) if rate is not None else "-"),
+        ("MFU", f"{100 * mfu:.1f} %" if mfu is not None else "-"),
+        ("peak memory", memory),
+        ("sent a step", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
+        ("tokens seen", format_count(tokens) if tokens is not None else "-"),
+        *([("skipped steps", Text(str(skipped), style="bold red"))] if skipped else []),
+    ]
+
+
+def _clock(seconds: object) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds)) if isinstance(seconds, (int, float)) else "        "

@@ -1,0 +1,150 @@
+"""A program as rows and totals: what `fourfold show` prints, as text and as JSON."""
+
+from collections import Counter
+from typing import Any
+
+from fourfold.program import Op, Program, digest, memory_curve, memory_peak
+from fourfold.program.liveness import ledger
+from fourfold.report.units import format_bytes, format_flops
+
+_PEAK_BUFFERS = 6
+_HEADINGS = ("#", "instruction", "sent", "live memory", "compute", "")
+_OPERATIONS = {op: op.name.lower().replace("_", " ") for op in Op}
+
+
+def program_rows(program: Program) -> list[dict[str, Any]]:
+    """One object an instruction. `live_bytes`: while it runs, its workspace included."""
+    return [
+        {
+            "index": index,
+            "instruction": step.short,
+            "operation": step.op.name.lower(),
+            "stream": step.stream,
+            "sent_bytes": sum(c.sent_bytes for c in step.collectives),
+            "live_bytes": live,
+            "flops": step.flops,
+        }
+        for index, (step, live) in enumerate(zip(program.instructions, memory_curve(program), strict=True))
+    ]
+
+
+def program_totals(program: Program) -> dict[str, Any]:
+    """Sums over one rank's step. `sent_bytes`: by the axes of the group."""
+    peak = memory_peak(program)
+    operations = Counter(step.op for step in program.instructions)
+    return {
+        "instructions": len(program.instructions),
+        "operations": {op.name.lower(): operations[op] for op in Op if operations[op]},
+        "sent_bytes": ledger(program),
+        "flops": sum(step.flops for step in program.instructions),
+        "peak_memory": {
+            "bytes": peak.bytes,
+            "index": peak.index,
+            "instruction": program.instructions[peak.index].short,
+            "by_kind_bytes": peak.by_kind(),
+            "largest_buffers_bytes": dict(peak.buffers[:_PEAK_BUFFERS]),
+        },
+        "digest": digest(program),
+    }
+
+
+def table_lines(program: Program, limit: int) -> list[str]:
+    """The rows as aligned text. More than `limit` (0: no limit) are shortened in the middle; the peak is marked."""
+    rows = program_rows(program)
+    peak = memory_peak(program).index
+    cells = [_cells(row, row["index"] == peak) for row in rows]
+    hidden = len(cells) - limit if limit else 0
+    if hidden > 0:
+        first = (limit + 1) // 2
+        shown = [*cells[:first], *cells[first + hidden :]]
+    else:
+        first, shown = len(cells), cells
+    widths = [max(len(row[i]) for row in [_HEADINGS, *shown]) for i in range(len(_HEADINGS))]
+    lines = [_align(_HEADINGS, widths), *(_align(row, widths) for row in shown)]
+    if hidden > 0:
+        note = f"{'...':>{widths[0]}}  {hidden} more instructions: --limit 0 lists all, --full gives the text form"
+        lines.insert(1 + first, note)
+    return lines
+
+
+def _cells(row: dict[str, Any], is_peak: bool) -> tuple[str, ...]:
+    return (
+        str(row["index"]),
+        row["instruction"],
+        format_bytes(row["sent_bytes"]) if row["sent_bytes"] else "",
+        format_bytes(row["live_bytes"]),
+        format_flops(row["flops"]) if row["flops"] else "",
+        "<- peak" if is_peak else "",
+    )
+
+
+def _align(cells: tuple[str, ...], widths: list[int]) -> str:
+    parts = [
+        f"{cell:<{width}}" if i == 1 else f"{cell:>{width}}"
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def totals_lines(program: Program) -> list[str]:
+    """The totals of one rank's step."""
+    totals = program_totals(program)
+    peak = totals["peak_memory"]
+    operations = Counter(step.op for step in program.instructions)
+    named = [f"{operations[op]} {_OPERATIONS[op]} ({op.value})" for op in Op if operations[op]]
+    sent = [f"{axes} {format_bytes(size)}" for axes, size in totals["sent_bytes"].items()]
+    kinds = [f"{kind} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size]
+    total_sent = sum(totals["sent_bytes"].values())
+    return [
+        *_wrapped("instructions", f"{totals['instructions']}: ", named),
+        *_wrapped("sent by a rank", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
+        *_wrapped("arithmetic", format_flops(totals["flops"]), []),
+        *_wrapped("peak memory", f"{format_bytes(peak['bytes'])} at #{peak['index']} `{peak['instruction']}`: ", kinds),
+    ]
+
+
+def _wrapped(name: str, head: str, items: list[str], width: int = 100) -> list[str]:
+    """`name  head item, item, ...`, continued under the first item where the line is full."""
+    indent = " " * 18
+    lines, line = [], f"{name:<16}  {head}"
+    for index, item in enumerate(items):
+        text = item + (", " if index + 1 < len(items) else "")
+        if len(line) + len(text) > width:
+            lines.append(line.rstrip())
+            line = indent
+        line += text
+    return [*lines, line.rstrip()]
+
+
+def proof(programs: dict[int, Program]) -> dict[str, Any]:
+    """What a verification covered: counts over the distinct programs, and over how many ranks these stand."""
+    distinct = list({id(program): program for program in programs.values()}.values())
+    steps = [step for program in distinct for step in program.instructions]
+    return {
+        "kind": distinct[0].kind,
+        "ranks": len(programs),
+        "distinct_programs": len(distinct),
+        "digests": [digest(program) for program in distinct],
+        "instructions": len(steps),
+        "buffers": sum(len(program.buffers) for program in distinct),
+        "buffer_accesses": sum(len(step.reads) + len(step.writes) + len(step.frees) for step in steps),
+        "collectives": sum(len(step.collectives) for step in steps),
+        "waits": sum(step.op is Op.WAIT for step in steps),
+        "reductions": sum(step.op is Op.REDUCE for step in steps),
+        "peak_memory_bytes": max(memory_peak(program).bytes for program in distinct),
+    }
+
+
+def proof_lines(found: dict[str, Any]) -> list[str]:
+    """The proof in words."""
+    lists = "one program" if found["distinct_programs"] == 1 else f"{found['distinct_programs']} distinct programs"
+    gradients = f"; every gradient reduced once over every axis ({found['reductions']} reductions)"
+    return [
+        f"sound: {found['kind']}: {lists} for {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, "
+        f"digest {', '.join(found['digests'])}",
+        f"  {found['instructions']} instructions, {found['buffers']} buffers: {found['buffer_accesses']} reads, writes and frees "
+        f"in a legal order, nothing leaks",
+        f"  {found['collectives']} collectives in the same order on every member of their groups, {found['waits']} waits "
+        f"joined, nobody waits for ever{gradients if found['kind'] == 'train' else ''}",
+        f"  peak memory {format_bytes(found['peak_memory_bytes'])} a rank",
+    ]

@@ -1,0 +1,141 @@
+"""What is known of a run from its folder: metrics and events, folded into one state that displays read."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fourfold.report.follow import Follower
+
+_RATE_STEPS = 20
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What does not change while a run trains. Sizes in bytes, entropy in nats per token."""
+
+    name: str
+    folder: Path
+    model: str
+    layout: str
+    num_steps: int
+    unigram_entropy_nats: float | None
+    bytes_per_token: float | None
+    predicted_peak_bytes: int
+
+
+@dataclass
+class RunState:
+    """Metrics by step (a step that was trained again counts once), and events in order."""
+
+    facts: RunFacts
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    begun: float = field(default_factory=time.time)
+    notice: str = ""
+    _metrics: Follower = field(init=False)
+    _events: Follower = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._metrics = Follower(self.facts.folder / "metrics.jsonl")
+        self._events = Follower(self.facts.folder / "events.jsonl")
+
+    def refresh(self) -> bool:
+        """Reads what is new; whether there was anything."""
+        rows, events = self._metrics.read(), self._events.read()
+        if self._metrics.restarted:
+            self.rows.clear()
+        if self._events.restarted:
+            self.events.clear()
+        for row in rows:
+            if isinstance(row.get("step"), int):
+                self.rows.pop(row["step"], None)
+                self.rows[row["step"]] = row
+        self.events += events
+        return bool(rows or events)
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The newest metrics; empty before the first step."""
+        return next(reversed(self.rows.values())) if self.rows else {}
+
+    @property
+    def step(self) -> int:
+        """Steps completed: metrics count steps from 0."""
+        return int(self.last["step"]) + 1 if self.rows else 0
+
+    @property
+    def new_events(self) -> list[dict[str, Any]]:
+        """Events of this launch."""
+        return [event for event in self.events if _number(event.get("time"), 0.0) >= self.begun - 1]
+
+    @property
+    def losses(self) -> list[float]:
+        return [loss for row in self.rows.values() if (loss := _number(row.get("loss"))) is not None]
+
+    @property
+    def held_out(self) -> tuple[float, int] | None:
+        """(held-out loss in nats, its step), the newest."""
+        for event in reversed(self.events):
+            if event.get("event") in ("evaluate", "finish"):
+                loss = _number(event.get("held_out_loss"))
+                if loss is not None:
+                    return loss, int(event.get("step") or self.step)
+        for row in reversed(self.rows.values()):
+            loss = _number(row.get("held_out_loss"))
+            if loss is not None:
+                return loss, int(row["step"]) + 1
+        return None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over the last steps together, so that one slow step does not make the display jump."""
+        recent = list(self.rows.values())[-_RATE_STEPS:]
+        pairs = [(_number(row.get("tokens_per_second")), _number(row.get("step_seconds"))) for row in recent]
+        known = [(rate, seconds) for rate, seconds in pairs if rate is not None and seconds]
+        total = sum(seconds for _, seconds in known)
+        return sum(rate * seconds for rate, seconds in known) / total if total else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
+        recent = [_number(row.get("step_seconds")) for row in list(self.rows.values())[-_RATE_STEPS:]]
+        known = [seconds for seconds in recent if seconds is not None]
+        left = self.facts.num_steps - self.step
+        return left * median(known) if known and left >= 0 else None
+
+    @property
+    def finish(self) -> Mapping[str, Any]:
+        """This launch's `finish` event; empty while there is none."""
+        return next((event for event in reversed(self.new_events) if event.get("event") == "finish"), {})
+
+    def number(self, key: str) -> float | None:
+        """A number of the newest metrics that has one."""
+        return _number(self.last.get(key))
+
+
+def _number(value: Any, default: float | None = None) -> Any:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+
+
+def describe_event(event: Mapping[str, Any]) -> str:
+    """One line of plain text."""
+    kind = str(event.get("event", "?"))
+    step = event.get("step")
+    at = f" at step {step}" if step is not None else ""
+    loss = _number(event.get("held_out_loss"))
+    if kind == "phase":
+        return str(event.get("name") or event.get("what") or kind)
+    texts = {
+        "start": "training starts",
+        "resume": f"resumed{at}",
+        "evaluate": f"held-out loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
+        "save": f"checkpoint saved{at}",
+        "stop": f"stopped{at}",
+        "failure": f"failed{at}: {event.get('message', '')}",
+        "finish": f"finished{at}",
+    }
+    extra = event.get("message") or event.get("path") or ""
+    return texts.get(kind, f"{kind}{at}{': ' + str(extra) if extra else ''}")

@@ -1,0 +1,60 @@
+"""Numbers as a person reads them: 1 GB = 1e9 bytes, 1 k = 1000."""
+
+import itertools
+
+_BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_COUNTS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def format_bytes(count: float) -> str:
+    """`4860000000` -> `4.86 GB`."""
+    for unit, size in _BYTES:
+        if count >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_count(count: float) -> str:
+    """`30100000` -> `30.1 M`."""
+    for unit, size in _COUNTS:
+        if count >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:.0f}"
+
+
+def format_flops(count: float) -> str:
+    """`3.2e12` -> `3.20 TFLOP`."""
+    scaled = format_count(count)
+    return f"{scaled}FLOP" if " " in scaled else f"{scaled} FLOP"
+
+
+def format_seconds(seconds: float) -> str:
+    """`75` -> `1:15`, `4000` -> `1:06:40`; below ten seconds with a decimal."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02d}:{minutes:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """The values in `width` characters, the highest at the top; each character is the mean of its share."""
+    finite = [v for v in values if v == v and abs(v) != float("inf")]
+    if not finite or width < 1:
+        return ""
+    width = min(width, len(finite))
+    edges = [len(finite) * i // width for i in range(width + 1)]
+    means = [sum(finite[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

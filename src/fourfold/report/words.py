@@ -1,0 +1,35 @@
+"""A run in a line or two: the size of its model, and its layout."""
+
+from collections import Counter
+
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.report.units import format_count
+
+
+def model_line(run: ResolvedRun) -> str:
+    """`llama, 30.1 M parameters: 8 blocks, hidden 512, 8 heads (2 kv) ..., vocabulary 4096`."""
+    m = run.model
+    kv = f" ({m.num_kv_heads} kv)" if m.num_kv_heads != m.num_heads else ""
+    tied = ", tied" if m.tie_embeddings else ""
+    return (
+        f"{m.family}, {format_count(run.num_parameters)} parameters: {m.num_layers} blocks, hidden {m.hidden_size}, "
+        f"{m.num_heads} heads{kv}, ffn {m.ffn_size}, vocabulary {m.vocab_size}{tied}"
+    )
+
+
+def layout_line(run: ResolvedRun) -> str:
+    """`4 ranks: dp_shard 4, ZeRO-3 | 2 microbatches of 1 x 256 tokens a rank | recompute none | fp32`."""
+    layout, facts = run.layout, run.facts
+    ranks = layout.world_size
+    axes = ", ".join(
+        f"{axis} {layout.degree(axis)}" for axis in layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
+    )
+    data = f": {axes}, ZeRO-{layout.zero}" if ranks > 1 else ""
+    count = layout.num_microbatches
+    policies = Counter(layout.recompute[1:-1])
+    recompute = next(iter(policies)) if len(policies) == 1 else ", ".join(f"{n} x {p}" for p, n in policies.items())
+    dtype = facts.compute if not facts.mixed else f"{facts.compute} (master {facts.master})"
+    return (
+        f"{ranks} rank{'s' if ranks > 1 else ''}{data} | {count} microbatch{'es' if count > 1 else ''} of "
+        f"{layout.microbatch_sequences} x {layout.sequence_length} tokens a rank | recompute {recompute} | {dtype}"
+    )
