@@ -1,6 +1,7 @@
 """Hugging Face `config.json`, read into this package's names and written back."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,13 @@ _NAMES = {
     "max_position": "max_position_embeddings",
     "init_std": "initializer_range",
 }
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32},
+    "qwen3": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
+}
+"""What transformers takes where a config.json leaves a key out, beside `rms_norm_eps` = 1e-6 for all."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -47,8 +55,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """As `read_config`, from the parsed object."""
     family = raw.get("model_type")
-    if family not in _ARCHITECTURES:
+    if not isinstance(family, str) or family not in _ARCHITECTURES:
         raise UserError(f"{source}: model_type = {family!r} is not supported; allowed: {', '.join(_ARCHITECTURES)}")
+    raw = {"rms_norm_eps": 1e-6, **_DEFAULTS[family], **raw}
     values: dict[str, Any] = {"family": family}
     for ours, theirs in _NAMES.items():
         if raw.get(theirs) is not None:
@@ -72,8 +81,14 @@ def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, 
     return values
 
 
+_LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
 def _read_rope(raw: dict[str, Any], values: dict[str, Any], source: str) -> None:
     """transformers 4 has `rope_theta` and `rope_scaling`; transformers 5 has one table `rope_parameters`."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(raw.get(key) or {}, dict):
+            raise UserError(f"{source}: {key} = {raw[key]!r} must be an object or null")
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     theta = rope.get("rope_theta", raw.get("rope_theta"))
     if theta is not None:
@@ -83,20 +98,26 @@ def _read_rope(raw: dict[str, Any], values: dict[str, Any], source: str) -> None
         return
     if kind != "llama3":
         raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: 'default', 'llama3'")
-    try:
-        values["rope_scaling"] = RopeScaling(
-            factor=float(rope["factor"]),
-            low_freq_factor=float(rope["low_freq_factor"]),
-            high_freq_factor=float(rope["high_freq_factor"]),
-            original_max_position=int(rope["original_max_position_embeddings"]),
-        )
-    except KeyError as error:
-        raise UserError(f"{source}: rope scaling 'llama3' lacks the key {error}") from None
+    scaling: dict[str, Any] = {}
+    for ours, theirs, number in (
+        ("factor", "factor", float),
+        ("low_freq_factor", "low_freq_factor", float),
+        ("high_freq_factor", "high_freq_factor", float),
+        ("original_max_position", "original_max_position_embeddings", int),
+    ):
+        if theirs not in rope:
+            raise UserError(
+                f"{source}: rope scaling 'llama3' lacks the key {theirs!r}; Llama 3.1 has {_LLAMA31[theirs]}"
+            )
+        scaling[ours] = _number(rope[theirs], theirs, source, number)
+    values["rope_scaling"] = RopeScaling(**scaling)
 
 
 def _number(value: Any, key: str, source: str, kind: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise UserError(f"{source}: {key} = {value!r} must be a positive number")
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    if not good or (kind is int and value != int(value)):
+        what = "a positive integer" if kind is int else "a positive number"
+        raise UserError(f"{source}: {key} = {value!r} is not supported; it must be {what}")
     return kind(value)
 
 

@@ -91,15 +91,16 @@ def _complete(values: dict[str, Any]) -> ModelConfig:
             f"model.{missing[0]} is missing; state it (for example {missing[0]} = {required[missing[0]]}) "
             f'or name a preset, for example preset = "tiny"'
         )
-    values.setdefault("num_kv_heads", values["num_heads"])
+    values.setdefault("qk_norm", values.get("family") == "qwen3")
+    values.setdefault("qkv_bias", values.get("family") == "qwen2")
     if "head_dim" not in values:
         if values["hidden_size"] % values["num_heads"]:
-            fit = max(d for d in range(1, values["num_heads"] + 1) if values["hidden_size"] % d == 0)
             raise UserError(
                 f"model.num_heads = {values['num_heads']} does not divide model.hidden_size = {values['hidden_size']}; "
-                f"a value that works: num_heads = {fit}, or state head_dim"
+                + _heads_that_work(values)
             )
         values["head_dim"] = values["hidden_size"] // values["num_heads"]
+    values.setdefault("num_kv_heads", values["num_heads"])
     config = ModelConfig(**values)
     if config.num_heads % config.num_kv_heads:
         fit = max(d for d in range(1, config.num_kv_heads + 1) if config.num_heads % d == 0)
@@ -112,6 +113,33 @@ def _complete(values: dict[str, Any]) -> ModelConfig:
             f"model.head_dim = {config.head_dim} is odd; rotary embedding needs an even one, for example "
             f"{config.head_dim + 1}"
         )
-    if config.qk_norm or config.qkv_bias:
-        config = replace(config, family="qwen3" if config.qk_norm else "qwen2")
-    return config
+    scaling = config.rope_scaling
+    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise UserError(
+            f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "
+            f"{scaling.high_freq_factor}; values that work: low_freq_factor = 1.0, high_freq_factor = 4.0"
+        )
+    if config.qk_norm and config.qkv_bias:
+        raise UserError(
+            "model.qk_norm = true and model.qkv_bias = true together are no model that Hugging Face has; "
+            "a value that works: qkv_bias = false"
+        )
+    return replace(config, family=_family(config))
+
+
+def _family(config: ModelConfig) -> str:
+    """The Hugging Face family that has this architecture; the stated one where it does."""
+    if config.qk_norm:
+        return "qwen3"
+    if config.qkv_bias:
+        return "qwen2"
+    return config.family if config.family in ("llama", "mistral") else "llama"
+
+
+def _heads_that_work(values: dict[str, Any]) -> str:
+    """The most heads, at most as many as stated, with which the rest of the model is legal."""
+    hidden = values["hidden_size"]
+    for heads in range(values["num_heads"], 0, -1):
+        if hidden % (2 * heads) == 0 and heads % values.get("num_kv_heads", 1) == 0:
+            return f"a value that works: num_heads = {heads}, or state head_dim"
+    return f"a value that works: head_dim = {max(2, hidden // values['num_heads'] // 2 * 2)}"

@@ -44,7 +44,9 @@ def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
 
 def dump_run(config: RunConfig) -> str:
     """The TOML text of a run, every key that has a value written out; `load_run` reads it back unchanged."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    table = config.model_dump(mode="json", exclude_none=True)
+    table["optimizer"].setdefault("clip_norm", 0.0)  # TOML has no null, and leaving it out would be the default
+    return tomli_w.dumps(table)
 
 
 def _betas_to_tuple(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +166,8 @@ def _default_text(location: Sequence[str]) -> str:
         return ""
     literals = [a for a in _flatten(field.annotation) if typing.get_origin(a) is typing.Literal]
     if literals:
-        return f"; a value that works: {get_args(literals[0])[0]!r}"
+        word = get_args(literals[0])[0]
+        return f"; a value that works: {[word] if typing.get_origin(field.annotation) is list else word!r}"
     if not field.is_required() and field.default is not None:
         return f"; a value that works: {field.default!r}"
     example = _EXAMPLES.get(".".join(location))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 Dtype = Literal["fp64", "fp32", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
@@ -11,7 +11,7 @@ DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
 class Section(BaseModel):
     """A table of the run file: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RopeScaling(Section):
@@ -107,7 +107,8 @@ class PrecisionSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW (Loshchilov & Hutter 2019) with a warm-up, then cosine or warm-up/stable/decay (WSD)."""
+    """AdamW (Loshchilov & Hutter 2019) with a warm-up, then cosine or warm-up/stable/decay (WSD).
+    `clip_norm = 0`: gradients are not clipped."""
 
     name: Literal["adamw"] = "adamw"
     lr: Annotated[float, Field(gt=0)] = 3e-4
@@ -118,7 +119,12 @@ class OptimizerSection(Section):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    clip_norm: Annotated[float, Field(ge=0)] | None = 1.0
+
+    @field_validator("clip_norm")
+    @classmethod
+    def _zero_is_none(cls, value: float | None) -> float | None:
+        return value or None
 
 
 class CheckpointSection(Section):

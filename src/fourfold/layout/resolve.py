@@ -88,7 +88,7 @@ def _recompute(stated: str | list[str], num_layers: int) -> tuple[Recompute, ...
                 f"layout.recompute lists {len(policies)} policies for {num_layers} blocks; give one a block, or one word: "
                 f"{', '.join(allowed)}"
             )
-    elif match := re.fullmatch(r"(\w+):(\d+)", stated):
+    elif (match := re.fullmatch(r"(\w+):(\d+)", stated)) and match[1] in allowed:
         count = int(match[2])
         if count > num_layers:
             raise UserError(

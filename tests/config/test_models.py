@@ -1,0 +1,321 @@
+"""Presets have the published sizes; configs of Hugging Face read and write without loss; what cannot be run right is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourfold.config import ModelConfig, ModelSection, UserError, parse_run, preset_names, resolve_model
+from fourfold.config.huggingface import parse_config, to_config
+from fourfold.config.schema import RopeScaling
+from fourfold.layout import resolve_layout
+from fourfold.model.spec import num_parameters
+
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mistral-7b": 7_248_023_552,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "smollm2-135m": 134_515_008,
+}
+
+
+def _resolve(preset: str) -> ModelConfig:
+    return resolve_model(ModelSection(preset=preset), 1000)
+
+
+def test_every_preset_but_the_toy_has_a_published_size() -> None:
+    assert set(preset_names()) - {"tiny"} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_has_the_published_number_of_parameters(preset: str) -> None:
+    assert num_parameters(_resolve(preset)) == PUBLISHED[preset]
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_has_the_size_of_the_model_that_transformers_builds_from_it(preset: str) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = to_config(_resolve(preset))
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    parameters = {id(p): p.numel() for p in model.parameters()}
+    assert sum(parameters.values()) == PUBLISHED[preset]
+
+
+def test_a_dimension_beside_a_preset_overrides_it() -> None:
+    plain = _resolve("llama3-8b")
+    changed = resolve_model(ModelSection(preset="llama3-8b", num_layers=2, rope_theta=1e4))
+    assert (changed.num_layers, changed.rope_theta) == (2, 1e4)
+    assert changed.hidden_size == plain.hidden_size
+    narrow = resolve_model(ModelSection(preset="qwen3-8b", hidden_size=512, num_heads=16, num_kv_heads=4))
+    assert narrow.head_dim == 32
+
+
+# Round trips
+
+DIMENSIONS: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "ffn_size": 56,
+    "vocab_size": 99,
+}
+SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64)
+MODELS = {
+    "llama": ModelConfig(**DIMENSIONS),
+    "llama tied": ModelConfig(**DIMENSIONS, tie_embeddings=True, norm_eps=1e-6, init_std=0.01),
+    "llama scaled": ModelConfig(**DIMENSIONS, rope_theta=5e5, rope_scaling=SCALING, max_position=512),
+    "llama wide heads": ModelConfig(**{**DIMENSIONS, "head_dim": 16}),
+    "mistral": ModelConfig(**DIMENSIONS, family="mistral", rope_theta=1e6),
+    "mistral windowed": ModelConfig(**DIMENSIONS, family="mistral", sliding_window=128, max_position=512),
+    "qwen2": ModelConfig(**DIMENSIONS, family="qwen2", qkv_bias=True, norm_eps=1e-6),
+    "qwen2 tied": ModelConfig(**DIMENSIONS, family="qwen2", qkv_bias=True, tie_embeddings=True),
+    "qwen3": ModelConfig(**{**DIMENSIONS, "head_dim": 16}, family="qwen3", qk_norm=True, rope_theta=1e6),
+}
+
+
+def _through_transformers(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """What transformers writes after reading this config.json."""
+    from transformers import AutoConfig
+
+    (folder / "in").mkdir()
+    (folder / "in" / "config.json").write_text(json.dumps(raw))
+    AutoConfig.from_pretrained(folder / "in").save_pretrained(folder / "out")
+    return dict(json.loads((folder / "out" / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_our_own_config_reads_back(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(to_config(MODELS[name])))
+    assert resolve_model(ModelSection(hf=str(tmp_path))) == MODELS[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_transformers_makes_of_our_config_reads_back(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    raw = _through_transformers(to_config(MODELS[name]), tmp_path)
+    assert "rope_parameters" in raw, "transformers 5 writes its own form"
+    assert resolve_model(ModelSection(hf=str(tmp_path / "out"))) == MODELS[name]
+
+
+def _in_the_form_of_version_4(raw: dict[str, Any]) -> dict[str, Any]:
+    raw = dict(raw)
+    rope = dict(raw.pop("rope_parameters"))
+    raw["rope_theta"] = rope.pop("rope_theta")
+    raw["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    raw["torch_dtype"] = raw.pop("dtype", "float32")
+    return raw
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_form_of_transformers_4_reads_the_same(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    raw = _in_the_form_of_version_4(_through_transformers(to_config(MODELS[name]), tmp_path))
+    assert "rope_parameters" not in raw
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert resolve_model(ModelSection(hf=str(tmp_path))) == MODELS[name]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("form", ["rope_scaling", "rope_parameters"])
+def test_transformers_reads_either_rope_form_that_we_write(name: str, form: str, tmp_path: Path) -> None:
+    """Either half alone of what we write gives transformers the same frequencies."""
+    from transformers import AutoConfig
+
+    raw, model = to_config(MODELS[name]), MODELS[name]
+    raw = _in_the_form_of_version_4(raw) if form == "rope_scaling" else {**raw}
+    if form == "rope_parameters":
+        del raw["rope_scaling"], raw["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    rope = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert rope["rope_theta"] == model.rope_theta
+    assert rope["rope_type"] == ("llama3" if model.rope_scaling else "default")
+    if model.rope_scaling:
+        assert rope["factor"] == model.rope_scaling.factor
+        assert rope["original_max_position_embeddings"] == model.rope_scaling.original_max_position
+
+
+BARE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 1024,
+    "num_attention_heads": 32,
+    "intermediate_size": 56,
+    "vocab_size": 99,
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_keys_left_out_mean_what_they_mean_to_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **BARE}))
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    ours = resolve_model(ModelSection(hf=str(tmp_path)))
+    assert ours.family == family
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 1024 // 32)
+    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.max_position == theirs.max_position_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.init_std == theirs.initializer_range
+    assert ours.tie_embeddings == theirs.tie_word_embeddings
+    assert ours.sliding_window == theirs.sliding_window if family == "mistral" else ours.sliding_window is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    family=st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]),
+    layers=st.integers(1, 200),
+    kv_heads=st.integers(1, 16),
+    group=st.integers(1, 8),
+    half=st.integers(1, 128),
+    hidden=st.integers(1, 2**15),
+    theta=st.floats(1, 1e8),
+    eps=st.floats(1e-12, 1e-1),
+    tied=st.booleans(),
+    scaled=st.booleans(),
+)
+def test_any_model_reads_back_from_its_config(
+    family: str, layers: int, kv_heads: int, group: int, half: int, hidden: int,
+    theta: float, eps: float, tied: bool, scaled: bool,
+) -> None:  # fmt: skip
+    model = ModelConfig(
+        layers, hidden, kv_heads * group, kv_heads, 2 * half, 7, 11, family, tied, theta, SCALING if scaled else None,
+        eps, qkv_bias=family == "qwen2", qk_norm=family == "qwen3",
+    )  # fmt: skip
+    values = parse_config(json.loads(json.dumps(to_config(model))))
+    assert resolve_model(ModelSection(**values)) == model
+
+
+# The family follows the architecture, so that what is exported is what was trained
+
+
+@pytest.mark.parametrize(
+    ("stated", "family", "bias", "norm"),
+    [
+        ({}, "llama", False, False),
+        ({"family": "mistral"}, "mistral", False, False),
+        ({"family": "qwen2"}, "qwen2", True, False),
+        ({"family": "qwen3"}, "qwen3", False, True),
+        ({"qkv_bias": True}, "qwen2", True, False),
+        ({"qk_norm": True}, "qwen3", False, True),
+        ({"family": "mistral", "qk_norm": True}, "qwen3", False, True),
+        ({"family": "qwen2", "qkv_bias": False}, "llama", False, False),
+        ({"family": "qwen3", "qk_norm": False}, "llama", False, False),
+    ],
+    ids=str,
+)
+def test_the_family_is_one_that_has_this_architecture(
+    stated: dict[str, Any], family: str, bias: bool, norm: bool
+) -> None:
+    model = resolve_model(ModelSection(**DIMENSIONS, **stated))
+    assert (model.family, model.qkv_bias, model.qk_norm) == (family, bias, norm)
+    assert resolve_model(ModelSection(**parse_config(to_config(model)))) == model
+
+
+def test_a_preset_stripped_of_its_bias_is_no_longer_of_its_family() -> None:
+    assert resolve_model(ModelSection(preset="qwen2.5-7b", qkv_bias=False)).family == "llama"
+    assert resolve_model(ModelSection(preset="qwen3-8b", qk_norm=False)).family == "llama"
+
+
+# Refusals
+
+
+def _config(**changes: Any) -> dict[str, Any]:
+    return {"model_type": "llama", **BARE, **changes}
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gpt2"}, ["model_type = 'gpt2'", "llama, mistral, qwen2, qwen3"]),
+        ({"model_type": None}, ["model_type = None", "llama"]),
+        ({"model_type": ["llama"]}, ["model_type"]),
+        ({"mlp_bias": True}, ["mlp_bias = true", "false"]),
+        ({"attention_bias": True}, ["attention_bias = true", "false"]),
+        ({"model_type": "qwen3", "attention_bias": True}, ["attention_bias = true", "qwen3"]),
+        ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "'silu'"]),
+        ({"rope_scaling": YARN}, ["rope_type = 'yarn'", "'llama3'"]),
+        ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, ["rope_type = 'yarn'", "'llama3'"]),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_type = 'linear'"]),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_type = 'dynamic'"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["lacks the key 'low_freq_factor'"]),
+        ({"rope_scaling": "llama3"}, ["rope_scaling = 'llama3'"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": "x", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                           "original_max_position_embeddings": 8192}}, ["factor = 'x'"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": -8, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                           "original_max_position_embeddings": 8192}}, ["factor = -8"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+                           "original_max_position_embeddings": 8192}}, ["low_freq_factor = 4.0"]),
+        ({"hidden_size": "1024"}, ["hidden_size = '1024'", "positive integer"]),
+        ({"hidden_size": 1024.5}, ["hidden_size = 1024.5", "positive integer"]),
+        ({"hidden_size": True}, ["hidden_size = True", "positive integer"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers = 0"]),
+        ({"num_hidden_layers": [2]}, ["num_hidden_layers = [2]"]),
+        ({"rms_norm_eps": -1}, ["rms_norm_eps = -1"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan"]),
+        ({"num_attention_heads": float("inf")}, ["num_attention_heads = inf"]),
+        ({"rope_theta": 0}, ["rope_theta = 0"]),
+        ({"head_dim": 33}, ["head_dim = 33", "34"]),
+        ({"num_attention_heads": 5}, ["num_heads = 5"]),
+        ({"num_key_value_heads": 5}, ["num_kv_heads = 5"]),
+        ({"hidden_size": None}, ["hidden_size"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_cannot_be_run_right_is_refused(
+    changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(_config(**changes)))
+    with pytest.raises(UserError) as caught:
+        resolve_model(ModelSection(hf=str(tmp_path)))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "3", "null", '{"model_type": "llama"'])
+def test_a_config_that_is_no_json_object_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json"):
+        resolve_model(ModelSection(hf=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"model_type": "mistral", "sliding_window": 4096}, 4096),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 4096}, None),
+    ],
+    ids=str,
+)
+def test_a_sliding_window_must_hold_the_sequence(changes: dict[str, Any], window: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(_config(**changes)))
+    model = resolve_model(ModelSection(hf=str(tmp_path)))
+    assert model.sliding_window == window
+    for length in (4096, 4097):
+        config = parse_run({"batch": {"global_sequences": 1, "sequence_length": length}})
+        if window is not None and length > window:
+            with pytest.raises(UserError, match=r"sequence_length = 4097 .*sliding_window = 4096"):
+                resolve_layout(config, model)
+        else:
+            assert resolve_layout(config, model).sequence_length == length
