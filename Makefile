@@ -1,0 +1,48 @@
+# Two commands for a new clone: `make train` and `make test`. Both make the virtual environment themselves.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+RANKS  ?= 4
+
+.PHONY: train test test-all lint benchmark clean help
+
+help:
+	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
+	@echo "make test       all tests but the long sweeps"
+	@echo "make test-all   the long sweeps too"
+	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make benchmark  side by side with DDP, FSDP2 and DeepSpeed"
+
+train: $(VENV)/ready
+	$(BIN)/fourfold train examples/stdlib.toml --ranks $(RANKS) $(ARGS)
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -m "not sweep" $(ARGS)
+
+test-all: $(VENV)/ready
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+benchmark: $(VENV)/benchmark-ready
+	$(BIN)/python benchmarks/data_parallel.py $(ARGS)
+
+# torch comes first and alone, so that no other package chooses a build of it.
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "fourfold needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + "; run make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,parquet,test,lint]'
+	@touch $@
+
+$(VENV)/benchmark-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools wheel ninja py-cpuinfo
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[benchmark]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs fourfold-data
