@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from fourfold.config import RunConfig, RunFailure, UserError
-from fourfold.launch.prepare_run import ReadyRun
 from fourfold.launch.processes import Outcome
+from fourfold.launch.ready import ReadyRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command, final_lines

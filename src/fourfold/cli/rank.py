@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
-from fourfold.launch.prepare_run import ReadyRun, finished_at, prepare_run
 from fourfold.launch.processes import STOPPED, Outcome
+from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay

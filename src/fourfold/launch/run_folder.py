@@ -208,8 +208,8 @@ def _show(value: Any) -> str:
 
 
 def _how_to_agree(key: str, value: Any, old: RunConfig) -> str:
-    if key == "layout.dp_shard":
-        return f", or use --ranks {old.layout.dp_replicate * value} to go on with that run"
     if value is None or isinstance(value, (list, dict)):
         return ""
+    if key == "layout.dp_shard":
+        return f", or use --ranks {old.layout.dp_replicate * value} to go on with that run"
     return f", or state {key}={value if isinstance(value, str) else json.dumps(value)} to go on with that run"

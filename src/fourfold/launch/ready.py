@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.data import PreparedData, open_prepared, prepare
@@ -11,6 +11,9 @@ from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_device
 from fourfold.launch.resolve import ResolvedRun, num_steps, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, check_same_run
 from fourfold.program import memory_peak
+
+if TYPE_CHECKING:
+    from fourfold.checkpoint import WeightFolder
 
 Report = Callable[[str], None]
 _SHOWN_FAULTS = 5
@@ -66,6 +69,7 @@ def prepare_run(
         if known is None and old.data == config.data:
             resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
         check_same_run(folder.path, old, resolved.config)
+    weights = _open_initial(resolved)
     prepared = known if known is not None and has_begun else prepare(config.data, report)
     corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
     if has_begun and corpus_id != prepared.corpus_id:
@@ -75,7 +79,8 @@ def prepare_run(
         )
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
     _require_proof(resolved)
-    _check_initial(resolved)
+    if weights is not None:
+        weights.check_against(resolved.facts.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
     warning = _memory_warning(peak, local) if cuda_devices == 0 else None
     return ReadyRun(resolved, prepared, steps, peak, (warning,) if warning else ())
@@ -106,14 +111,14 @@ def _require_proof(resolved: ResolvedRun) -> None:
         )
 
 
-def _check_initial(resolved: ResolvedRun) -> None:
-    """Raises where the initial weights are not whole or not this model's."""
+def _open_initial(resolved: ResolvedRun) -> "WeightFolder | None":
+    """The initial weights. Raises where they are not there or not whole."""
     initial = resolved.config.model.initial
     if initial is None:
-        return
+        return None
     from fourfold.checkpoint import WeightFolder
 
-    WeightFolder(Path(initial)).check_against(resolved.facts.segments)
+    return WeightFolder(Path(initial))
 
 
 def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:

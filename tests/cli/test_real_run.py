@@ -1,0 +1,66 @@
+"""The commands with real ranks: train, interrupt, sample, export, import, go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+FOURFOLD = (sys.executable, "-m", "fourfold")
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Whole lines alone: the last may be being written."""
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
+    def fourfold(*arguments: str) -> str:
+        done = subprocess.run([*FOURFOLD, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = fourfold("train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "--ranks", "2")
+    assert "held-out loss" in said
+    assert "unigram entropy" in said
+    assert "A sample that the model wrote:" in said
+    assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
+    assert len(fourfold("sample", "runs/run", "--prompt", "The ", "--tokens", "5")) > 4
+    fourfold("export", "runs/run", "--out", "hf")
+    fourfold("import", "hf", "--out", "more.toml", "--corpus", "texts")
+    assert "2 blocks, hidden 32" in fourfold("show", "more.toml")
+    places = fourfold("show", "runs/run", "--progress").splitlines()
+    assert [line.partition(":")[0] for line in places] == ["rank 0", "rank 1"]
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(here: Path) -> None:
+    command = [*FOURFOLD, "train", "run.toml", "batch.steps=1000000", "--ranks", "2"]
+    metrics = here / "runs/run/metrics.jsonl"
+
+    def interrupt_past(steps: int) -> tuple[int, str]:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            deadline = time.monotonic() + 60
+            while len(read_lines(metrics)) < steps and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            os.kill(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        return process.returncode, said
+
+    code, said = interrupt_past(5)
+    assert code == 130, said
+    saved = len(read_lines(metrics))
+    assert f"the same command goes on from step {saved}" in said
+    code, said = interrupt_past(saved + 5)
+    assert code == 130, said
+    assert f"resumed at step {saved}" in said
+    assert [row["step"] for row in read_lines(metrics)] == list(range(len(read_lines(metrics))))

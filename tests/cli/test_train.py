@@ -1,0 +1,124 @@
+"""The life of a run as the command sees it, with ranks that only pretend: begin, end, fail, go on."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from fourfold.cli.train import train_with
+from fourfold.config import RunFailure, UserError
+from fourfold.data import open_prepared
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.ending import Command
+
+pytest.importorskip("torch")
+FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
+OUT = Path("runs/run")
+
+
+def train(mode: str, *overrides: str, ranks: int | None = 2, out: Path | None = None) -> int:
+    command = Command(Path("run.toml"), overrides, ranks, out)
+    return train_with(command, worker=(sys.executable, str(FAKE), mode), grace_seconds=5.0)
+
+
+def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, capsys) -> None:
+    assert train("finish") == 0
+    said = capsys.readouterr().out
+    config = RunFolder(OUT).require_config()
+    assert config.layout.dp_shard == 2
+    assert config.model.vocab_size == 320
+    assert open_prepared(json.loads((OUT / "data.json").read_text())["prepared"]).vocab_size == 257
+    for text in (
+        "2.2500 nats per token",
+        "unigram entropy",
+        "def f(x):",
+        "runs/run",
+        "fourfold export",
+        "layout.zero=3",
+    ):
+        assert text in said
+
+
+def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(here, capsys) -> None:
+    train("finish")
+    capsys.readouterr()
+    assert train("fail:0:must not be started") == 0
+    assert "finished at step 3" in (said := capsys.readouterr().out)
+    assert "batch.steps=6" in said
+    assert train("finish", "batch.steps=6") == 0
+    assert RunFolder(OUT).require_config().batch.steps == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "named"),
+    [
+        ("optimizer.lr=0.5", "optimizer.lr = 0.5"),
+        ("data.tokenizer=bpe:300", "data.tokenizer"),
+        ("run.seed=3", "run.seed"),
+    ],
+)
+def test_another_run_is_not_mixed_into_a_folder_that_holds_one(here, override, named) -> None:
+    train("finish")
+    with pytest.raises(UserError, match=named) as caught:
+        train("finish", override)
+    assert "--out runs/run-2" in str(caught.value)
+    assert train("finish", override, out=Path("runs/other")) == 0
+
+
+def test_other_ranks_are_another_run(here) -> None:
+    train("finish")
+    with pytest.raises(UserError, match="--ranks 2"):
+        train("finish", ranks=4)
+
+
+def test_a_corpus_that_changed_since_is_noticed_where_the_old_tokens_are_gone(here) -> None:
+    train("finish", "data.directory=cache")
+    (here / "texts" / "3.txt").write_text("One more text.\n" * 40)
+    assert train("finish", "data.directory=cache", "batch.steps=4") == 0  # the tokens it began with are still there
+    for path in (here / "cache").glob("*/prepared.json"):
+        path.unlink()
+    (here / "runs/run/data.json").write_text(json.dumps({"prepared": "gone", "corpus_id": "0" * 64}))
+    with pytest.raises(UserError, match="has changed since"):
+        train("finish", "data.directory=cache", "batch.steps=5")
+
+
+def test_a_rank_that_fails_fails_the_run_and_names_the_way_on(here) -> None:
+    with pytest.raises(RunFailure) as caught:
+        train("fail:1:the loss exploded")
+    message = str(caught.value)
+    assert message.startswith("the loss exploded\n")
+    assert "fourfold train run.toml --ranks 2" in message
+    assert "runs/run/logs" in message
+
+
+def test_a_run_that_failed_before_its_first_step_may_be_corrected(here) -> None:
+    with pytest.raises(UserError):
+        train("mistake:0:that cannot work")
+    assert train("finish", "optimizer.lr=0.5") == 0
+    assert RunFolder(OUT).require_config().optimizer.lr == 0.5
+
+
+def test_too_little_memory_is_said_before_the_ranks_start(here, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("fourfold.launch.ready.memory_bytes", lambda: 1000)
+    train("finish")
+    assert "warning: 2 ranks with a predicted peak of" in capsys.readouterr().out
+
+
+def test_an_unsound_program_is_refused(here, monkeypatch) -> None:
+    from fourfold.program import Fault
+
+    fault = Fault(0, 3, None, "reads grad/b1 before it is written", "write it first")
+    monkeypatch.setattr("fourfold.launch.resolve.ResolvedRun.faults", lambda self: [fault])
+    with pytest.raises(RunFailure, match="reads grad/b1 before it is written"):
+        train("finish")
+    assert not (here / "runs").exists()
+
+
+def test_under_another_launcher_ranks_must_agree(here, monkeypatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="2 ranks were started"):
+        train("finish", ranks=3)
+    with pytest.raises(RunFailure, match="rank 1 waited"):
+        train("finish", "run.timeout_seconds=0.3", ranks=None)

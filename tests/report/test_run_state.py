@@ -1,0 +1,143 @@
+"""What displays show is what the run's folder says, however it was written."""
+
+import json
+import time
+
+import pytest
+from rich.console import Console
+
+from fourfold.report.ending import Command, final_lines
+from fourfold.report.follow import Follower
+from fourfold.report.live import render
+from fourfold.report.plain import PlainDisplay
+from fourfold.report.run_state import RunFacts, RunState
+from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
+
+FACTS = {"model": "llama, 3 M parameters", "layout": "2 ranks: dp_shard 2, ZeRO-3", "num_steps": 1000}
+
+
+def state(folder, **changes) -> RunState:
+    sizes = {"unigram_entropy_nats": 5.25, "bytes_per_token": 2.0, "predicted_peak_bytes": 2_000_000}
+    return RunState(RunFacts(name="tiny", folder=folder, **{**FACTS, **sizes, **changes}))
+
+
+def row(step: int, **values) -> str:
+    usual = {"loss": 5.0, "grad_norm": 1.0, "lr": 1e-3, "tokens": 64 * (step + 1), "step_seconds": 0.5}
+    usual |= {"tokens_per_second": 2e4, "mfu": 0.25, "peak_memory_bytes": 2_000_000, "comm_bytes": {"dp_shard": 4000}}
+    return json.dumps({"step": step, "skipped_steps": 0, **usual, **values}) + "\n"
+
+
+def event(kind: str, **values) -> str:
+    return json.dumps({"time": time.time(), "event": kind, **values}) + "\n"
+
+
+def test_a_file_is_followed_line_by_line_and_from_the_start_when_it_is_replaced(tmp_path) -> None:
+    path = tmp_path / "m.jsonl"
+    follower = Follower(path)
+    assert follower.read() == []
+    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert follower.read() == [{"step": 0}, {"step": 1}]
+    with open(path, "a") as file:
+        file.write('ep": 2}\nnot json\n')
+    assert follower.read() == [{"step": 2}]
+    (tmp_path / "new").write_text('{"step": 0}\n')
+    (tmp_path / "new").replace(path)
+    assert follower.read() == [{"step": 0}]
+    assert follower.restarted
+
+
+def test_the_newest_metrics_count_and_steps_count_from_one(tmp_path) -> None:
+    run = state(tmp_path)
+    assert (run.step, run.seconds_left, run.held_out) == (0, None, None)
+    (tmp_path / "metrics.jsonl").write_text(row(0) + row(1, held_out_loss=4.5))
+    run.refresh()
+    assert run.step == 2
+    assert run.held_out == (4.5, 2)
+    assert run.seconds_left == pytest.approx(998 * 0.5)
+    assert run.tokens_per_second == pytest.approx(2e4)
+
+
+def test_a_run_prints_at_most_some_twenty_lines_of_metrics(tmp_path, monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("fourfold.report.plain.time.monotonic", lambda: clock[0])
+    lines: list[str] = []
+    display = PlainDisplay(state(tmp_path), lines.append)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        for step in range(1000):
+            clock[0] += 60.0
+            file.write(row(step))
+            file.flush()
+            display.update()
+    assert 20 <= len(lines) <= 22
+    assert lines[-1].startswith("step 1000/1000")
+
+
+def test_events_are_printed_once_and_old_metrics_are_not(tmp_path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("".join(row(step) for step in range(10)))
+    lines: list[str] = []
+    display = PlainDisplay(state(tmp_path), lines.append)
+    display.begin()
+    begun = len(lines)
+    (tmp_path / "events.jsonl").write_text(event("resume", step=10) + event("evaluate", step=10, held_out_loss=4.0))
+    display.update()
+    display.update()
+    assert lines[begun:] == ["resumed at step 10", "held-out loss 4.0000 at step 10"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_panel_fits_its_terminal_and_shows_the_figures(tmp_path, width) -> None:
+    run = state(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("".join(row(s, loss=5 - s / 99, skipped_steps=3) for s in range(99)))
+    (tmp_path / "events.jsonl").write_text(event("evaluate", step=99, held_out_loss=4.125))
+    run.refresh()
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(run, width))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= width
+    if width >= 80:
+        for figure in (
+            "step 99/1000",
+            "4.0101",
+            "4.1250",
+            "5.2500",
+            "20.0 k",
+            "25.0 %",
+            "2.00 MB",
+            "4.00 kB",
+            "skipped",
+        ):
+            assert figure in text, figure
+
+
+def test_the_panel_can_be_drawn_before_anything_is_known(tmp_path) -> None:
+    console = Console(width=80, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(state(tmp_path, unigram_entropy_nats=None), 80))
+
+
+def test_the_ending_sets_the_loss_beside_the_entropy_and_names_commands_that_keep_what_was_stated(tmp_path) -> None:
+    run = state(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(row(999))
+    (tmp_path / "events.jsonl").write_text(event("finish", step=1000, held_out_loss=2.5, sample="def f():\n    pass"))
+    run.refresh()
+    command = Command(tmp_path / "my run.toml", ("batch.steps=1000", "optimizer.lr=0.1"), 2)
+    text = "\n".join(final_lines(run, command))
+    assert "2.5000 nats per token = 1.803 bits per byte" in text
+    assert "5.2500 nats per token" in text
+    assert "def f():\n      pass" in text
+    assert "batch.steps=2000 optimizer.lr=0.1 --ranks 2" in text
+    assert "batch.steps=1000 optimizer.lr=0.1 layout.zero=3 --ranks 2 --out" in text
+    assert "my run.toml'" in text
+
+
+def test_numbers_keep_three_digits() -> None:
+    assert [format_bytes(n) for n in (0, 999, 1000, 4.86e12, 123456)] == [
+        "0 B",
+        "999 B",
+        "1.00 kB",
+        "4.86 TB",
+        "123 kB",
+    ]
+    assert [format_count(n) for n in (12, 30_100_000, 9996)] == ["12", "30.1 M", "10.0 k"]
+    assert [format_seconds(s) for s in (0.25, 75, 4000, 200000)] == ["0.2 s", "1:15", "1:06:40", "2 d 07:33"]
+    assert sparkline([3, 2, 1, float("nan")], 10) == "█▅▁"
+    assert sparkline([], 10) == ""
