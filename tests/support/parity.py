@@ -21,6 +21,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import fill_range, initialize_shard
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
+from tests.support.shards import full_tensors
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
@@ -234,15 +235,11 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
     facts = Lowering.of(config, model, layout)
-    full = {}
+    buffers = {}
     for name, flat in facts.flats.items():
-        if flat.num_shards == 1 or facts.zero == 0:
-            whole = results[0][key][name]
-        else:
-            whole = np.concatenate([results[i][key][name] for i in range(flat.num_shards)])
-        for spec, start, end in flat.ranges():
-            full[spec.name] = torch.from_numpy(whole[start:end].copy()).view(spec.shape)
-    return full
+        shards = [results[i][key][name] for i in range(flat.num_shards if facts.zero else 1)]
+        buffers[name] = torch.from_numpy(np.concatenate(shards))
+    return full_tensors(facts, buffers)
 
 
 def worst(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:

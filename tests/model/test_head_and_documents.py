@@ -1,0 +1,183 @@
+"""The head in chunks, microbatches without targets, and attention that never leaves a document."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.plain_model import PlainModel, random_tokens
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.model import head
+from fourfold.model.footprint import chunk_tokens
+from fourfold.model.segments import causal_attention
+
+MODEL = ModelConfig(2, 16, 4, 2, 4, 24, 37)
+TIED = ModelConfig(2, 16, 4, 2, 4, 24, 37, tie_embeddings=True)
+
+
+def _run(plain: PlainModel, tokens: Tensor, targets: Tensor, count: int = 7) -> tuple[Tensor, dict[str, Tensor]]:
+    plain.zero_gradients()
+    loss = plain.loss_and_gradients(plain.microbatch(tokens, targets), count)
+    return loss, {name: grad.clone() for name, grad in plain.gradients().items()}
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 37, 38, 39])
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
+def test_the_head_in_chunks_equals_the_head_at_once(
+    size: int, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = PlainModel(model)
+    tokens, targets = random_tokens(model, 2, 19)
+    loss, gradients = _run(plain, tokens, targets)
+    evaluated = plain.loss(plain.microbatch(tokens, targets))
+    sizes = []
+
+    def small(vocab_size: int) -> int:
+        sizes.append(vocab_size)
+        return size
+
+    monkeypatch.setattr(head, "chunk_tokens", small)
+    chunked_loss, chunked = _run(plain, tokens, targets)
+    assert sizes, "the chunk size is asked for"
+    assert chunked_loss.item() == pytest.approx(loss.item(), rel=1e-13)
+    assert plain.loss(plain.microbatch(tokens, targets)).item() == pytest.approx(evaluated.item(), rel=1e-13)
+    for name, grad in gradients.items():
+        torch.testing.assert_close(chunked[name], grad, rtol=1e-10, atol=1e-14, msg=name)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 99, 4096, 32000, 128256, 10**6])
+def test_a_chunk_holds_few_logits_but_enough_tokens(vocab_size: int) -> None:
+    tokens = chunk_tokens(vocab_size)
+    assert tokens >= 128
+    assert tokens * vocab_size <= max(2**21, 128 * vocab_size)
+
+
+def test_logits_agree_with_the_loss() -> None:
+    plain = PlainModel(MODEL)
+    tokens, targets = random_tokens(MODEL, 2, 19)
+    batch = plain.microbatch(tokens, targets)
+    logits = head.head_logits(plain.hidden(batch), plain.weights["head"], MODEL)  # type: ignore[arg-type]
+    expected = torch.nn.functional.cross_entropy(logits.view(-1, 37), targets.view(-1), reduction="sum")
+    assert plain.loss(batch).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+# Targets
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
+def test_a_microbatch_without_targets_has_no_loss_and_no_gradient(model: ModelConfig, dtype: torch.dtype) -> None:
+    plain = PlainModel(model, dtype)
+    tokens, targets = random_tokens(model, 2, 19)
+    loss, gradients = _run(plain, tokens, torch.full_like(targets, -100))
+    assert loss.item() == 0
+    assert plain.loss(plain.microbatch(tokens, torch.full_like(targets, -100))).item() == 0
+    for name, grad in gradients.items():
+        assert not grad.any(), name
+    assert _run(plain, tokens, targets)[0].item() > 0
+
+
+def test_what_stands_at_an_ignored_target_does_not_matter() -> None:
+    """Tokens after the last target of a row, and logits at ignored positions, change nothing."""
+    plain = PlainModel(MODEL)
+    tokens, targets = random_tokens(MODEL, 2, 19)
+    targets[:, 12:] = -100
+    loss, gradients = _run(plain, tokens, targets)
+    tokens[:, 12:] = (tokens[:, 12:] + 1) % 37
+    changed_loss, changed = _run(plain, tokens, targets)
+    assert loss.item() == pytest.approx(changed_loss.item(), rel=1e-14)
+    for name, grad in gradients.items():
+        torch.testing.assert_close(changed[name], grad, rtol=1e-10, atol=1e-14)
+
+
+def test_the_divisor_scales_the_gradient_and_not_the_loss() -> None:
+    plain = PlainModel(MODEL)
+    tokens, targets = random_tokens(MODEL, 2, 19)
+    loss, gradients = _run(plain, tokens, targets, count=1)
+    loss_5, gradients_5 = _run(plain, tokens, targets, count=5)
+    assert loss.item() == loss_5.item()
+    for name, grad in gradients.items():
+        torch.testing.assert_close(gradients_5[name] * 5, grad, rtol=1e-10, atol=1e-12)
+
+
+def test_large_logits_overflow_nothing() -> None:
+    plain = PlainModel(MODEL, torch.float32)
+    plain.parameters()["lm_head.weight"].mul_(1e4)
+    tokens, targets = random_tokens(MODEL, 2, 19)
+    loss, gradients = _run(plain, tokens, targets)
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(grad).all() for grad in gradients.values())
+
+
+# Documents
+
+
+def _lengths(rng: np.random.Generator, length: int, rows: int) -> list[list[int]]:
+    result = []
+    for _ in range(rows):
+        cuts = sorted({int(c) for c in rng.integers(1, length, 3)})
+        result.append([b - a for a, b in zip([0, *cuts], [*cuts, length], strict=True)])
+    return result
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 24))
+def test_masked_documents_equal_documents_run_alone(seed: int, length: int) -> None:
+    plain = PlainModel(MODEL)
+    tokens, targets = random_tokens(MODEL, 2, length, seed)
+    documents = _lengths(np.random.default_rng(seed), length, 2)
+    plain.zero_gradients()
+    together = plain.loss_and_gradients(plain.microbatch(tokens, targets, documents), 7)
+    expected = {name: grad.clone() for name, grad in plain.gradients().items()}
+    plain.zero_gradients()
+    alone = 0.0
+    for row, lengths in enumerate(documents):
+        start = 0
+        for size in lengths:
+            part = (slice(row, row + 1), slice(start, start + size))
+            alone += plain.loss_and_gradients(plain.microbatch(tokens[part], targets[part]), 7).item()
+            start += size
+    assert together.item() == pytest.approx(alone, rel=1e-12)
+    for name, grad in plain.gradients().items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-8, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_nothing_leaks_between_documents(dtype: torch.dtype) -> None:
+    """Another document in the same row changes; the outputs of this one do not, in a single bit."""
+    plain = PlainModel(MODEL, dtype)
+    tokens, targets = random_tokens(MODEL, 2, 20)
+    documents = [[6, 9, 5], [20]]
+    before = plain.hidden(plain.microbatch(tokens, targets, documents))
+    changed = tokens.clone()
+    changed[0, 6:15] = (changed[0, 6:15] + 1) % 37
+    after = plain.hidden(plain.microbatch(changed, targets, documents))
+    assert torch.equal(before[0, :6], after[0, :6])
+    assert torch.equal(before[0, 15:], after[0, 15:])
+    assert torch.equal(before[1], after[1])
+    assert not torch.equal(before[0, 6:15], after[0, 6:15])
+    open_attention = plain.hidden(plain.microbatch(changed, targets)), plain.hidden(plain.microbatch(tokens, targets))
+    assert not torch.equal(open_attention[0][0, 15:], open_attention[1][0, 15:]), "without documents it would be seen"
+
+
+def test_attention_looks_back_only() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (torch.from_numpy(rng.normal(0, 1, (2, 12, heads, 4))) for heads in (4, 2, 2))
+    before = causal_attention(q, k, v, None)
+    k[:, 8:], v[:, 8:] = 0.5, 0.25
+    after = causal_attention(q, k, v, None)
+    assert torch.equal(before[:, :8], after[:, :8])
+    assert not torch.equal(before[:, 8:], after[:, 8:])
+
+
+def test_one_document_that_fills_the_row_is_no_mask_at_all() -> None:
+    plain = PlainModel(MODEL)
+    tokens, targets = random_tokens(MODEL, 3, 15)
+    whole = plain.hidden(plain.microbatch(tokens, targets))
+    masked = plain.hidden(plain.microbatch(tokens, targets, [[15]] * 3))
+    torch.testing.assert_close(masked, whole, rtol=1e-12, atol=1e-13)

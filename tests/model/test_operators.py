@@ -1,0 +1,174 @@
+"""The hand-written backward of every operator against finite differences in fp64."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tests.support.plain_model import PlainModel, random_tokens
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.model.norm import rms_norm, rms_norm_backward
+from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
+from fourfold.model.rope import rope_tables, rotate_
+from fourfold.model.segments import block_forward
+from fourfold.model.weights import BlockWeights, Weight
+
+STEP = 1e-6
+MODEL = ModelConfig(1, 12, 4, 2, 6, 20, 31)
+NORMED = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="qwen3", qk_norm=True)
+BIASED = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="qwen2", qkv_bias=True)
+
+
+def _random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 1, shape))
+
+
+def _slope(function: Callable[[], Tensor], at: Tensor, direction: Tensor) -> float:
+    """Central difference of a scalar function when `at` moves along `direction`."""
+    at.add_(direction, alpha=STEP)
+    above = function().item()
+    at.sub_(direction, alpha=2 * STEP)
+    below = function().item()
+    at.add_(direction, alpha=STEP)
+    return (above - below) / (2 * STEP)
+
+
+def _check(forward: Callable[[Tensor], Tensor], x: Tensor, weights: dict[str, Weight]) -> None:
+    """`forward(x)` is any tensor; a random projection of it is differentiated, by x and by every weight."""
+    shape = forward(x).shape
+    projection = _random(*shape, seed=5)
+
+    def scalar() -> Tensor:
+        with torch.no_grad():
+            return (forward(x) * projection).sum()
+
+    for weight in weights.values():
+        weight.grad.zero_()
+    leaf = x.clone().requires_grad_()
+    (forward(leaf) * projection).sum().backward()
+    assert leaf.grad is not None
+    for seed in range(3):
+        direction = _random(*x.shape, seed=10 + seed)
+        expected = _slope(scalar, x, direction)
+        assert (leaf.grad * direction).sum().item() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+    for name, weight in weights.items():
+        direction = _random(*weight.data.shape, seed=20)
+        expected = _slope(scalar, weight.data, direction)
+        assert (weight.grad * direction).sum().item() == pytest.approx(expected, rel=1e-6, abs=1e-8), name
+        assert weight.grad.abs().sum() > 0, name
+
+
+def _block(model: ModelConfig) -> BlockWeights:
+    weights = PlainModel(model).weights["b0"]
+    assert isinstance(weights, BlockWeights)
+    return weights
+
+
+def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
+    cos, sin = rope_tables(model, length, torch.float64, torch.device("cpu"))
+    return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
+@pytest.mark.parametrize("output", ["q", "k", "v", "residual", "all"])
+def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
+    weights, (cos, sin) = _block(model), _tables(model, 5)
+    used = {"norm": weights.attention_norm, "qkv": weights.qkv}
+    if weights.query_norm is not None and weights.key_norm is not None:
+        used |= {"q_norm": weights.query_norm, "k_norm": weights.key_norm}
+    if weights.qkv_bias is not None:
+        used["bias"] = weights.qkv_bias
+
+    def forward(x: Tensor) -> Tensor:
+        q, k, v, residual = QueryKeyValue.apply(x, weights, model, cos, sin, keep)
+        parts = {"q": q, "k": k, "v": v, "residual": residual}
+        chosen = parts.values() if output == "all" else [parts[output]]
+        return torch.cat([part.reshape(-1) for part in chosen])
+
+    if output == "residual":
+        used = {}
+    elif output == "v":
+        used = {name: w for name, w in used.items() if name not in ("q_norm", "k_norm")}
+    elif output in ("q", "k"):
+        used.pop({"q": "k_norm", "k": "q_norm"}[output], None)
+    _check(forward, _random(2, 5, model.hidden_size), used)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_gated_feed_forward(keep: bool) -> None:
+    weights = _block(MODEL)
+    _check(
+        lambda x: GatedFeedForward.apply(x, weights, 1e-5, keep),
+        _random(2, 5, 12),
+        {"norm": weights.ffn_norm, "gate_up": weights.gate_up, "down": weights.down},
+    )
+
+
+def test_output_residual() -> None:
+    weights = _block(MODEL)
+    residual, attention = _random(2, 5, 12, seed=3), _random(2, 5, 24)
+    _check(lambda x: OutputResidual.apply(x, residual, weights.output), attention, {"output": weights.output})
+    _check(lambda x: OutputResidual.apply(attention, x, weights.output), residual, {"output": weights.output})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("documents", [None, [[2, 3], [4, 1]]], ids=["whole", "documents"])
+@pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
+def test_a_whole_block(model: ModelConfig, documents: list[list[int]] | None, keep: bool) -> None:
+    plain = PlainModel(model)
+    weights = plain.weights["b0"]
+    assert isinstance(weights, BlockWeights)
+    tokens, targets = random_tokens(model, 2, 5)
+    batch = plain.microbatch(tokens, targets, documents)
+    used = {f: w for f in weights.__dataclass_fields__ if (w := getattr(weights, f)) is not None}
+    _check(lambda x: block_forward(x, weights, model, batch, keep), _random(2, 5, 12), used)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 64])
+def test_rms_norm(width: int) -> None:
+    weight = Weight(1 + 0.1 * _random(width, seed=2), torch.zeros(width, dtype=torch.float64))
+    x, projection, direction = _random(6, width), _random(6, width, seed=4), _random(6, width, seed=8)
+
+    def scalar() -> Tensor:
+        return (rms_norm(x, weight.data, 1e-3)[0] * projection).sum()
+
+    _, scale = rms_norm(x, weight.data, 1e-3)
+    grad = rms_norm_backward(projection.clone(), x, scale, weight)
+    assert (grad * direction).sum().item() == pytest.approx(_slope(scalar, x, direction), rel=1e-6, abs=1e-9)
+    turn = _random(width, seed=9)
+    assert (weight.grad * turn).sum().item() == pytest.approx(_slope(scalar, weight.data, turn), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_rms_norm_equals_torchs(dtype: torch.dtype) -> None:
+    x, weight = _random(5, 33).to(dtype), (1 + 0.1 * _random(33, seed=2)).to(dtype)
+    expected = torch.nn.functional.rms_norm(x, (33,), weight, 1e-5)
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}[dtype]
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5)[0], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_rotation_keeps_lengths_and_its_inverse_undoes_it() -> None:
+    x = _random(2, 9, 3, 6)
+    cos, sin = _tables(MODEL, 9)
+    turned = x.clone()
+    rotate_(turned, cos, sin)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+    assert not torch.allclose(turned, x)
+    rotate_(turned, cos, sin, inverse=True)
+    torch.testing.assert_close(turned, x, rtol=1e-6, atol=1e-7)  # the angles' cos and sin are rounded to fp32
+
+
+def test_rotated_products_depend_on_the_distance_alone() -> None:
+    """<R_m q, R_n k> is a function of m - n (Su et al. 2021, equation 11)."""
+    q, k = _random(1, 1, 1, 6).expand(1, 20, 1, 6).clone(), _random(1, 1, 1, 6, seed=2).expand(1, 20, 1, 6).clone()
+    cos, sin = _tables(MODEL, 20)
+    rotate_(q, cos, sin)
+    rotate_(k, cos, sin)
+    scores = torch.einsum("bihd,bjhd->ij", q, k)
+    for distance in range(-10, 10):
+        line = scores.diagonal(distance)
+        torch.testing.assert_close(line, line[:1].expand_as(line), rtol=1e-5, atol=1e-5)
+    assert scores.std() > 0.1

@@ -1,0 +1,128 @@
+"""Loss, hidden states and every gradient of the segments' functions equal transformers' own models, in fp64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.plain_model import PlainModel, random_tokens, transformers_model
+
+from fourfold.config import ModelConfig
+from fourfold.config.schema import RopeScaling
+from fourfold.model.rope import rope_tables
+
+BASE = ModelConfig(
+    num_layers=2, hidden_size=24, num_heads=4, num_kv_heads=2, head_dim=6, ffn_size=40, vocab_size=61, norm_eps=1e-5
+)
+SCALING = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16)
+MODELS = {
+    "llama": BASE,
+    "llama tied": replace(BASE, tie_embeddings=True),
+    "llama, one kv head": replace(BASE, num_kv_heads=1),
+    "llama, all kv heads": replace(BASE, num_kv_heads=4),
+    "llama, wide heads": replace(BASE, head_dim=16),
+    "llama 3.1, beyond its original positions": replace(BASE, rope_theta=5e5, rope_scaling=SCALING),
+    "llama 3.1, wide heads": replace(BASE, rope_theta=1e4, rope_scaling=SCALING, head_dim=32),
+    "mistral": replace(BASE, family="mistral", rope_theta=1e6, norm_eps=1e-6),
+    "qwen2": replace(BASE, family="qwen2", qkv_bias=True),
+    "qwen2 tied": replace(BASE, family="qwen2", qkv_bias=True, tie_embeddings=True),
+    "qwen3": replace(BASE, family="qwen3", qk_norm=True),
+    "qwen3, wide heads, tied": replace(BASE, family="qwen3", qk_norm=True, head_dim=16, tie_embeddings=True),
+    "one layer, one head": replace(BASE, num_layers=1, num_heads=1, num_kv_heads=1),
+}
+LENGTH = 37  # more than twice the original positions of the scaled models
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("keep", [True, False], ids=["kept", "rebuilt"])
+def test_loss_and_every_gradient(name: str, keep: bool) -> None:
+    model = MODELS[name]
+    ours = PlainModel(model)
+    theirs = transformers_model(model, ours.parameters())
+    tokens, targets = random_tokens(model, 3, LENGTH)
+    count = int((targets != -100).sum())
+
+    loss = ours.loss_and_gradients(ours.microbatch(tokens, targets), count, keep)
+    logits = theirs(tokens).logits
+    expected = F.cross_entropy(logits.view(-1, model.vocab_size), targets.view(-1), ignore_index=-100, reduction="sum")
+    (expected / count).backward()
+
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert ours.loss(ours.microbatch(tokens, targets)).item() == pytest.approx(expected.item(), rel=1e-12)
+    gradients = ours.gradients()
+    for parameter, value in theirs.named_parameters():
+        assert value.grad.norm() > 0
+        torch.testing.assert_close(gradients[parameter], value.grad, rtol=1e-8, atol=1e-11, msg=parameter)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_hidden_states_after_every_block(name: str) -> None:
+    model = MODELS[name]
+    ours = PlainModel(model)
+    theirs = transformers_model(model, ours.parameters())
+    tokens, targets = random_tokens(model, 2, LENGTH)
+    states = theirs(tokens, output_hidden_states=True).hidden_states
+    batch = ours.microbatch(tokens, targets)
+    for layers in range(model.num_layers):  # the last of theirs is after the final norm
+        part = PlainModel(model)
+        part.segments = (*part.segments[: layers + 1], part.segments[-1])
+        torch.testing.assert_close(part.hidden(batch), states[layers], rtol=1e-10, atol=1e-12)
+
+
+def test_rope_scaling_changes_the_angles_that_it_should() -> None:
+    """Without it the test above would pass whether scaling is honoured or not: long wavelengths differ, short ones do not."""
+    scaling = SCALING.model_copy(update={"original_max_position": 64})
+    scaled = replace(MODELS["llama 3.1, wide heads"], rope_scaling=scaling)
+    plain = replace(scaled, rope_scaling=None)
+    device = torch.device("cpu")
+    with_scaling = rope_tables(scaled, 256, torch.float64, device)[0]
+    without = rope_tables(plain, 256, torch.float64, device)[0]
+    assert torch.equal(with_scaling[:, 0], without[:, 0])
+    assert not torch.allclose(with_scaling[:, -1], without[:, -1])
+
+
+def test_gradients_add_up_over_microbatches() -> None:
+    model = MODELS["qwen3, wide heads, tied"]
+    ours = PlainModel(model)
+    tokens, targets = random_tokens(model, 4, 11)
+    count = int((targets != -100).sum())
+    whole = ours.loss_and_gradients(ours.microbatch(tokens, targets), count)
+    expected = {name: grad.clone() for name, grad in ours.gradients().items()}
+    ours.zero_gradients()
+    parts = [
+        ours.loss_and_gradients(ours.microbatch(tokens[row : row + 1], targets[row : row + 1]), count)
+        for row in range(4)
+    ]
+    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-12)
+    for name, grad in ours.gradients().items():
+        torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_what_is_rebuilt_in_backward_equals_what_is_kept_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+    model = MODELS[name]
+    tokens, targets = random_tokens(model, 2, 19)
+    results = []
+    for keep in (True, False):
+        ours = PlainModel(model, dtype)
+        loss = ours.loss_and_gradients(ours.microbatch(tokens, targets), 20, keep)
+        results.append((loss, ours.gradients()))
+    assert torch.equal(results[0][0], results[1][0])
+    for parameter, grad in results[0][1].items():
+        assert torch.equal(grad, results[1][1][parameter]), parameter
+        assert grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_bf16_is_near_fp64(name: str) -> None:
+    model = MODELS[name]
+    tokens, targets = random_tokens(model, 3, 19)
+    exact, coarse = PlainModel(model), PlainModel(model, torch.bfloat16)
+    loss = exact.loss_and_gradients(exact.microbatch(tokens, targets), 30)
+    approximate = coarse.loss_and_gradients(coarse.microbatch(tokens, targets), 30)
+    assert approximate.dtype == torch.float32, "losses are summed in fp32"
+    assert approximate.item() == pytest.approx(loss.item(), rel=0.02)
+    for parameter, grad in exact.gradients().items():
+        error = (coarse.gradients()[parameter].double() - grad).norm() / grad.norm()
+        assert error < 0.12, parameter

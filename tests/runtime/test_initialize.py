@@ -1,0 +1,132 @@
+"""Initial parameters are a pure function of (seed, name, element): any range of them, under any layout."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.programs import make_facts
+
+from fourfold.config import ModelConfig
+from fourfold.model.spec import ParameterSpec, build_segments
+from fourfold.runtime import initialize
+from fourfold.runtime.initialize import fill_range, initialize_shard, truncated_normal
+
+MODEL = ModelConfig(3, 32, 4, 2, 8, 56, 99, qk_norm=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 3000), st.integers(0, 300), st.integers(0, 2**63 - 1))
+def test_any_range_is_that_slice_of_the_whole(start: int, length: int, seed: int) -> None:
+    whole = truncated_normal("x", 0, start + length + 7, seed)
+    assert torch.equal(truncated_normal("x", start, start + length, seed), whole[start : start + length])
+
+
+def test_a_range_far_out_costs_no_more_than_its_length() -> None:
+    far = 10**13
+    a = truncated_normal("x", far, far + 10, 1)
+    assert torch.equal(a[3:], truncated_normal("x", far + 3, far + 10, 1))
+    assert len(set(a.tolist())) == 10
+
+
+def test_streams_of_other_names_seeds_and_places_differ() -> None:
+    streams = [
+        truncated_normal(name, start, start + 64, seed)
+        for name in ("a", "b", "model.layers.1.w", "model.layers.11.w")
+        for seed in (0, 1, 2**62)
+        for start in (0, 64)
+    ]
+    values = torch.stack(streams)
+    assert len(torch.unique(values)) == values.numel()
+    correlation = torch.corrcoef(values)
+    assert (correlation - torch.eye(len(streams))).abs().max() < 0.6
+
+
+def test_the_distribution_is_the_normal_cut_at_three_deviations() -> None:
+    sample = truncated_normal("weight", 0, 400_000, 3)
+    assert sample.dtype == torch.float64
+    assert sample.abs().max() <= 3.0
+    assert sample.abs().max() > 2.99
+    density = math.exp(-4.5) / math.sqrt(2 * math.pi)
+    mass = math.erf(3 / math.sqrt(2))
+    std = math.sqrt(1 - 2 * 3 * density / mass)  # of the truncated normal
+    assert abs(sample.mean().item()) < 4 / math.sqrt(400_000)
+    assert sample.std().item() == pytest.approx(std, rel=0.005)
+    for quantile in (-2.5, -1.0, 0.0, 0.5, 2.0):
+        expected = (0.5 * (1 + math.erf(quantile / math.sqrt(2))) - (1 - mass) / 2) / mass
+        assert (sample < quantile).double().mean().item() == pytest.approx(expected, abs=0.004)
+
+
+def test_neighbours_are_not_correlated() -> None:
+    sample = truncated_normal("weight", 0, 100_000, 4)
+    for lag in (1, 2, 3, 4, 8, 64):
+        assert abs(torch.corrcoef(torch.stack([sample[:-lag], sample[lag:]]))[0, 1].item()) < 0.015
+
+
+@pytest.mark.parametrize(
+    ("std", "expected"), [(None, "ones"), (0.0, "zeros"), (0.02, "normal"), (0.02 / math.sqrt(6), "normal")]
+)
+def test_what_a_parameter_is_filled_with(std: float | None, expected: str) -> None:
+    spec = ParameterSpec("p", (50, 40), std, True, None)
+    out = torch.full((2000,), torch.nan)
+    fill_range(spec, 0, 2000, 0, out)
+    if expected == "normal":
+        assert std is not None
+        assert out.std().item() == pytest.approx(std * 0.9866, rel=0.05)
+        assert out.abs().max() <= 3 * std * (1 + 1e-6)
+    else:
+        assert torch.equal(out, torch.ones(2000) if expected == "ones" else torch.zeros(2000))
+
+
+def test_ranges_longer_than_a_chunk_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ParameterSpec("p", (1000,), 0.02, True, None)
+    whole, parts = torch.empty(1000), torch.empty(1000)
+    fill_range(spec, 0, 1000, 9, whole)
+    monkeypatch.setattr(initialize, "_CHUNK", 37)
+    fill_range(spec, 0, 1000, 9, parts)
+    assert torch.equal(whole, parts)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([1, 2, 3, 4, 5, 8]),
+    st.integers(0, 3),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_the_parameters_are_the_same_under_every_layout(
+    replicate: int, shard: int, zero: int, seed: int, tied: bool
+) -> None:
+    model = {"tie_embeddings": tied, "qkv_bias": True}
+    one = make_facts(model)
+    many = make_facts(model, dp_replicate=replicate, dp_shard=shard, zero=zero)
+    for name, flat in many.flats.items():
+        shards = []
+        for index in range(flat.num_shards):
+            out = torch.full((flat.shard_numel,), torch.nan)
+            initialize_shard(flat, index, seed, out)
+            shards.append(out)
+        whole = torch.cat(shards)
+        alone = torch.full((one.flats[name].padded_numel,), torch.nan)
+        initialize_shard(one.flats[name], 0, seed, alone)
+        assert torch.equal(whole[: flat.numel], alone[: flat.numel])
+        assert not whole[flat.numel :].any(), "the padding is zero"
+
+
+def test_the_published_recipe() -> None:
+    """GPT-2 (Radford et al. 2019, section 2.3): what writes into the residual stream is scaled by 1/sqrt(2 layers); norms start
+    at one, biases at zero."""
+    specs = {p.name.split(".", 3)[-1]: p for s in build_segments(MODEL) for p in s.parameters}
+    for name, spec in specs.items():
+        if "norm" in name:
+            assert spec.init_std is None
+        elif name.startswith(("self_attn.o_proj", "mlp.down_proj")):
+            assert spec.init_std == pytest.approx(0.02 / math.sqrt(6))
+        else:
+            assert spec.init_std == 0.02
+    biased = build_segments(ModelConfig(1, 32, 4, 2, 8, 56, 99, qkv_bias=True))[1]
+    assert {p.init_std for p in biased.parameters if p.name.endswith("bias")} == {0.0}
+    assert np.all([not p.weight_decay for p in biased.parameters if len(p.shape) == 1])

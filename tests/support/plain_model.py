@@ -1,0 +1,120 @@
+"""A whole model run by its segments' functions alone, one microbatch, without program, runtime or ranks."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.config.huggingface import to_config
+from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.rope import rope_tables
+from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.spec import build_segments
+from fourfold.model.weights import FlatUnit, Weights, bind_weights
+
+
+class PlainModel:
+    """Random weights of a format in flat buffers; gradients by parameter name after `loss_and_gradients`."""
+
+    def __init__(self, model: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+        self.model, self.dtype = model, dtype
+        self.segments = build_segments(model)
+        rng = np.random.default_rng(seed)
+        self.units = {}
+        for segment in self.segments:
+            values = torch.from_numpy(rng.normal(0, 0.2, segment.numel)).to(dtype)
+            self.units[segment.name] = FlatUnit(segment, values, torch.zeros(segment.numel, dtype=dtype))
+        for segment in self.segments:  # norms near one, everything else near zero
+            for spec in segment.parameters:
+                if spec.init_std is None:
+                    self.units[segment.name].weight(spec.name).data.add_(1.0)
+        self.weights: dict[str, Weights] = {s.name: bind_weights(s, model, self.units) for s in self.segments}
+
+    def parameters(self) -> dict[str, Tensor]:
+        return self._named("data")
+
+    def gradients(self) -> dict[str, Tensor]:
+        return self._named("grad")
+
+    def _named(self, field: str) -> dict[str, Tensor]:
+        result = {}
+        for segment in self.segments:
+            for spec in segment.parameters:
+                weight = self.units[segment.name].weight(spec.name)
+                result[spec.name] = getattr(weight, field).view(spec.shape)
+        return result
+
+    def zero_gradients(self) -> None:
+        for unit in self.units.values():
+            unit.gradients.zero_()
+
+    def microbatch(
+        self, tokens: Tensor, targets: Tensor, document_lengths: list[list[int]] | None = None, offset: int = 0
+    ) -> Microbatch:
+        length = tokens.shape[1] + offset
+        cos, sin = rope_tables(self.model, length, self.dtype, torch.device("cpu"))
+        if document_lengths is not None:
+            positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in document_lengths])
+            cos, sin = cos[positions], sin[positions]
+        else:
+            cos, sin = cos[offset:], sin[offset:]
+        return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths)
+
+    def hidden(self, batch: Microbatch, keep: bool = True) -> Tensor:
+        """The head's input."""
+        x = embedding_forward(batch.tokens, self.weights["embed"])  # type: ignore[arg-type]
+        for segment in self.segments[1:-1]:
+            x = block_forward(x, self.weights[segment.name], self.model, batch, keep)  # type: ignore[arg-type]
+        return x
+
+    def loss(self, batch: Microbatch) -> Tensor:
+        with torch.no_grad():
+            return head_loss(self.hidden(batch), batch.targets, self.weights["head"], self.model)  # type: ignore[arg-type]
+
+    def loss_and_gradients(self, batch: Microbatch, num_targets: int, keep: bool = True) -> Tensor:
+        """The sum of the token losses; the gradients of (sum / num_targets) are added to the flat gradients."""
+        x = embedding_forward(batch.tokens, self.weights["embed"]).requires_grad_()  # type: ignore[arg-type]
+        out = x
+        for segment in self.segments[1:-1]:
+            out = block_forward(out, self.weights[segment.name], self.model, batch, keep)  # type: ignore[arg-type]
+        loss, grad = head_loss_backward(
+            out.detach(), batch.targets, self.weights["head"], self.model, num_targets  # type: ignore[arg-type]
+        )  # fmt: skip
+        (grad,) = torch.autograd.grad(out, [x], [grad])
+        embedding_backward(batch.tokens, grad, self.weights["embed"])  # type: ignore[arg-type]
+        return loss
+
+
+def random_tokens(model: ModelConfig, rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """tokens and targets [rows, length]; a third of the targets carries no loss."""
+    rng = np.random.default_rng(seed)
+    tokens = torch.from_numpy(rng.integers(0, model.vocab_size, (rows, length)))
+    targets = torch.from_numpy(rng.integers(0, model.vocab_size, (rows, length)))
+    targets[torch.from_numpy(rng.random((rows, length)) < 0.33)] = -100
+    targets[0, 0] = 1
+    return tokens, targets
+
+
+def transformers_model(model: ModelConfig, parameters: dict[str, Tensor], attention: str = "sdpa") -> Any:
+    """transformers' own model with these weights, in their format, its norms not rounded to fp32 on the way."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.llama import modeling_llama
+    from transformers.models.mistral import modeling_mistral
+    from transformers.models.qwen2 import modeling_qwen2
+    from transformers.models.qwen3 import modeling_qwen3
+
+    modeling_llama.LlamaRMSNorm = torch.nn.RMSNorm
+    modeling_mistral.MistralRMSNorm = torch.nn.RMSNorm
+    modeling_qwen2.Qwen2RMSNorm = torch.nn.RMSNorm
+    modeling_qwen3.Qwen3RMSNorm = torch.nn.RMSNorm
+    raw = to_config(model)
+    config = AutoConfig.for_model(raw.pop("model_type"), **{k: v for k, v in raw.items() if "dtype" not in k})
+    built = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    built = built.to(next(iter(parameters.values())).dtype)
+    theirs = dict(built.named_parameters())
+    assert theirs.keys() == parameters.keys()
+    for name, value in parameters.items():
+        theirs[name].data.copy_(value)
+    return built
