@@ -119,11 +119,11 @@ def test_the_parameters_are_the_same_under_every_layout(
 def test_the_published_recipe() -> None:
     """GPT-2 (Radford et al. 2019, section 2.3): what writes into the residual stream is scaled by 1/sqrt(2 layers); norms start
     at one, biases at zero."""
-    specs = {p.name.split(".", 3)[-1]: p for s in build_segments(MODEL) for p in s.parameters}
+    specs = {p.name: p for s in build_segments(MODEL) for p in s.parameters}
     for name, spec in specs.items():
         if "norm" in name:
             assert spec.init_std is None
-        elif name.startswith(("self_attn.o_proj", "mlp.down_proj")):
+        elif name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight")):
             assert spec.init_std == pytest.approx(0.02 / math.sqrt(6))
         else:
             assert spec.init_std == 0.02

@@ -32,16 +32,17 @@ def head_logits(x: Tensor, weights: HeadWeights, model: ModelConfig) -> Tensor:
 
 
 def head_loss_backward(
-    x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig, num_targets: int
+    x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig, num_targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The microbatch's loss sum and the gradient of (loss sum / num_targets) with respect to x; adds weight gradients.
 
-    `num_targets`: valid target tokens of the whole global batch. Returns (scalar, [batch, seq, hidden]).
+    `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [batch, seq, hidden]).
     """
     flat = x.reshape(-1, x.shape[-1])
     normed, scale = rms_norm(flat, weights.norm.data, model.norm_eps)
     total = wide(normed.new_zeros(()))
     size = chunk_tokens(model.vocab_size)
+    divisor = num_targets.clamp(min=1)
     for part, target in zip(normed.split(size), targets.reshape(-1).split(size), strict=True):
         logits = wide(F.linear(part, weights.unembedding.data))
         valid = target != -100
@@ -51,7 +52,7 @@ def head_loss_backward(
         total -= log_probs.gather(-1, index).squeeze(-1).masked_fill(~valid, 0.0).sum()
         grad = log_probs.exp_()
         grad.scatter_add_(-1, index, torch.full_like(index, -1, dtype=grad.dtype))
-        grad.mul_((valid.to(grad.dtype) / num_targets).unsqueeze(-1))
+        grad.mul_((valid.to(grad.dtype) / divisor).unsqueeze(-1))
         grad = grad.to(part.dtype)
         del log_probs
         weights.unembedding.add_product(grad, part)

@@ -21,26 +21,31 @@ Phases = Iterator[Sequence[Any]]
 
 
 class Handle:
-    """A started collective. `advance` moves it to its next phase; `wait` joins it."""
+    """A started collective of one or more phases. `advance` joins all but its last phase; `wait` joins all of it."""
 
-    def __init__(self, phases: Phases, on_wait: Callable[[float], None]) -> None:
+    def __init__(self, phases: Phases, on_wait: Callable[[float], None], num_phases: int = 1) -> None:
+        self._phases_left = num_phases
         self._phases = phases
         self._on_wait = on_wait
         self._works: Sequence[Any] | None = next(phases, None)
 
     def advance(self) -> None:
-        """Joins the current phase and starts the next, if there is one."""
-        if self._works is None:
-            return
+        """Joins the current phase and starts the next, unless the current one is the last."""
+        if self._phases_left > 1:
+            self._join_phase()
+
+    def wait(self) -> None:
+        while self._works is not None:
+            self._join_phase()
+
+    def _join_phase(self) -> None:
+        assert self._works is not None
         start = time.perf_counter()
         for work in self._works:
             work.wait()
         self._on_wait(time.perf_counter() - start)
         self._works = next(self._phases, None)
-
-    def wait(self) -> None:
-        while self._works is not None:
-            self.advance()
+        self._phases_left -= 1
 
 
 class Group:
@@ -68,7 +73,7 @@ class Group:
 
     def all_reduce(self, whole: Tensor, landing: Tensor | None) -> Handle:
         """Sums `whole` over the group in place. `landing`: at least (size - 1) / size of its elements (exchange only)."""
-        return self._handle(self._all_reduce(whole, landing))
+        return self._handle(self._all_reduce(whole, landing), num_phases=1 if self._native else 2)
 
     def reduce_scatter_then(
         self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool, outer: "Group"
@@ -79,7 +84,7 @@ class Group:
             yield from self._reduce_scatter(whole, landing, into, first)
             yield from outer._all_reduce(into, landing)
 
-        return self._handle(phases())
+        return self._handle(phases(), num_phases=2 if self._native else 3)
 
     def sum_scalar(self, value: Tensor) -> Handle:
         """Sums a scalar in place."""
@@ -90,8 +95,8 @@ class Group:
 
         return self._handle(phases())
 
-    def _handle(self, phases: Phases) -> Handle:
-        return Handle(phases, self._add_wait)
+    def _handle(self, phases: Phases, num_phases: int = 1) -> Handle:
+        return Handle(phases, self._add_wait, num_phases)
 
     def _add_wait(self, seconds: float) -> None:
         self.waited_seconds += seconds

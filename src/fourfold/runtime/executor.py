@@ -73,7 +73,6 @@ class Executor:
         self._next = {a.name: b.name for a, b in zip(facts.segments, facts.segments[1:], strict=False)}
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
-        self._in_flight: dict[str, list[Handle]] = {}
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -121,7 +120,6 @@ class Executor:
         self._skip = False
         self._live.clear()
         self._handles.clear()
-        self._in_flight.clear()
 
     # Buffers
 
@@ -187,8 +185,7 @@ class Executor:
         weights = self._weights[segment.name]
         if segment.kind == "head":
             x, targets = self._live[f"hidden/head/m{m}"], self._live[f"batch/m{m}"].targets
-            num_targets = max(1, int(self._num_targets.item()))
-            loss, grad = head_loss_backward(x, targets, weights, self.facts.model, num_targets)
+            loss, grad = head_loss_backward(x, targets, weights, self.facts.model, self._num_targets)
             self._loss += loss
             self._live[f"dhidden/head/m{m}"] = grad
             return
@@ -202,22 +199,13 @@ class Executor:
     # Communication
 
     def _start(self, step: Instruction, handle: Handle) -> None:
-        """Keeps the handle until its Wait; whatever is under way on the same stream moves to its next phase first."""
         self._handles[step.short] = handle
-        self._in_flight.setdefault(step.stream, []).append(handle)
-
-    def _advance(self, stream: str) -> None:
-        for handle in self._in_flight.get(stream, ()):
-            handle.advance()
 
     def _wait(self, step: Instruction) -> None:
         handle = self._handles.pop(step.handle or "", None)
         if handle is None:
             raise ValueError(f"program waits for {step.handle!r}, which is not in flight")
         handle.wait()
-        for handles in self._in_flight.values():
-            if handle in handles:
-                handles.remove(handle)
 
     def _count(self, step: Instruction) -> None:
         self._start(step, self.groups[step.collectives[0].axes].sum_scalar(self._num_targets))
@@ -236,7 +224,8 @@ class Executor:
 
     def _reduce(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        self._advance(step.stream)
+        for earlier in self._handles.values():
+            earlier.advance()  # a reduction of several phases enters its next while later gradients are computed
         landing = unit.reduce if f"reduce/{step.segment}" in step.writes else None
         if landing is not None:
             set_storage(landing, live=True)
