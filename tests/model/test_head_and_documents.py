@@ -70,11 +70,14 @@ def test_logits_agree_with_the_loss() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("count", [0, 7], ids=["nor has the global batch", "others have"])
 @pytest.mark.parametrize("model", [MODEL, TIED], ids=["untied", "tied"])
-def test_a_microbatch_without_targets_has_no_loss_and_no_gradient(model: ModelConfig, dtype: torch.dtype) -> None:
+def test_a_microbatch_without_targets_has_no_loss_and_no_gradient(
+    model: ModelConfig, dtype: torch.dtype, count: int
+) -> None:
     plain = PlainModel(model, dtype)
     tokens, targets = random_tokens(model, 2, 19)
-    loss, gradients = _run(plain, tokens, torch.full_like(targets, -100))
+    loss, gradients = _run(plain, tokens, torch.full_like(targets, -100), count)
     assert loss.item() == 0
     assert plain.loss(plain.microbatch(tokens, torch.full_like(targets, -100))).item() == 0
     for name, grad in gradients.items():

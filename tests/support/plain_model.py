@@ -79,8 +79,9 @@ class PlainModel:
         out = x
         for segment in self.segments[1:-1]:
             out = block_forward(out, self.weights[segment.name], self.model, batch, keep)  # type: ignore[arg-type]
+        divisor = torch.tensor(num_targets)
         loss, grad = head_loss_backward(
-            out.detach(), batch.targets, self.weights["head"], self.model, num_targets  # type: ignore[arg-type]
+            out.detach(), batch.targets, self.weights["head"], self.model, divisor  # type: ignore[arg-type]
         )  # fmt: skip
         (grad,) = torch.autograd.grad(out, [x], [grad])
         embedding_backward(batch.tokens, grad, self.weights["embed"])  # type: ignore[arg-type]
