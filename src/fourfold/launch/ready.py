@@ -11,6 +11,7 @@ from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_device
 from fourfold.launch.resolve import ResolvedRun, num_steps, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, check_same_run
 from fourfold.program import memory_peak
+from fourfold.train.metrics import require_sinks
 
 if TYPE_CHECKING:
     from fourfold.checkpoint import WeightFolder
@@ -55,6 +56,7 @@ def prepare_run(
     `UserError` and `RunFailure`.
     """
     steps = num_steps(config)
+    require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
     ranks = ranks if ranks is not None else default_ranks(config, cuda_devices)
     transport = transport_of(config, cuda_devices)

@@ -1,5 +1,6 @@
 """What a run says of itself: one JSON object a step, one an event, and optional trackers behind one small interface."""
 
+import importlib.util
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +59,7 @@ class RunLog:
         truncate_after(out / "metrics.jsonl", start_step)
         self._metrics = JsonLines(out / "metrics.jsonl")
         self._events = JsonLines(out / "events.jsonl")
-        self._sinks: Sequence[MetricsSink] = [open_sink(name, out, config) for name in config.run.log]
+        self._sinks: Sequence[MetricsSink] = [_SINKS[name](out, config) for name in config.run.log]
 
     def step(self, values: Mapping[str, Any]) -> None:
         self._metrics.append(values)
@@ -78,12 +79,13 @@ class RunLog:
         self._events.close()
 
 
-def open_sink(name: str, out: Path, config: RunConfig) -> MetricsSink:
-    """A tracker by its name in `run.log`. Raises `UserError` with the extra to install where its library is missing."""
-    try:
-        return _SINKS[name](out, config)
-    except ImportError:
-        raise UserError(f"run.log names {name!r}, which is not installed; pip install 'fourfold[{name}]'") from None
+def require_sinks(names: Sequence[str]) -> None:
+    """Raises `UserError` for a tracker in `run.log` whose library is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"run.log = {list(names)!r} names {name!r}, which is not installed; pip install 'fourfold[{name}]', or leave it out"
+            )
 
 
 class _TensorBoard:
