@@ -150,6 +150,8 @@ def _section_of(key: str) -> str | None:
 
 _EXAMPLES = {
     "batch": "[batch] with global_sequences = 8, sequence_length = 256, steps = 100",
+    "batch.steps": "steps = 100",
+    "batch.tokens": "tokens = 1_000_000",
     "batch.global_sequences": "global_sequences = 8",
     "batch.sequence_length": "sequence_length = 256",
 }
