@@ -7,12 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.programs import make_facts
 
 from fourfold.config import ModelConfig
 from fourfold.model.spec import ParameterSpec, build_segments
 from fourfold.runtime import initialize
 from fourfold.runtime.initialize import fill_range, initialize_shard, truncated_normal
+from tests.support.programs import make_facts
 
 MODEL = ModelConfig(3, 32, 4, 2, 8, 56, 99, qk_norm=True)
 

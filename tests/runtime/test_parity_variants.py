@@ -1,0 +1,191 @@
+"""Parity beyond the plain model: other architectures, recompute policies, meshes, precisions; and a broken runtime is seen."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.support.parity_check import check_parity
+from tests.support.runtime_mutants import MUTANTS
+
+TIED = {"tie_embeddings": True}
+
+
+def _layout(ranks: tuple[int, int], zero: int, accumulation: int = 1, **more: Any) -> dict[str, Any]:
+    rows = 12 // (ranks[0] * ranks[1]) // accumulation
+    return {"dp_replicate": ranks[0], "dp_shard": ranks[1], "zero": zero, "microbatch_sequences": rows, **more}
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_tied_embeddings(zero: int, accumulation: int) -> None:
+    check_parity(2, model=TIED, layout=_layout((1, 2), zero, accumulation))
+
+
+@pytest.mark.parametrize(("zero", "prefetch"), [(3, 0), (3, 3), (3, 9)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_prefetch_distances(zero: int, prefetch: int, tied: bool) -> None:
+    check_parity(2, model={"tie_embeddings": tied}, layout=_layout((1, 2), zero, 3, prefetch=prefetch))
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize(
+    "recompute", ["selective", "full:1", "selective:1", ["full", "selective"], ["none", "full"]], ids=str
+)
+def test_recompute_policies(recompute: str | list[str], zero: int) -> None:
+    check_parity(2, layout=_layout((1, 2), zero, 2, recompute=recompute))
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"qk_norm": True},
+        {"qkv_bias": True},
+        {"qk_norm": True, "head_dim": 16, **TIED},
+        {"num_kv_heads": 1, "num_layers": 3},
+        {"num_kv_heads": 4, "vocab_size": 7, "ffn_size": 1},
+        {
+            "rope_scaling": {
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position": 8,
+            }
+        },
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_architectures(model: dict[str, Any], zero: int, recompute: str) -> None:
+    check_parity(2, model=model, layout=_layout((1, 2), zero, 2, recompute=recompute))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("zero", range(4))
+def test_masked_documents_of_uneven_length(zero: int, recompute: str) -> None:
+    check_parity(2, data={"document_mask": True}, layout=_layout((1, 2), zero, 2, recompute=recompute))
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_masked_documents_on_replicas(zero: int) -> None:
+    check_parity(4, data={"document_mask": True}, layout=_layout((2, 2), zero, 3))
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("mesh", [(1, 3), (3, 1)], ids=str)
+def test_three_ranks(mesh: tuple[int, int], zero: int) -> None:
+    check_parity(3, model=TIED, layout=_layout(mesh, zero, 2))
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("mesh", [(2, 1), (4, 1)], ids=str)
+def test_replicas_alone(mesh: tuple[int, int], zero: int) -> None:
+    check_parity(mesh[0], layout=_layout(mesh, zero, 3))
+
+
+@pytest.mark.parametrize("zero", [0, 2, 3])
+@pytest.mark.parametrize("mesh", [(3, 2), (2, 3)], ids=str)
+def test_six_ranks(mesh: tuple[int, int], zero: int) -> None:
+    check_parity(6, layout=_layout(mesh, zero, 2))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("clip_norm", [None, 1e-3, 1e6])
+def test_clipping(clip_norm: float | None, zero: int) -> None:
+    check_parity(2, optimizer={"clip_norm": clip_norm}, layout=_layout((1, 2), zero))
+
+
+@pytest.mark.parametrize("zero", [0, 2])
+def test_other_optimizer_settings(zero: int) -> None:
+    settings = {"weight_decay": 0.0, "betas": [0.5, 0.8], "eps": 1e-3, "lr": 0.1}
+    check_parity(2, optimizer=settings, layout=_layout((1, 2), zero))
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("gradients", ["fp32", "fp64"])
+def test_a_master_copy_in_another_format(zero: int, gradients: str) -> None:
+    """fp32 weights and an fp64 copy of them: as near to the fp32 reference as fp32 itself."""
+    precision = {"compute": "fp32", "master": "fp64", "gradients": gradients}
+    check_parity(2, 2e-5, precision=precision, layout=_layout((1, 2), zero, 3))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("mesh", "zero", "accumulation", "recompute", "prefetch", "masked", "tied"),
+    [
+        case
+        for number, case in enumerate(
+            itertools.product(
+                [(1, 1), (1, 2), (2, 1), (1, 3), (2, 2), (1, 4), (3, 2), (1, 6)],
+                range(4),
+                [1, 2],
+                ["none", "selective", "full:1", "full"],
+                [0, 1, 3],
+                [False, True],
+                [False, True],
+            )
+        )
+        if number % 7 == 0
+    ],
+    ids=str,
+)
+def test_sweep(
+    mesh: tuple[int, int], zero: int, accumulation: int, recompute: str, prefetch: int, masked: bool, tied: bool
+) -> None:
+    layout = _layout(mesh, zero, accumulation, recompute=recompute, prefetch=prefetch)
+    model = {"tie_embeddings": tied, "qk_norm": True}
+    check_parity(mesh[0] * mesh[1], model=model, data={"document_mask": masked}, layout=layout)
+
+
+# A runtime that is broken does not pass
+
+BROKEN: list[tuple[str, int, dict[str, Any]]] = [
+    ("others_gradients_are_not_added", 2, {"layout": _layout((1, 2), 0)}),
+    ("others_gradients_are_not_added", 2, {"layout": _layout((1, 2), 2)}),
+    ("gradients_are_averaged_over_ranks", 2, {"layout": _layout((1, 2), 0)}),
+    ("gradients_are_averaged_over_ranks", 4, {"layout": _layout((2, 2), 3)}),
+    ("shards_go_to_the_wrong_owner", 4, {"layout": _layout((1, 4), 0)}),
+    ("only_the_first_phase_is_waited_for", 2, {"layout": _layout((1, 2), 0)}),
+    ("only_the_first_phase_is_waited_for", 2, {"layout": _layout((1, 2), 3)}),
+    ("replicas_are_not_summed", 4, {"layout": _layout((2, 2), 1)}),
+    ("replicas_are_not_summed", 4, {"layout": _layout((2, 2), 3, 3)}),
+    ("each_microbatch_overwrites_the_shard", 2, {"layout": _layout((1, 2), 2, 3)}),
+    ("each_microbatch_starts_from_zero", 1, {"layout": _layout((1, 1), 0, 3)}),
+    ("each_microbatch_starts_from_zero", 2, {"layout": _layout((1, 2), 1, 3)}),
+    ("the_heads_share_of_a_tied_table_is_lost", 2, {"model": TIED, "layout": _layout((1, 2), 3)}),
+    ("recompute_reads_another_microbatch", 2, {"layout": _layout((1, 2), 3, recompute="full")}),
+    ("documents_attend_to_each_other", 2, {"data": {"document_mask": True}, "layout": _layout((1, 2), 0)}),
+    ("every_position_counts_as_a_target", 1, {"layout": _layout((1, 1), 0)}),
+    ("the_divisor_is_each_ranks_own", 2, {"layout": _layout((1, 2), 0)}),
+    ("the_divisor_is_each_microbatchs_own", 1, {"layout": _layout((1, 1), 0, 3)}),
+    ("the_divisor_is_each_microbatchs_own", 2, {"layout": _layout((1, 2), 2)}),
+    ("the_loss_is_each_ranks_own", 2, {"layout": _layout((1, 2), 3)}),
+    ("all_ranks_read_the_same_rows", 2, {"layout": _layout((1, 2), 0)}),
+    ("the_norm_is_each_ranks_own", 2, {"layout": _layout((1, 2), 1)}),
+    ("the_norm_is_each_ranks_own", 4, {"layout": _layout((2, 2), 3)}),
+    ("nothing_is_clipped", 1, {"layout": _layout((1, 1), 0)}),
+    ("each_unit_is_clipped_by_itself", 2, {"layout": _layout((1, 2), 0)}),
+    ("updates_are_not_counted", 1, {"layout": _layout((1, 1), 0)}),
+    ("norms_are_decayed_too", 2, {"layout": _layout((1, 2), 3)}),
+    ("nothing_is_decayed", 2, {"layout": _layout((1, 2), 2)}),
+    ("updates_are_not_published", 2, {"layout": _layout((1, 2), 1)}),
+    ("updates_are_not_published", 4, {"layout": _layout((2, 2), 2)}),
+    ("gathers_bring_the_first_steps_parameters", 2, {"layout": _layout((1, 2), 3)}),
+    ("bytes_are_not_counted_once", 2, {"layout": _layout((1, 2), 0)}),
+]
+
+
+def test_every_way_to_break_the_runtime_is_tried() -> None:
+    assert {name for name, _, _ in BROKEN} == set(MUTANTS)
+    assert len(MUTANTS) >= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "sections"), BROKEN, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_broken_runtime_fails_the_parity_check(name: str, ranks: int, sections: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError) as caught:
+        check_parity(ranks, 1e-6, name, **sections)
+    assert "a rank failed" not in str(caught.value), "a wrong result is meant, not a crash"
+    check_parity(ranks, **sections)

@@ -1,0 +1,45 @@
+"""One comparison of the runtime with transformers and torch.optim: losses, norms, bytes, every gradient, every parameter."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.parity import Record, assemble, reference, run_rank, run_table, worst
+from tests.support.ranks import run_on_ranks
+from tests.support.runtime_mutants import run_mutant
+
+
+@functools.cache
+def _reference(key: str) -> Record:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
+    try:
+        return reference(json.loads(key))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def check_parity(ranks: int, tolerance: float = 1e-9, mutant: str | None = None, **sections: dict[str, Any]) -> None:
+    """Raises AssertionError where the runtime, broken by `mutant` if one is named, differs from the reference."""
+    table = run_table(**sections)
+    reference_table = {**table, "layout": {}, "precision": {"compute": table["precision"]["compute"]}}
+    expected = _reference(json.dumps(reference_table, sort_keys=True))
+    if mutant is None:
+        results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks)
+    else:
+        results = run_on_ranks(ranks, run_mutant, mutant=mutant, table=table, ranks=ranks)
+    for result in results:
+        assert result["sent"] == result["declared"], "bytes counted differ from bytes declared"
+        assert result["losses"] == pytest.approx(expected.losses, rel=tolerance)
+        assert result["norms"] == pytest.approx(expected.norms, rel=tolerance)
+    for key in ("gradients", "parameters"):
+        error, name = worst(assemble(table, results, key, ranks), getattr(expected, key))
+        assert error < tolerance, f"{key} of {name}: relative error {error:.2e}"
+    shards: dict[int, Any] = {}
+    for result in results:  # every replica, not the first alone
+        first = shards.setdefault(result["shard"], result["parameters"])
+        for name, value in result["parameters"].items():
+            assert (first[name] == value).all(), f"replicas differ in {name}"
