@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.programs import make_facts
-from tests.support.strategies import lowerings
 
 from fourfold.config import parse_run, resolve_model
 from fourfold.layout import AXES, Layout, flat_layouts, resolve_layout
 from fourfold.model.spec import build_segments
 from fourfold.program import Lowering
+from tests.support.programs import make_facts
+from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=150, deadline=None)
 

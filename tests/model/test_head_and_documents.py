@@ -5,13 +5,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.plain_model import PlainModel, random_tokens
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import head
 from fourfold.model.footprint import chunk_tokens
 from fourfold.model.segments import causal_attention
+from tests.support.plain_model import PlainModel, random_tokens
 
 MODEL = ModelConfig(2, 16, 4, 2, 4, 24, 37)
 TIED = ModelConfig(2, 16, 4, 2, 4, 24, 37, tie_embeddings=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from tests.support.plain_model import PlainModel, random_tokens
 from torch import Tensor
 
 from fourfold.config import ModelConfig
@@ -14,6 +13,7 @@ from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyV
 from fourfold.model.rope import rope_tables, rotate_
 from fourfold.model.segments import block_forward
 from fourfold.model.weights import BlockWeights, Weight
+from tests.support.plain_model import PlainModel, random_tokens
 
 STEP = 1e-6
 MODEL = ModelConfig(1, 12, 4, 2, 6, 20, 31)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.support.plain_model import PlainModel, random_tokens, transformers_model
 
 from fourfold.config import ModelConfig
 from fourfold.config.schema import RopeScaling
 from fourfold.model.rope import rope_tables
+from tests.support.plain_model import PlainModel, random_tokens, transformers_model
 
 BASE = ModelConfig(
     num_layers=2, hidden_size=24, num_heads=4, num_kv_heads=2, head_dim=6, ffn_size=40, vocab_size=61, norm_eps=1e-5

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.programs import make_facts, positions
-from tests.support.strategies import lowerings
 
 from fourfold.config import DTYPE_BYTES, ModelSection, resolve_model
 from fourfold.model.spec import num_parameters, step_flops_per_token
 from fourfold.program import Lowering, Op, lower_evaluation, lower_step, memory_peak, sent_bytes
 from fourfold.program.liveness import ledger
+from tests.support.programs import make_facts, positions
+from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=150, deadline=None)
 

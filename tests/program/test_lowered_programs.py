@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.programs import make_facts, on_all_ranks, positions
-from tests.support.strategies import lowerings
 
 from fourfold.config import ModelSection, preset_names, resolve_model
 from fourfold.program import Lowering, Op, Program, lower_evaluation, lower_step, memory_curve, memory_peak, verify
 from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS
 from fourfold.program.liveness import ledger
+from tests.support.programs import make_facts, on_all_ranks, positions
+from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=120, deadline=None)
 

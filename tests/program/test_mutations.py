@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from tests.support.programs import edited, make_facts, moved, on_all_ranks, positions, wait_of
 
 from fourfold.program import (
     Collective,
@@ -20,6 +19,7 @@ from fourfold.program import (
     verify,
 )
 from fourfold.program.instruction import STARTS
+from tests.support.programs import edited, make_facts, moved, on_all_ranks, positions, wait_of
 
 Mutant = Program | dict[int, Program]
 Mutation = Callable[[Program, Lowering], Iterator[Mutant]]

@@ -5,8 +5,6 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.programs import edited, make_facts
-from tests.support.strategies import lowerings
 
 from fourfold.config import UserError
 from fourfold.program import (
@@ -21,6 +19,8 @@ from fourfold.program import (
     lower_step,
     to_text,
 )
+from tests.support.programs import edited, make_facts
+from tests.support.strategies import lowerings
 
 NAMES = st.sampled_from(["params/b0", "grad/b1", "hidden/b0/m3", "saved/b12/m0", "rope", "batch/m1"])
 COLLECTIVES = st.builds(

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.support.programs import make_facts
 
 from fourfold.layout import Layout
 from fourfold.program import Fault, Instruction, Op, Program
 from fourfold.program.progress import check_progress
+from tests.support.programs import make_facts
 
 
 def _layout(**degrees: int) -> Layout:
