@@ -1,7 +1,8 @@
 """What a person states: model, data, batch, optimizer, cluster, layout; presets of real models."""
 
 from fourfold.config.errors import RunFailure, UserError
-from fourfold.config.model_config import ModelConfig, preset_names, resolve_model
+from fourfold.config.model_config import ModelConfig
+from fourfold.config.resolve_model import preset_names, resolve_model
 from fourfold.config.run_file import dump_run, load_run, parse_run
 from fourfold.config.schema import DTYPE_BYTES, ModelSection, RunConfig
 

@@ -3,13 +3,11 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fourfold.config.errors import UserError
+from fourfold.config.model_config import ModelConfig
 from fourfold.config.schema import RopeScaling
-
-if TYPE_CHECKING:
-    from fourfold.config.model_config import ModelConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -121,7 +119,7 @@ def _number(value: Any, key: str, source: str, kind: type) -> Any:
     return kind(value)
 
 
-def to_config(model: "ModelConfig", dtype: str = "float32", eos: int | None = None) -> dict[str, Any]:
+def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None) -> dict[str, Any]:
     """The object of a `config.json` that transformers 4 and 5 both load."""
     raw: dict[str, Any] = {theirs: getattr(model, ours) for ours, theirs in _NAMES.items()}
     scaling: dict[str, Any] = {"rope_type": "default"}
