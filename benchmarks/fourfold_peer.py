@@ -18,7 +18,11 @@ from plain_llama import Shape
 
 
 class Fourfold(Peer):
-    """Data parallelism over all ranks at ZeRO stage `zero` (0 = replicated, 1, 2, 3)."""
+    """Data parallelism over all ranks at ZeRO stage `zero` (0 = replicated, 1, 2, 3).
+
+    The default process group (gloo) exists already; `weights` bear Hugging Face's names and are the caller's, so copy them.
+    A step sets `gradient_norm` and returns the loss, as `Peer` says.
+    """
 
     def __init__(
         self, shape: Shape, weights: dict[str, Tensor], learning_rate: float, zero: int, sequences: int, length: int

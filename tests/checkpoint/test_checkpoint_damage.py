@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.checkpoint.ranks import MODEL, Run
 
 from fourfold.checkpoint import load_checkpoint, read_manifest, read_parameters
 from fourfold.checkpoint.manifest import _digest
 from fourfold.config import RunFailure
+from tests.checkpoint.ranks import MODEL, Run
 
 FILE = "rank-00001.safetensors"
 

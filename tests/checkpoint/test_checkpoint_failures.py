@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.checkpoint.ranks import Run, entries
 
 from fourfold.checkpoint import folders, latest_checkpoint, load_checkpoint, read_parameters, save, save_checkpoint
 from fourfold.config import RunFailure
+from tests.checkpoint.ranks import Run, entries
 
 
 class Crash(BaseException):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.ranks import MODEL, ROLES, Run, entries
 
 from fourfold.checkpoint import (
     UnitShard,
@@ -18,6 +17,7 @@ from fourfold.checkpoint import (
     save_checkpoint,
 )
 from fourfold.checkpoint.tensor_file import PIECE_BYTES, write_tensors
+from tests.checkpoint.ranks import MODEL, ROLES, Run, entries
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4])

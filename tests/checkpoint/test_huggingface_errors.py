@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.ranks import MODEL, entries
 from torch import Tensor
 
 from fourfold.checkpoint import WeightFolder, folders, huggingface, write_huggingface
 from fourfold.config import ModelConfig, RunFailure, UserError
 from fourfold.model.spec import build_segments
+from tests.checkpoint.ranks import MODEL, entries
 
 INDEX = "model.safetensors.index.json"
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.checkpoint.ranks import MODEL, Run
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -20,6 +19,7 @@ from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch, block_forward, embedding_forward
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import FlatUnit, bind_weights
+from tests.checkpoint.ranks import MODEL, Run
 
 LLAMA = ModelConfig(
     num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, vocab_size=96, max_position=128

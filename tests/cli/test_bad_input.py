@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.cli.conftest import files_below
 
 MISTAKES = {
