@@ -1,0 +1,161 @@
+"""What the ranks do: time two contenders in alternation, or run one alone for its losses and its peak of live tensors."""
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from fourfold_peer import Fourfold
+from memory import LiveTensors
+from peers import PEERS, Peer
+from plain_llama import Shape, initial_weights
+
+REFERENCE = "reference"  # one process that trains on the batches of all ranks, joined: what every contender must equal
+INSPECTED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every contender trains: the model, the batches, how many ranks share them."""
+
+    shape: Shape = field(default_factory=Shape)
+    ranks: int = 2
+    sequences_per_rank: int = 2
+    sequence_length: int = 512
+    learning_rate: float = 3e-4
+    seed: int = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.ranks * self.sequences_per_rank * self.sequence_length
+
+
+@dataclass
+class Progress:
+    """How far the whole benchmark is, in training steps; good enough to tell the time that is left."""
+
+    total_steps: int
+    done_steps: int = 0
+    started: float = field(default_factory=time.time)
+
+    def line(self, text: str) -> None:
+        left = (time.time() - self.started) / max(self.done_steps, 1) * (self.total_steps - self.done_steps)
+        print(f"{text}  [{left / 60:.1f} min left]", flush=True)
+
+
+def contender(name: str, work: Work) -> Peer:
+    """Build one by name, from the same initial weights as all others."""
+    weights = initial_weights(work.shape, work.seed)
+    if name.startswith("fourfold_zero"):
+        zero = int(name.removeprefix("fourfold_zero"))
+        return Fourfold(work.shape, weights, work.learning_rate, zero, work.sequences_per_rank, work.sequence_length)
+    return PEERS["local" if name == REFERENCE else name](work.shape, weights, work.learning_rate)
+
+
+def batch(work: Work, rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [B, T] of one rank: a function of (seed, step, rank) alone."""
+    generator = torch.Generator().manual_seed((work.seed << 32) + step * 1024 + rank)
+    size = (work.sequences_per_rank, work.sequence_length + 1)
+    tokens = torch.randint(work.shape.vocab_size, size, generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def joined_batch(work: Work, step: int) -> tuple[Tensor, Tensor]:
+    """The batches of all ranks as one, [ranks * B, T]."""
+    tokens, targets = zip(*(batch(work, rank, step) for rank in range(work.ranks)), strict=True)
+    return torch.cat(tokens), torch.cat(targets)
+
+
+def timed_steps(peer: Peer, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Seconds a step over `batches`, as the slowest rank sees it; all ranks start together."""
+    dist.barrier()
+    start = time.perf_counter()
+    for tokens, targets in batches:
+        peer.step(tokens, targets)
+    seconds = torch.tensor((time.perf_counter() - start) / len(batches), dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def compare(
+    work: Work, progress: Progress, rank: int, names: tuple[str, str], warmup: int, pairs: int, steps: int
+) -> list[list[float]]:
+    """Seconds a step of both contenders, one value a pair: A B, B A, A B ..., so that a drift of the machine cancels."""
+    contenders = [contender(name, work) for name in names]
+    for peer in contenders:
+        timed_steps(peer, [batch(work, rank, step) for step in range(warmup)])
+    progress.done_steps += 2 * warmup
+    seconds: list[list[float]] = [[], []]
+    for pair in range(pairs):
+        batches = [batch(work, rank, warmup + pair * steps + step) for step in range(steps)]
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            seconds[side].append(timed_steps(contenders[side], batches))
+        progress.done_steps += 2 * steps
+        if rank == 0:
+            a, b = seconds[0][-1], seconds[1][-1]
+            text = f"{names[0]} {a:.3f} s  {names[1]} {b:.3f} s  ratio {a / b:.3f}"
+            progress.line(f"  pair {pair + 1}/{pairs}  {text}")
+    return seconds
+
+
+def inspect(work: Work, progress: Progress, rank: int, name: str) -> dict:
+    """Losses and gradient norms of the first steps, and the peak bytes of live tensors in the last of them."""
+    with LiveTensors() as tracker:
+        peer = contender(name, work)
+        losses, norms = [], []
+        for step in range(INSPECTED_STEPS):
+            tokens, targets = joined_batch(work, step) if name == REFERENCE else batch(work, rank, step)
+            tracker.reset_peak()
+            losses.append(peer.step(tokens, targets))
+            norms.append(peer.gradient_norm)
+        resting_bytes = tracker.live_bytes()
+    progress.done_steps += INSPECTED_STEPS
+    if rank == 0:
+        text = f"losses {' '.join(f'{loss:.6f}' for loss in losses)}  gradient norm {norms[-1]:.5f}"
+        progress.line(f"  {name}: {text}  peak {tracker.peak_bytes / 1e6:.0f} MB")
+    return {
+        "losses": losses,
+        "gradient_norms": norms,
+        "peak_bytes": tracker.peak_bytes,
+        "between_steps_bytes": resting_bytes,
+    }
+
+
+def _rank_main(rank: int, ranks: int, store: str, results, task: Callable) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    try:
+        result = task(rank=rank)
+    except NotImplementedError as error:
+        if rank == 0:
+            results.put(error)
+        return
+    if rank == 0:
+        results.put(result)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def on_fresh_ranks(work: Work, task: Callable):
+    """Run `task(rank=...)` on newly started ranks of one thread each; returns rank 0's result.
+
+    Fresh processes, since DeepSpeed patches torch for good and a peak of memory must be one contender's own.
+    """
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    results = mp.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = os.path.join(folder, "store")
+        mp.spawn(_rank_main, (work.ranks, store, results, task), nprocs=work.ranks)
+    result = results.get()
+    if isinstance(result, NotImplementedError):
+        raise SystemExit(str(result))
+    return result
