@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from fourfold.runtime.allocator import keep_freed_memory
 from fourfold_peer import Fourfold
 from memory import LiveTensors
 from peers import PEERS, Peer
@@ -130,6 +131,7 @@ def inspect(work: Work, progress: Progress, rank: int, name: str) -> dict:
 
 def _rank_main(rank: int, ranks: int, store: str, results, task: Callable) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # for every contender alike
     warnings.simplefilter("ignore")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)

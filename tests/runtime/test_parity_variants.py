@@ -141,14 +141,16 @@ def test_sweep(
 # A runtime that is broken does not pass
 
 BROKEN: list[tuple[str, int, dict[str, Any]]] = [
-    ("others_gradients_are_not_added", 2, {"layout": _layout((1, 2), 0)}),
+    ("others_gradients_are_not_added", 2, {"layout": _layout((1, 2), 1)}),
     ("others_gradients_are_not_added", 2, {"layout": _layout((1, 2), 2)}),
-    ("gradients_are_averaged_over_ranks", 2, {"layout": _layout((1, 2), 0)}),
+    ("gradients_are_averaged_over_ranks", 2, {"layout": _layout((1, 2), 1)}),
     ("gradients_are_averaged_over_ranks", 4, {"layout": _layout((2, 2), 3)}),
-    ("shards_go_to_the_wrong_owner", 4, {"layout": _layout((1, 4), 0)}),
-    ("only_the_first_phase_is_waited_for", 2, {"layout": _layout((1, 2), 0)}),
+    ("shards_go_to_the_wrong_owner", 4, {"layout": _layout((1, 4), 1)}),
+    ("only_the_first_phase_is_waited_for", 4, {"layout": _layout((2, 2), 2)}),
     ("only_the_first_phase_is_waited_for", 2, {"layout": _layout((1, 2), 3)}),
     ("replicas_are_not_summed", 4, {"layout": _layout((2, 2), 1)}),
+    ("whole_gradients_are_averaged", 2, {"layout": _layout((1, 2), 0)}),
+    ("whole_gradients_are_averaged", 4, {"layout": _layout((2, 2), 0, 3)}),
     ("replicas_are_not_summed", 4, {"layout": _layout((2, 2), 3, 3)}),
     ("each_microbatch_overwrites_the_shard", 2, {"layout": _layout((1, 2), 2, 3)}),
     ("each_microbatch_starts_from_zero", 1, {"layout": _layout((1, 1), 0, 3)}),

@@ -93,6 +93,20 @@ def replicas_are_not_summed() -> Iterator[None]:
 
 
 @mutant
+def whole_gradients_are_averaged() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def reduce(self: Group, whole: Any) -> Any:
+            if whole.dim():
+                whole.div_(self.size)
+            yield from original(self, whole)
+
+        return reduce
+
+    with _replaced(Group, "_all_reduce", make):
+        yield
+
+
+@mutant
 def each_microbatch_overwrites_the_shard() -> Iterator[None]:
     def make(original: Any) -> Any:
         def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
@@ -179,7 +193,7 @@ def every_position_counts_as_a_target() -> Iterator[None]:
 @mutant
 def the_divisor_is_each_ranks_own() -> Iterator[None]:
     def count(self: Executor, step: Any) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].sum_scalar(self._num_targets.clone()))
+        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._num_targets.clone()))
 
     with patch.object(Executor, "_count", count):
         yield
@@ -200,7 +214,7 @@ def the_divisor_is_each_microbatchs_own() -> Iterator[None]:
 @mutant
 def the_loss_is_each_ranks_own() -> Iterator[None]:
     def sum_loss(self: Executor, step: Any) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].sum_scalar(self._loss.clone()))
+        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._loss.clone()))
 
     with patch.object(Executor, "_sum_loss", sum_loss):
         yield
@@ -268,8 +282,8 @@ def each_unit_is_clipped_by_itself() -> Iterator[None]:
 @mutant
 def updates_are_not_counted() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def update(self: ShardOptimizer, gradient: Any, lr: float, step: int) -> None:
-            original(self, gradient, lr, 0)
+        def update(self: ShardOptimizer, gradient: Any, lr: float, step: int, scale: float) -> None:
+            original(self, gradient, lr, 0, scale)
 
         return update
 
@@ -332,7 +346,7 @@ def bytes_are_not_counted_once() -> Iterator[None]:
 
     def make(original: Any) -> Any:
         def count(self: Executor, step: Any) -> None:
-            self.groups[step.collectives[0].axes].sum_scalar(torch.zeros(())).wait()
+            self.groups[step.collectives[0].axes].all_reduce(torch.zeros(())).wait()
             original(self, step)
 
         return count

@@ -31,6 +31,7 @@ def embedding_forward(tokens: Tensor, weight: Weight) -> Tensor:
 
 def embedding_backward(tokens: Tensor, grad: Tensor, weight: Weight) -> None:
     """Adds the table's gradient. tokens [batch, seq], grad [batch, seq, hidden]."""
+    weight.clear_if_fresh()
     rows = grad.reshape(-1, grad.shape[-1]).to(weight.grad.dtype)
     if grad.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
         weight.grad.index_put_((tokens.reshape(-1),), rows, accumulate=True)

@@ -12,24 +12,39 @@ from fourfold.model.spec import ParameterSpec, Segment
 class Weight:
     """A view of a unit's flat parameters and the matching view of its flat gradients.
 
-    The views stay valid while the storage below them is freed and refilled. Gradients are added, never assigned.
+    The views stay valid while the storage below them is freed and refilled. A gradient is added to what is there, except
+    the first into a new buffer, whose content means nothing (`fresh`): that one is assigned, so nobody clears the buffer.
     """
 
-    __slots__ = ("data", "grad")
+    __slots__ = ("data", "fresh", "grad")
 
     def __init__(self, data: Tensor, grad: Tensor) -> None:
         self.data = data
         self.grad = grad
+        self.fresh = False
 
     def add_product(self, grad_output: Tensor, inputs: Tensor) -> None:
         """grad += grad_output^T @ inputs. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
-        if self.grad.dtype == inputs.dtype:
-            self.grad.addmm_(grad_output.t(), inputs)
+        if self.grad.dtype != inputs.dtype:
+            self.add(grad_output.t() @ inputs)
+        elif self.fresh:
+            torch.mm(grad_output.t(), inputs, out=self.grad)
+            self.fresh = False
         else:
-            self.grad.add_(grad_output.t() @ inputs)
+            self.grad.addmm_(grad_output.t(), inputs)
 
     def add(self, grad: Tensor) -> None:
-        self.grad.add_(grad)
+        if self.fresh:
+            self.grad.copy_(grad)
+            self.fresh = False
+        else:
+            self.grad.add_(grad)
+
+    def clear_if_fresh(self) -> None:
+        """Zeros where nothing was added yet: before adding to some rows alone, or where no gradient came."""
+        if self.fresh:
+            self.grad.zero_()
+            self.fresh = False
 
 
 class FlatUnit:
@@ -38,19 +53,37 @@ class FlatUnit:
     def __init__(self, segment: Segment, parameters: Tensor, gradients: Tensor) -> None:
         self.parameters = parameters
         self.gradients = gradients
+        self.numel = segment.numel
         self._ranges: dict[str, tuple[int, int, ParameterSpec]] = {}
+        self._weights: dict[tuple[str, str | None], Weight] = {}
         offset = 0
         for spec in segment.parameters:
             self._ranges[spec.name] = (offset, offset + spec.numel, spec)
             offset += spec.numel
 
     def weight(self, first: str, last: str | None = None) -> Weight:
-        """The parameter `first`, or the consecutive run `first`..`last` stacked along dim 0 (q, k, v as one matrix)."""
-        start, end, spec = self._ranges[first]
-        if last is not None:
-            end = self._ranges[last][1]
-        shape = (-1, *spec.shape[1:])
-        return Weight(self.parameters[start:end].view(shape), self.gradients[start:end].view(shape))
+        """The parameter `first`, or the consecutive run `first`..`last` stacked along dim 0 (q, k, v as one matrix). The same
+        object every time, so that segments which share a parameter add to it as one."""
+        weight = self._weights.get((first, last))
+        if weight is None:
+            start, end, spec = self._ranges[first]
+            if last is not None:
+                end = self._ranges[last][1]
+            shape = (-1, *spec.shape[1:])
+            weight = Weight(self.parameters[start:end].view(shape), self.gradients[start:end].view(shape))
+            self._weights[first, last] = weight
+        return weight
+
+    def begin_gradients(self) -> None:
+        """The gradient buffer is new: its padding is cleared, the rest is assigned by the first gradients."""
+        self.gradients[self.numel :].zero_()
+        for weight in self._weights.values():
+            weight.fresh = True
+
+    def settle_gradients(self) -> None:
+        """Clears what got no gradient."""
+        for weight in self._weights.values():
+            weight.clear_if_fresh()
 
 
 @dataclass(frozen=True)

@@ -121,15 +121,13 @@ class Lowering:
         return sizes[kind]
 
     def _landing_bytes(self, flat: FlatLayout, gradient: int) -> int:
-        """Exchange: what the others send. Native: the scattered sum before it is added to the shard (ZeRO-2, 3)."""
-        layout = self.layout
+        """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
+        the shard (ZeRO-2, 3). An all-reduce works in place."""
+        if self.zero == 0:
+            return 0
         if self.transport == "native":
             return flat.shard_numel * gradient if self.zero >= 2 else 0
-        group = layout.data_degree if self.zero == 0 else layout.dp_shard
-        landing = flat.padded_numel // group * (group - 1)
-        if self.zero > 0:
-            landing = max(landing, flat.shard_numel // layout.dp_replicate * (layout.dp_replicate - 1))
-        return landing * gradient
+        return flat.shard_numel * (self.layout.dp_shard - 1) * gradient
 
 
 def hidden(segment: str, microbatch: int) -> str:

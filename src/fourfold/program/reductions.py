@@ -1,8 +1,8 @@
 """The reduction pass: each unit's gradients are summed as soon as their last contribution is there, while backward goes on.
 
 ZeRO-0 and 1 keep whole gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
-With HSDP the shards are summed over the replicas once a step. A reduction is joined when later ones have started, so that
-as many landing buffers exist as it has phases.
+With HSDP the shards are summed over the replicas once a step. A reduction that holds buffers is joined before later ones
+start, so that as many exist as it has phases; one that works in place is joined at the end.
 """
 
 from fourfold.layout.mesh import axes_name
@@ -25,8 +25,7 @@ def insert_reductions(steps: list[Instruction], facts: Lowering) -> list[Instruc
         for unit in last_writer.get(index, ()):
             assert step.microbatch is not None
             reduce, wait = _reduction(facts, unit, step.microbatch, final=step.microbatch == last_microbatch)
-            depth = 2 if any(c.kind == "all_reduce" for c in reduce.collectives) else 1
-            while len(in_flight) >= depth:
+            while wait.frees and len(in_flight) >= len(reduce.collectives):
                 result.append(in_flight.pop(0)[1])
             result.append(reduce)
             in_flight.append((reduce, wait))

@@ -1,8 +1,8 @@
 """Collectives on a mesh group, started now and joined later, with every byte that leaves this rank counted.
 
-gloo: shards travel straight to their owners and back (an exchange), which moves the same bytes as a ring in a fraction
-of the time of gloo's own collectives; NCCL: its native collectives. A collective of several phases is a generator that
-yields what must complete before its next phase may start.
+gloo: shards travel straight to their owners and back (an exchange), which moves the same bytes as gloo's own reduce-scatter
+and all-gather in a fraction of their time; its all-reduce is as good as an exchange and is used as it is. NCCL: its native
+collectives. A collective of several phases is a generator that yields what must complete before its next phase may start.
 """
 
 import time
@@ -71,9 +71,9 @@ class Group:
         `into` may be that part of `whole` itself (then it is the sum)."""
         return self._handle(self._reduce_scatter(whole, landing, into, first))
 
-    def all_reduce(self, whole: Tensor, landing: Tensor | None) -> Handle:
-        """Sums `whole` over the group in place. `landing`: at least (size - 1) / size of its elements (exchange only)."""
-        return self._handle(self._all_reduce(whole, landing), num_phases=1 if self._native else 2)
+    def all_reduce(self, whole: Tensor) -> Handle:
+        """Sums `whole` over the group in place."""
+        return self._handle(self._all_reduce(whole))
 
     def reduce_scatter_then(
         self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool, outer: "Group"
@@ -82,18 +82,9 @@ class Group:
 
         def phases() -> Phases:
             yield from self._reduce_scatter(whole, landing, into, first)
-            yield from outer._all_reduce(into, landing)
+            yield from outer._all_reduce(into)
 
-        return self._handle(phases(), num_phases=2 if self._native else 3)
-
-    def sum_scalar(self, value: Tensor) -> Handle:
-        """Sums a scalar in place."""
-
-        def phases() -> Phases:
-            self._count("all_reduce", value)
-            yield [dist.all_reduce(value, group=self._process_group, async_op=True)]
-
-        return self._handle(phases())
+        return self._handle(phases(), num_phases=2)
 
     def _handle(self, phases: Phases, num_phases: int = 1) -> Handle:
         return Handle(phases, self._add_wait, num_phases)
@@ -154,14 +145,9 @@ class Group:
         for part in received:
             into.add_(part)
 
-    def _all_reduce(self, whole: Tensor, landing: Tensor | None) -> Phases:
-        if self._native:
-            self._count("all_reduce", whole)
-            yield [dist.all_reduce(whole, group=self._process_group, async_op=True)]
-        else:
-            own, _ = self._parts(whole)
-            yield from self._reduce_scatter(whole, landing, own, first=False)
-            yield from self._all_gather(whole, own)
+    def _all_reduce(self, whole: Tensor) -> Phases:
+        self._count("all_reduce", whole)
+        yield [dist.all_reduce(whole, group=self._process_group, async_op=True)]
 
 
 def _all_gather_single(whole: Tensor, shard: Tensor, group: Any) -> Any:

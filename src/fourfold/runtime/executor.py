@@ -16,7 +16,7 @@ from fourfold.program import Instruction, Op, Program
 from fourfold.program.buffers import Lowering, hidden
 from fourfold.runtime.collectives import Group, Handle
 from fourfold.runtime.optimizer import sum_of_squares
-from fourfold.runtime.units import Unit, bind_segments, is_live, set_storage
+from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
 Observer = Callable[[int, Instruction], None]
 
@@ -68,7 +68,8 @@ class Executor:
         self._optimizer = optimizer
         self._device = device
         self._publish = publish
-        self._weights: dict[str, Any] = bind_segments(facts, units)
+        self._flats = flat_units(facts, units)
+        self._weights: dict[str, Any] = bind_segments(facts, units, self._flats)
         self._segments = {segment.name: segment for segment in facts.segments}
         self._next = {a.name: b.name for a, b in zip(facts.segments, facts.segments[1:], strict=False)}
         self._live: dict[str, Any] = {}
@@ -142,7 +143,7 @@ class Executor:
                 grad = self.units[name.removeprefix("grad/")].grad
                 if not is_live(grad):
                     set_storage(grad, live=True)
-                    grad.zero_()
+                    self._flats[name.removeprefix("grad/")].begin_gradients()
 
     # Compute
 
@@ -188,13 +189,15 @@ class Executor:
             loss, grad = head_loss_backward(x, targets, weights, self.facts.model, self._num_targets)
             self._loss += loss
             self._live[f"dhidden/head/m{m}"] = grad
-            return
-        upstream = self._live[f"dhidden/{self._next[segment.name]}/m{m}"]
-        if segment.kind == "embedding":
+        elif segment.kind == "embedding":
+            upstream = self._live[f"dhidden/{self._next[segment.name]}/m{m}"]
             embedding_backward(self._live[f"batch/m{m}"].tokens, upstream, weights)
-            return
-        x, edge = self._live[f"saved/{segment.name}/m{m}"]
-        (self._live[f"dhidden/{segment.name}/m{m}"],) = torch.autograd.grad(edge, [x], [upstream])
+        else:
+            upstream = self._live[f"dhidden/{self._next[segment.name]}/m{m}"]
+            x, edge = self._live[f"saved/{segment.name}/m{m}"]
+            (self._live[f"dhidden/{segment.name}/m{m}"],) = torch.autograd.grad(edge, [x], [upstream])
+        for unit in segment.units:
+            self._flats[unit].settle_gradients()
 
     # Communication
 
@@ -208,10 +211,10 @@ class Executor:
         handle.wait()
 
     def _count(self, step: Instruction) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].sum_scalar(self._num_targets))
+        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._num_targets))
 
     def _sum_loss(self, step: Instruction) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].sum_scalar(self._loss))
+        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._loss))
 
     def _gather(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
@@ -231,7 +234,7 @@ class Executor:
             set_storage(landing, live=True)
         group = self.groups[step.collectives[0].axes]
         if step.collectives[0].kind == "all_reduce":
-            self._start(step, group.all_reduce(unit.grad, landing))
+            self._start(step, group.all_reduce(unit.grad))
             return
         first = f"grad_shard/{step.segment}" in step.writes and not is_live(unit.grad_shard)
         if first:
@@ -249,7 +252,7 @@ class Executor:
         squares = [sum_of_squares(self._gradient(name)) for name in step.reads]
         total = torch.stack(squares).sum()
         for collective in step.collectives:
-            self.groups[collective.axes].sum_scalar(total).wait()
+            self.groups[collective.axes].all_reduce(total).wait()
         self._norm = total.sqrt().item()
         limit = self._optimizer.clip_norm
         self._scale = min(1.0, limit / (self._norm + 1e-6)) if limit is not None else 1.0
@@ -262,10 +265,7 @@ class Executor:
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
         if not self._skip:
-            gradient = unit.grad_shard.to(unit.master.dtype)
-            if self._scale != 1.0:
-                gradient.mul_(self._scale)
-            unit.optimizer.update(gradient, self._lr, self.updates)
+            unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
             if unit.master is not unit.shard:
                 unit.shard.copy_(unit.master)
         if step.segment == self.facts.segments[-1].name and not self._skip:

@@ -45,9 +45,14 @@ class ShardOptimizer:
         self.exp_avg = torch.zeros_like(master)
         self.exp_avg_sq = torch.zeros_like(master)
 
-    def update(self, gradient: Tensor, lr: float, step: int) -> None:
-        """One update in place; `gradient` [shard] in the master format; `step` counts updates before this one."""
+    def update(self, gradient: Tensor, lr: float, step: int, scale: float) -> None:
+        """One update in place with `gradient` [shard] x `scale`, in the master format; `step` counts updates before this one."""
         section = self._section
+        divisor = None
+        if scale != 1.0 and gradient.dtype == torch.float32:  # the fused kernel divides on the way, by an fp32 number
+            divisor = torch.tensor(1.0 / scale, device=gradient.device)
+        elif scale != 1.0:
+            gradient.mul_(scale)
         for start, end, decay in (
             (0, self._decayed, section.weight_decay),
             (self._decayed, self._master.numel(), 0.0),
@@ -69,4 +74,5 @@ class ShardOptimizer:
                 weight_decay=decay,
                 eps=section.eps,
                 maximize=False,
+                grad_scale=divisor,
             )

@@ -93,15 +93,18 @@ def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[st
             groups["dp_shard"].all_gather(unit.params, unit.shard).wait()
 
 
-def bind_segments(facts: Lowering, units: dict[str, Unit]) -> dict[str, Weights]:
+def flat_units(facts: Lowering, units: dict[str, Unit]) -> dict[str, FlatUnit]:
+    """Every unit's flat buffers with the views that segments take of them."""
+    return {s.name: FlatUnit(s, units[s.name].params, units[s.name].grad) for s in facts.segments}
+
+
+def bind_segments(facts: Lowering, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
     """The weights that each segment's function takes, as views that outlive gathers and frees."""
     weights = {}
     for segment in facts.segments:
         freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]
         for tensor in freed:  # a view can only be taken of storage that is there
             set_storage(tensor, live=True)
-        owners = {s.name: s for s in facts.segments if s.name in segment.units}
-        flats = {name: FlatUnit(owners[name], units[name].params, units[name].grad) for name in segment.units}
         weights[segment.name] = bind_weights(segment, facts.model, flats)
         for tensor in freed:
             set_storage(tensor, live=False)

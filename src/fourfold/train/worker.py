@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from fourfold.config import RunFailure, UserError
+from fourfold.runtime.allocator import keep_freed_memory
 
 FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
 
@@ -38,6 +39,7 @@ def _train(out: Path) -> int:
     from fourfold.train.session import StopSignal, take_seat
 
     _exit_with_parent()
+    keep_freed_memory()
     early: list[int] = []
     handlers = {
         n: signal.signal(n, lambda number, frame: early.append(number)) for n in (signal.SIGTERM, signal.SIGINT)
