@@ -111,7 +111,6 @@ class Executor:
         return StepResult(self._loss.item() / max(total, 1), self._norm, self._skip, total)
 
     def _begin(self, program: Program, data: StepData, lr: float) -> None:
-        self._training = program.kind == "train"
         self._data = data
         self._lr = lr
         self._num_targets = torch.tensor(data.num_targets, dtype=torch.int64, device=self._device)
@@ -249,7 +248,7 @@ class Executor:
     # Update
 
     def _clip_norm(self, step: Instruction) -> None:
-        squares = [sum_of_squares(self._gradient(name)) for name in step.reads]
+        squares = [sum_of_squares(self.units[name.partition("/")[2]].grad_shard) for name in step.reads]
         total = torch.stack(squares).sum()
         for collective in step.collectives:
             self.groups[collective.axes].all_reduce(total).wait()
@@ -257,10 +256,6 @@ class Executor:
         limit = self._optimizer.clip_norm
         self._scale = min(1.0, limit / (self._norm + 1e-6)) if limit is not None else 1.0
         self._skip = not torch.isfinite(total).item()
-
-    def _gradient(self, name: str) -> Tensor:
-        """What the optimizer uses of a gradient: the shard, or all of it where nothing is sharded."""
-        return self.units[name.partition("/")[2]].grad_shard
 
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]

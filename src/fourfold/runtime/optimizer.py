@@ -29,9 +29,10 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
 
 def sum_of_squares(gradient: Tensor) -> Tensor:
     """The squared norm of a flat tensor, a scalar in fp64. Rows first: one fp32 sum over millions of elements is off by 1e-4."""
+    dtype = torch.float32 if gradient.dtype == torch.bfloat16 else gradient.dtype
     whole = gradient.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(gradient[:whole].view(-1, _ROW), dim=1)
-    rest = torch.linalg.vector_norm(gradient[whole:])
+    rows = torch.linalg.vector_norm(gradient[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(gradient[whole:], dtype=dtype)
     return rows.double().square().sum() + rest.double().square()
 
 
