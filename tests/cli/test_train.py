@@ -35,7 +35,7 @@ def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, caps
         "def f(x):",
         "runs/run",
         "fourfold export",
-        "layout.zero=3",
+        "layout.zero=1",
     ):
         assert text in said
 

@@ -125,7 +125,7 @@ def test_the_ending_sets_the_loss_beside_the_entropy_and_names_commands_that_kee
     assert "5.2500 nats per token" in text
     assert "def f():\n      pass" in text
     assert "batch.steps=2000 optimizer.lr=0.1 --ranks 2" in text
-    assert "batch.steps=1000 optimizer.lr=0.1 layout.zero=3 --ranks 2 --out" in text
+    assert "batch.steps=1000 optimizer.lr=0.1 layout.zero=1 --ranks 2 --out" in text
     assert "my run.toml'" in text
 
 

@@ -1,6 +1,9 @@
 """What is said when a run has ended: how well it learned, what it writes, and what to try next."""
 
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
@@ -22,11 +25,19 @@ class Command:
     def line(self, *overrides: str, out: Path | None = None) -> str:
         """The command with further overrides, and another folder where `out` is given."""
         stated = {key: text for text in (*self.overrides, *overrides) if (key := text.partition("=")[0])}
-        words = ["fourfold", "train", str(self.run_file), *stated.values()]
+        words = [program_word(), "train", str(self.run_file), *stated.values()]
         words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
         folder = out if out is not None else self.out
         words += ["--out", str(folder)] if folder is not None else []
         return shlex.join(words)
+
+
+def program_word() -> str:
+    """How this program is called from here: its name where the shell finds it, else its path (`.venv/bin/fourfold`)."""
+    called = Path(sys.argv[0])
+    if called.name != "fourfold" or shutil.which("fourfold") is not None:
+        return "fourfold"
+    return os.path.relpath(called)
 
 
 def final_lines(state: RunState, command: Command) -> list[str]:
@@ -55,12 +66,15 @@ def final_lines(state: RunState, command: Command) -> list[str]:
 
 
 def _next_commands(state: RunState, command: Command) -> list[str]:
-    folder, total = state.facts.folder, state.facts.num_steps
+    folder, total, fourfold = state.facts.folder, state.facts.num_steps, program_word()
     pairs = [
-        ("let the model write", shlex.join(["fourfold", "sample", str(folder), "--prompt", "def "])),
-        ("see the step's program and its proof", shlex.join(["fourfold", "show", str(folder), "--verify"])),
-        ("train with everything sharded", command.line("layout.zero=3", out=folder.with_name(folder.name + "-zero3"))),
+        ("let the model write", shlex.join([fourfold, "sample", str(folder), "--prompt", "def "])),
+        ("see the step's program and its proof", shlex.join([fourfold, "show", str(folder), "--verify"])),
+        (
+            "the same run under another layout: its losses agree",
+            command.line("layout.zero=1", out=folder.with_name(folder.name + "-zero1")),
+        ),
         ("go on from here", command.line(f"batch.steps={2 * total}")),
-        ("load it in transformers", shlex.join(["fourfold", "export", str(folder), "--out", f"{folder}-hf"])),
+        ("load it in transformers", shlex.join([fourfold, "export", str(folder), "--out", f"{folder}-hf"])),
     ]
     return [f"  {line}\n      {meaning}" for meaning, line in pairs]
