@@ -5,8 +5,7 @@ and all-gather in a fraction of their time; its all-reduce is as good as an exch
 collectives. A collective of several phases is a generator that yields what must complete before its next phase may start.
 """
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,10 +22,9 @@ Phases = Iterator[Sequence[Any]]
 class Handle:
     """A started collective of one or more phases. `advance` joins all but its last phase; `wait` joins all of it."""
 
-    def __init__(self, phases: Phases, on_wait: Callable[[float], None], num_phases: int = 1) -> None:
+    def __init__(self, phases: Phases, num_phases: int = 1) -> None:
         self._phases_left = num_phases
         self._phases = phases
-        self._on_wait = on_wait
         self._works: Sequence[Any] | None = next(phases, None)
 
     def advance(self) -> None:
@@ -40,10 +38,8 @@ class Handle:
 
     def _join_phase(self) -> None:
         assert self._works is not None
-        start = time.perf_counter()
         for work in self._works:
             work.wait()
-        self._on_wait(time.perf_counter() - start)
         self._works = next(self._phases, None)
         self._phases_left -= 1
 
@@ -57,23 +53,22 @@ class Group:
         self.index = self.ranks.index(rank)
         self.size = len(ranks)
         self.sent_bytes = 0
-        self.waited_seconds = 0.0
         self._process_group = process_group
         self._native = native
         self._sequence = 0
 
     def all_gather(self, whole: Tensor, shard: Tensor) -> Handle:
         """Fills `whole` [size * n] with every rank's `shard` [n]; `shard` may be this rank's part of `whole`."""
-        return self._handle(self._all_gather(whole, shard))
+        return Handle(self._all_gather(whole, shard))
 
     def reduce_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Handle:
         """Sums this rank's part of `whole` [size * n] over the group into `into` [n]: assigned when `first`, else added.
         `into` may be that part of `whole` itself (then it is the sum)."""
-        return self._handle(self._reduce_scatter(whole, landing, into, first))
+        return Handle(self._reduce_scatter(whole, landing, into, first))
 
     def all_reduce(self, whole: Tensor) -> Handle:
         """Sums `whole` over the group in place."""
-        return self._handle(self._all_reduce(whole))
+        return Handle(self._all_reduce(whole))
 
     def reduce_scatter_then(
         self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool, outer: "Group"
@@ -84,13 +79,7 @@ class Group:
             yield from self._reduce_scatter(whole, landing, into, first)
             yield from outer._all_reduce(into)
 
-        return self._handle(phases(), num_phases=2)
-
-    def _handle(self, phases: Phases, num_phases: int = 1) -> Handle:
-        return Handle(phases, self._add_wait, num_phases)
-
-    def _add_wait(self, seconds: float) -> None:
-        self.waited_seconds += seconds
+        return Handle(phases(), num_phases=2)
 
     def _count(self, kind: str, whole: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, whole.numel() * whole.element_size(), self.size)

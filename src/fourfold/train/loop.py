@@ -236,7 +236,7 @@ class Training:
 
     def _finish(self, log: RunLog | None) -> None:
         sample = None
-        if log is not None and self.config.run.sample_tokens and (self.out / "checkpoints").exists():
+        if log is not None and self.config.run.sample_tokens:
             from fourfold.train.sample import generate
 
             _event(log, "phase", what="writing a sample")
