@@ -81,6 +81,29 @@ class Group:
 
         return Handle(phases(), num_phases=2)
 
+    def sum_scatter(self, whole: Tensor, into: Tensor) -> Handle:
+        """`into` = this rank's part of the sum of every rank's `whole`; `whole` may be overwritten."""
+        landing = None
+        if not self._native:
+            landing = torch.empty(into.numel() * (self.size - 1), dtype=into.dtype, device=into.device)
+        elif whole.data_ptr() != into.data_ptr():
+            landing = into
+        return Handle(self._sum_scatter(whole, landing, into))
+
+    def all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_rows: Sequence[int] | None = None,
+        sent_rows: Sequence[int] | None = None,
+    ) -> Handle:
+        """Part i of `sent` goes to rank i, part i of `received` comes from it; parts by rows of dim 0, or equal."""
+        return Handle(self._all_to_all(received, sent, received_rows, sent_rows))
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Handle:
+        """`sent` to the next rank of the group, `received` from the one before."""
+        return Handle(self._shift(received, sent))
+
     def _count(self, kind: str, whole: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, whole.numel() * whole.element_size(), self.size)
 
@@ -107,9 +130,10 @@ class Group:
             self._count("all_gather", whole)
             yield [_all_gather_single(whole, shard, self._process_group)]
         else:
-            works = self._exchange([shard] * (self.size - 1), others)
+            flat = shard.view(-1)
+            works = self._exchange([flat] * (self.size - 1), others)
             if own.data_ptr() != shard.data_ptr():
-                own.copy_(shard)
+                own.copy_(flat)
             yield works
 
     def _reduce_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Phases:
@@ -137,6 +161,47 @@ class Group:
     def _all_reduce(self, whole: Tensor) -> Phases:
         self._count("all_reduce", whole)
         yield [dist.all_reduce(whole, group=self._process_group, async_op=True)]
+
+    def _sum_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor) -> Phases:
+        if self._native:
+            self._count("reduce_scatter", whole)
+            yield [_reduce_scatter_single(into, whole, self._process_group)]
+            return
+        assert landing is not None
+        own, others = self._parts(whole)
+        received = list(landing.view(self.size - 1, -1).unbind(0))
+        yield self._exchange(others, received)
+        flat = into.view(-1)
+        torch.add(own, received[0], out=flat)
+        for part in received[1:]:
+            flat.add_(part)
+
+    def _all_to_all(
+        self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
+    ) -> Phases:
+        """Counted by what is sent, the rank's own part as an even share of it."""
+        self._count("all_to_all", sent)
+        rows_in = list(received_rows) if received_rows is not None else None
+        rows_out = list(sent_rows) if sent_rows is not None else None
+        yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._process_group, async_op=True)]
+
+    def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Phases:
+        following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
+        self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
+        if self._native:
+            operations = [dist.P2POp(dist.isend, tensor, following, self._process_group) for tensor in sent]
+            operations += [dist.P2POp(dist.irecv, tensor, before, self._process_group) for tensor in received]
+            yield dist.batch_isend_irecv(operations)
+            return
+        self._sequence += 1
+        base = self._sequence << 8
+        works = [
+            dist.irecv(tensor, before, group=self._process_group, tag=base + i) for i, tensor in enumerate(received)
+        ]
+        works += [
+            dist.isend(tensor, following, group=self._process_group, tag=base + i) for i, tensor in enumerate(sent)
+        ]
+        yield works
 
 
 def _all_gather_single(whole: Tensor, shard: Tensor, group: Any) -> Any:

@@ -1,0 +1,81 @@
+"""What a segment's function knows of other ranks: the groups that its own collectives run over, and nothing of the mesh."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Work(Protocol):
+    """A started collective."""
+
+    def wait(self) -> None: ...
+
+
+class Group(Protocol):
+    """The ranks along some axes, seen from one of them. Every method starts a collective and returns at once; what it reads and
+    fills belongs to it until `wait` has returned. All tensors are contiguous; parts are equal unless rows are stated."""
+
+    size: int
+    index: int
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> Work:
+        """Fills `whole` [size * n, ...] with every rank's `shard` [n, ...]."""
+        ...
+
+    def sum_scatter(self, whole: Tensor, into: Tensor) -> Work:
+        """`into` [n, ...] = this rank's part of the sum of every rank's `whole` [size * n, ...]."""
+        ...
+
+    def all_reduce(self, whole: Tensor) -> Work:
+        """Sums `whole` over the group in place."""
+        ...
+
+    def all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_rows: Sequence[int] | None = None,
+        sent_rows: Sequence[int] | None = None,
+    ) -> Work:
+        """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Parts: so many rows each, or equal."""
+        ...
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Work:
+        """`sent` goes to the next rank of the group, `received` comes from the one before (a ring)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """How the sequence is split. `ring` x `ulysses` ranks (None: one); `gather`: keys and values are all-gathered over `ring`
+    instead of rotating.
+
+    With R ring ranks the sequence is cut into 2R chunks; ring rank r has chunks r and 2R - 1 - r (zig-zag), and of each of them
+    ulysses rank u of U has part u. A rank's tokens are [its part of chunk r, its part of chunk 2R - 1 - r], in this order.
+    """
+
+    ring: Group | None = None
+    ulysses: Group | None = None
+    gather: bool = False
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The groups of one rank; None where a degree is 1.
+
+    `sequence`: the residual stream, [tokens, hidden] of a microbatch laid flat, is split evenly by tokens over `tp`.
+    `tp_copies`: ranks of `tp` that hold the same key and value heads (1 unless kv heads < tp).
+    """
+
+    tp: Group | None = None
+    sequence: bool = False
+    tp_copies: int = 1
+    context: ContextParallel | None = None
+    ep: Group | None = None
+    etp: Group | None = None
+
+
+ALONE = Parallel()
+"""One rank holds all of the model and of the sequence."""
