@@ -1,4 +1,4 @@
-"""The dimensions of one dense decoder, complete: what every other package reads."""
+"""The dimensions of one decoder, complete: what every other package reads."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,12 @@ from fourfold.config.schema import RopeScaling
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A dense Llama-family decoder (Llama 2/3, Mistral, Qwen2/3, SmolLM).
+    """A decoder of the Llama family (Llama 2/3, Mistral, Qwen2/3, SmolLM), dense or with mixtures of experts (Mixtral,
+    Qwen3-MoE, DeepSeek-V3), with grouped-query or multi-head latent attention.
 
-    Sizes are in elements; `head_dim` times `num_heads` need not equal `hidden_size`.
+    Sizes are in elements; `head_dim` times `num_heads` need not equal `hidden_size`. `num_experts` 0: dense.
+    `key_value_rank` None: grouped-query attention; else latent (DeepSeek-V2, section 2.1), where a head's query and key have
+    `nope_head_dim` + `rope_head_dim` elements, its value `value_head_dim`, and `head_dim` is the former sum.
     """
 
     num_layers: int
@@ -29,3 +32,47 @@ class ModelConfig:
     sliding_window: int | None = None
     max_position: int = 131072
     init_std: float = 0.02
+
+    num_experts: int = 0
+    top_k: int = 0
+    moe_ffn_size: int = 0
+    num_shared_experts: int = 0
+    """Experts that every token passes, as one feed-forward of `num_shared_experts` x `moe_ffn_size`."""
+    first_dense_layers: int = 0
+    """Leading blocks with a dense feed-forward of `ffn_size`."""
+    router: str = "softmax"
+    """`softmax` (Mixtral, Qwen3-MoE) or `sigmoid` (DeepSeek-V3) scores."""
+    normalize_top_k: bool = True
+    """Whether a token's chosen scores are divided by their sum."""
+    routed_scaling: float = 1.0
+    num_expert_groups: int = 1
+    top_groups: int = 1
+    balance_loss: float = 0.0
+    """Weight of the sequence-wise load-balancing loss (DeepSeek-V3, equations 17 to 20; Switch Transformer's, a sequence)."""
+    z_loss: float = 0.0
+    """Weight of the router z-loss (Zoph et al. 2022, equation 5)."""
+    balance_bias_speed: float = 0.0
+    """Step of the auxiliary-loss-free balancing bias (Wang et al. 2024); 0: the bias stays."""
+    capacity_factor: float | None = None
+    """None: dropless. Else an expert takes at most capacity_factor x top_k x tokens / num_experts tokens of a rank's microbatch."""
+
+    query_rank: int | None = None
+    key_value_rank: int | None = None
+    rope_head_dim: int = 0
+    nope_head_dim: int = 0
+    value_head_dim: int = 0
+    rope_interleave: bool = False
+    """Whether rotary pairs are neighbours (DeepSeek) instead of half a head apart."""
+
+    mtp_layers: int = 0
+    mtp_loss: float = 0.0
+    """Multi-token prediction (DeepSeek-V3, section 2.2): modules after the last block, and the weight of their mean loss."""
+
+    @property
+    def is_latent(self) -> bool:
+        """Multi-head latent attention."""
+        return self.key_value_rank is not None
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a block's feed-forward is a mixture of experts."""
+        return self.num_experts > 0 and layer >= self.first_dense_layers

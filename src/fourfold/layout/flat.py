@@ -1,24 +1,66 @@
-"""A unit's parameters as one flat buffer whose shards are contiguous ranges."""
+"""A unit's parameters as one flat buffer whose shards are contiguous ranges, of the part that one model-parallel rank holds."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from fourfold.layout.mesh import Layout
-from fourfold.model.spec import ParameterSpec, Segment
+from fourfold.model.spec import Domain, ParameterSpec, Segment, UnitSpec
 
 ALIGNMENT_ELEMENTS = 16
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """One rank's part of a parameter: the whole of it, or an even part along some dims.
+
+    `splits`: (dim, axis, degree) of every dim that is split; the rank's coordinate on the axis says which part it has.
+    """
+
+    spec: ParameterSpec
+    splits: tuple[tuple[int, str, int], ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = list(self.spec.shape)
+        for dim, _, degree in self.splits:
+            sizes[dim] //= degree
+        return tuple(sizes)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def weight_decay(self) -> bool:
+        return self.spec.weight_decay
+
+    def box(self, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
+        """[start, end) along every dim of the whole parameter, for the rank at these coordinates."""
+        starts = [0] * len(self.shape)
+        for dim, axis, _ in self.splits:
+            starts[dim] = coordinates[axis] * self.shape[dim]
+        return tuple((start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
 
 @dataclass(frozen=True)
 class FlatLayout:
     """Where each parameter of a unit lies in its flat buffer, in elements. The tail up to `padded_numel` is zero.
 
-    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not.
+    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not. `sums`: (axis, start, end) of the
+    elements whose gradients every rank along the axis has a partial sum of.
     """
 
     unit: str
-    parameters: tuple[ParameterSpec, ...]
+    domain: Domain
+    parameters: tuple[LocalParameter, ...]
     padded_numel: int
     num_shards: int
+    sums: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def numel(self) -> int:
@@ -36,20 +78,80 @@ class FlatLayout:
         """Elements [start, end) of the flat buffer that shard `index` holds."""
         return index * self.shard_numel, (index + 1) * self.shard_numel
 
-    def ranges(self) -> list[tuple[ParameterSpec, int, int]]:
+    def ranges(self) -> list[tuple[LocalParameter, int, int]]:
         """(parameter, start, end) for every parameter, in elements of the flat buffer."""
         result, offset = [], 0
-        for spec in self.parameters:
-            result.append((spec, offset, offset + spec.numel))
-            offset += spec.numel
+        for parameter in self.parameters:
+            result.append((parameter, offset, offset + parameter.numel))
+            offset += parameter.numel
         return result
 
+    def copied_ranges(self) -> list[tuple[str, int, int]]:
+        """(axis, start, end) of the elements that several ranks along a tensor-parallel axis hold alike."""
+        ranges: list[tuple[str, int, int]] = []
+        for parameter, start, end in self.ranges():
+            axis = _copies(parameter)
+            if axis is None:
+                continue
+            if ranges and ranges[-1][0] == axis and ranges[-1][2] == start:
+                start = ranges.pop()[1]
+            ranges.append((axis, start, end))
+        return ranges
 
-def flat_layouts(segments: tuple[Segment, ...], layout: Layout) -> dict[str, FlatLayout]:
-    """Every unit's flat buffer, padded so that the shards of any data-parallel group are whole and aligned."""
-    multiple = ALIGNMENT_ELEMENTS * layout.data_degree
-    result = {}
-    for segment in segments:
-        padded = -(-segment.numel // multiple) * multiple
-        result[segment.name] = FlatLayout(segment.name, segment.parameters, padded, layout.shard_degree)
-    return result
+
+def _copies(parameter: LocalParameter) -> str | None:
+    """The axis along which ranks hold the same part of a parameter."""
+    if parameter.spec.kv_heads:
+        return "tp_copy"
+    return "tp" if parameter.spec.tensor_dim is None else None
+
+
+def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
+    """The flat buffer of a unit's local part, padded so that the shards of any data-parallel group are whole and aligned."""
+    parameters = tuple(_local(spec, unit.domain, layout) for spec in unit.parameters)
+    replicas, shards = layout.domain_degrees(unit.domain)
+    multiple = ALIGNMENT_ELEMENTS * replicas * shards
+    padded = -(-sum(p.numel for p in parameters) // multiple) * multiple
+    num_shards = shards if layout.zero > 0 else 1
+    flat = FlatLayout(unit.name, unit.domain, parameters, padded, num_shards)
+    return FlatLayout(unit.name, unit.domain, parameters, padded, num_shards, _sums(flat, layout))
+
+
+def flat_layouts(segments: Iterable[Segment], layout: Layout) -> dict[str, FlatLayout]:
+    """Every unit's flat buffer, by unit name."""
+    return {unit.name: flat_layout(unit, layout) for segment in segments for unit in segment.own}
+
+
+def _local(spec: ParameterSpec, domain: Domain, layout: Layout) -> LocalParameter:
+    splits: list[tuple[int, str, int]] = []
+    if domain == "expert" and layout.ep > 1:
+        splits.append((0, "ep", layout.ep))
+    if spec.tensor_dim is not None:
+        axis = "etp" if domain == "expert" else "tp_head" if spec.kv_heads else "tp"
+        if layout.degree(axis) > 1:
+            splits.append((spec.tensor_dim, axis, layout.degree(axis)))
+    return LocalParameter(spec, tuple(splits))
+
+
+def _sums(flat: FlatLayout, layout: Layout) -> tuple[tuple[str, int, int], ...]:
+    ranges: list[tuple[str, int, int]] = []
+    for parameter, start, end in flat.ranges():
+        axis = _summed_over(parameter, flat.domain, layout)
+        if axis is None:
+            continue
+        if ranges and ranges[-1][0] == axis and ranges[-1][2] == start:
+            start = ranges.pop()[1]
+        ranges.append((axis, start, end))
+    return tuple(ranges)
+
+
+def _summed_over(parameter: LocalParameter, domain: Domain, layout: Layout) -> str | None:
+    """The tensor-parallel axis over which a parameter's gradient is a partial sum on every rank."""
+    spec = parameter.spec
+    if domain == "expert" or layout.tp == 1:
+        return None
+    if spec.kv_heads:
+        return "tp_copy" if layout.tp_copy > 1 else None
+    if spec.summed == "always" or (spec.summed == "sequence" and layout.sequence_parallel):
+        return "tp"
+    return None

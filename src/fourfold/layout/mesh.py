@@ -1,12 +1,25 @@
-"""The mesh of ranks, a box with axes `pp, dp_replicate, dp_shard, cp, tp` (tp innermost), and the layout on it."""
+"""The mesh of ranks, a box with axes `pp, dp_replicate, dp_shard, cp, tp` (tp innermost), its finer views, and the layout on it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Literal
 
+from fourfold.model.spec import Domain
+
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-DATA_AXES = ("dp_replicate", "dp_shard")
+DATA_AXES = ("dp_replicate", "dp_shard", "cp")
+"""Axes whose ranks see different tokens: every dense gradient is summed over them."""
+VIEWS = (
+    AXES,
+    ("pp", "dp_replicate", "edp", "ep", "etp"),
+    ("pp", "dp_replicate", "dp_shard", "cp_ring", "cp_ulysses", "tp"),
+    ("pp", "dp_replicate", "dp_shard", "cp", "tp_head", "tp_copy"),
+)
+"""Ways of reading the same ranks: experts divide `dp_shard x cp x tp` anew, context parallelism divides `cp`, and key and value
+heads divide `tp` into ranks with different heads and copies of the same."""
+ALL_AXES = (*dict.fromkeys(axis for view in VIEWS for axis in view), "tied")
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -14,8 +27,8 @@ Recompute = Literal["none", "selective", "full"]
 class Layout:
     """Degrees of every axis and how a rank's step is arranged, complete and checked (`resolve_layout` makes it).
 
-    `recompute`: one policy a segment, in forward order. `global_sequences` = num_microbatches x microbatch_sequences x
-    dp_replicate x dp_shard.
+    `recompute`: one policy a segment, in forward order. `stages`: how many segments each pipeline stage has; `stage_ranks`: the pp
+    coordinate of each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard.
     """
 
     pp: int
@@ -30,6 +43,29 @@ class Layout:
     sequence_length: int
     recompute: tuple[Recompute, ...]
     prefetch: int
+    virtual_stages: int = 1
+    stages: tuple[int, ...] = ()
+    stage_ranks: tuple[int, ...] = (0,)
+    cp_method: str = "ring"
+    cp_ulysses: int = 1
+    sequence_parallel: bool = False
+    ep: int = 1
+    etp: int = 1
+    tp_head: int = 1
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold the same part of the experts, within a replica."""
+        return self.dp_shard * self.cp * self.tp // (self.ep * self.etp)
+
+    @property
+    def cp_ring(self) -> int:
+        return self.cp // self.cp_ulysses
+
+    @property
+    def tp_copy(self) -> int:
+        """Ranks of `tp` that hold the same key and value heads."""
+        return self.tp // self.tp_head
 
     @property
     def world_size(self) -> int:
@@ -41,12 +77,32 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     @property
-    def shard_degree(self) -> int:
-        """Ranks over which optimizer state is split: 1 for plain data parallelism."""
-        return self.dp_shard if self.zero > 0 else 1
+    def tokens(self) -> int:
+        """Tokens of a microbatch on one rank of `tp`, before sequence parallelism splits them."""
+        return self.microbatch_sequences * self.sequence_length // self.cp
+
+    @property
+    def hidden_tokens(self) -> int:
+        """Tokens of a microbatch whose residual stream one rank holds."""
+        return self.tokens // (self.tp if self.sequence_parallel else 1)
+
+    def shard_axes(self, domain: Domain) -> tuple[str, ...]:
+        """The active axes over which ZeRO shards a unit's state."""
+        return self.active(("dp_shard", "cp") if domain == "dense" else ("edp",))
+
+    def domain_degrees(self, domain: Domain) -> tuple[int, int]:
+        """(replicas, ranks that ZeRO shards over) of a unit's part."""
+        return self.dp_replicate, self.group_size(self.shard_axes(domain))
 
     def degree(self, axis: str) -> int:
+        if axis == "tied":
+            return len(set(self.tied_ranks))
         return int(getattr(self, axis))
+
+    @property
+    def tied_ranks(self) -> tuple[int, int]:
+        """pp coordinates of the embedding and of the head."""
+        return self.stage_ranks[0], self.stage_ranks[-1]
 
     def group_size(self, axes: tuple[str, ...]) -> int:
         return prod(self.degree(axis) for axis in axes)
@@ -56,27 +112,35 @@ class Layout:
         return tuple(axis for axis in axes if self.degree(axis) > 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Position of a rank on every axis."""
-        result = {}
-        for axis in reversed(AXES):
-            rank, result[axis] = divmod(rank, self.degree(axis))
-        return {axis: result[axis] for axis in AXES}
+        """Position of a rank on every axis of every view."""
+        result: dict[str, int] = {}
+        for view in VIEWS:
+            rest = rank
+            for axis in reversed(view):
+                rest, result[axis] = divmod(rest, self.degree(axis))
+        return {axis: result[axis] for axis in ALL_AXES if axis in result}
 
-    def rank_of(self, coordinates: dict[str, int]) -> int:
+    def rank_of(self, coordinates: dict[str, int], view: tuple[str, ...] = AXES) -> int:
         rank = 0
-        for axis in AXES:
+        for axis in view:
             rank = rank * self.degree(axis) + coordinates[axis]
         return rank
 
     def group_of(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on these axes alone, in mesh order."""
+        """The ranks that differ from `rank` on these axes alone, in mesh order. `tied`: the holders of embedding and head."""
         own = self.coordinates(rank)
-        choices = [range(self.degree(axis)) if axis in axes else (own[axis],) for axis in AXES]
-        return tuple(self.rank_of(dict(zip(AXES, point, strict=True))) for point in product(*choices))
+        view = next(view for view in VIEWS if set(axes) <= {*view, "tied"})
+        choices: list[Sequence[int]] = [range(self.degree(axis)) if axis in axes else (own[axis],) for axis in view]
+        if "tied" in axes:
+            choices[0] = sorted(set(self.tied_ranks))
+        return tuple(self.rank_of(dict(zip(view, point, strict=True)), view) for point in product(*choices))
 
     def groups(self, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
-        """All groups along these axes; together they hold every rank once."""
-        return sorted({self.group_of(rank, axes) for rank in range(self.world_size)})
+        """All groups along these axes; together they hold every rank once (`tied`: every rank that shares something)."""
+        members = list(range(self.world_size))
+        if "tied" in axes:
+            members = [rank for rank in members if self.coordinates(rank)["pp"] in self.tied_ranks]
+        return sorted({self.group_of(rank, axes) for rank in members})
 
     def data_rank(self, rank: int) -> int:
         own = self.coordinates(rank)
@@ -86,6 +150,23 @@ class Layout:
         """Rows of the global batch that this rank reads as its `microbatch`."""
         start = (self.data_rank(rank) * self.num_microbatches + microbatch) * self.microbatch_sequences
         return range(start, start + self.microbatch_sequences)
+
+    def positions(self, rank: int) -> list[int]:
+        """Positions of a sequence that this rank has, in the order that it holds them: the whole sequence, or its parts of two
+        chunks, one from the front and one from the back, so that causal attention is balanced (zig-zag)."""
+        if self.cp == 1:
+            return list(range(self.sequence_length))
+        own = self.coordinates(rank)
+        chunk = self.sequence_length // (2 * self.cp_ring)
+        part = chunk // self.cp_ulysses
+        first = own["cp_ring"] * chunk + own["cp_ulysses"] * part
+        second = (2 * self.cp_ring - 1 - own["cp_ring"]) * chunk + own["cp_ulysses"] * part
+        return [*range(first, first + part), *range(second, second + part)]
+
+
+def tensor_head_degree(tp: int, num_kv_heads: int) -> int:
+    """Ranks of `tp` with different key and value heads: as many as divide both."""
+    return gcd(tp, num_kv_heads)
 
 
 def axes_name(axes: tuple[str, ...]) -> str:

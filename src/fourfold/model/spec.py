@@ -6,12 +6,17 @@ from typing import Literal
 
 from fourfold.config import ModelConfig
 
+Domain = Literal["dense", "expert"]
+
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter. `name` is its Hugging Face name; `init_std` None means ones (a norm's weight), 0.0 means zeros.
+    """One parameter, whole. `name` is its Hugging Face name; `init_std` None means ones (a norm's weight), 0.0 means zeros.
 
-    `tensor_dim`: the dim that tensor parallelism splits (0: column-parallel, 1: row-parallel, None: replicated).
+    Sharding rule: `tensor_dim` is the dim that tensor parallelism splits (`tp` for dense parameters, `etp` for experts'; None:
+    replicated), `kv_heads` that its parts are key and value heads, which several ranks hold copies of where there are fewer heads
+    than ranks. Dim 0 of an expert parameter is the experts, split over `ep`. `summed`: for a replicated parameter, when its
+    gradient is a partial sum on every tensor-parallel rank: `always`, or under sequence parallelism alone (`sequence`).
     """
 
     name: str
@@ -19,6 +24,8 @@ class ParameterSpec:
     init_std: float | None
     weight_decay: bool
     tensor_dim: int | None
+    kv_heads: bool = False
+    summed: Literal["never", "sequence", "always"] = "never"
 
     @property
     def numel(self) -> int:
@@ -26,71 +33,166 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., or `head`.
-
-    Its own parameters, in this order, make one flat buffer, the *unit* of the same name. `units` are the units that it
-    reads: its own, and for a head with tied embeddings the embedding's too.
-    """
+class UnitSpec:
+    """The parameters that make one flat buffer: all dense ones of a segment, or all its experts'."""
 
     name: str
-    kind: Literal["embedding", "block", "head"]
+    domain: Domain
     parameters: tuple[ParameterSpec, ...]
-    units: tuple[str, ...]
-    layer: int | None = None
 
     @property
     def numel(self) -> int:
         return sum(p.numel for p in self.parameters)
 
 
+@dataclass(frozen=True)
+class Segment:
+    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., or `head`.
+
+    Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`.
+    `units` are the names of the units that it reads: its own, and for a head with tied embeddings the embedding's too.
+    """
+
+    name: str
+    kind: Literal["embedding", "block", "head"]
+    own: tuple[UnitSpec, ...]
+    units: tuple[str, ...]
+    layer: int | None = None
+    moe: bool = False
+
+    @property
+    def parameters(self) -> tuple[ParameterSpec, ...]:
+        """All own parameters."""
+        return tuple(p for unit in self.own for p in unit.parameters)
+
+    @property
+    def numel(self) -> int:
+        return sum(unit.numel for unit in self.own)
+
+
 def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     """The segments of a model in forward order.
 
-    Matrices come first in each unit and are decayed; norm weights and biases follow and are not. Initialisation: normal
-    with `init_std`, truncated at three standard deviations; the two projections that write into the residual stream are
-    scaled by 1/sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 4).
+    In each unit, matrices come first and are decayed; norm weights and biases follow and are not. Within that, parameters
+    whose gradients are summed over the same tensor-parallel ranks stand together. Initialisation: normal with `init_std`,
+    truncated at three standard deviations; the projections that write into the residual stream are scaled by
+    1/sqrt(2 * num_layers) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 4).
     """
     hidden, vocab = model.hidden_size, model.vocab_size
     embedding = ParameterSpec("model.embed_tokens.weight", (vocab, hidden), model.init_std, True, 0)
-    norm = ParameterSpec("model.norm.weight", (hidden,), None, False, None)
+    norm = _norm("model.norm.weight", hidden)
     unembedding = ParameterSpec("lm_head.weight", (vocab, hidden), model.init_std, True, 0)
     head_own = (norm,) if model.tie_embeddings else (unembedding, norm)
     head_units = ("head", "embed") if model.tie_embeddings else ("head",)
     return (
-        Segment("embed", "embedding", (embedding,), ("embed",)),
+        Segment("embed", "embedding", (UnitSpec("embed", "dense", (embedding,)),), ("embed",)),
         *(_block(model, layer) for layer in range(model.num_layers)),
-        Segment("head", "head", head_own, head_units),
+        Segment("head", "head", (UnitSpec("head", "dense", head_own),), head_units),
     )
 
 
+def _norm(name: str, width: int, summed: Literal["sequence", "always"] = "sequence") -> ParameterSpec:
+    return ParameterSpec(name, (width,), None, False, None, summed=summed)
+
+
 def _block(model: ModelConfig, layer: int) -> Segment:
-    hidden, ffn, std = model.hidden_size, model.ffn_size, model.init_std
+    prefix, name = f"model.layers.{layer}.", f"b{layer}"
+    moe = model.is_moe(layer)
+    attention = _latent_attention(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
+    norms = (
+        _norm(f"{prefix}input_layernorm.weight", model.hidden_size),
+        _norm(f"{prefix}post_attention_layernorm.weight", model.hidden_size),
+    )
+    feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
+    dense = sorted((*feed_forward, *attention, *norms), key=_place)
+    own = [UnitSpec(name, "dense", tuple(dense))]
+    if moe:
+        own.append(UnitSpec(f"{name}.experts", "expert", _experts(model, prefix)))
+    return Segment(name, "block", tuple(own), tuple(unit.name for unit in own), layer, moe)
+
+
+def _place(spec: ParameterSpec) -> int:
+    """Where a parameter stands in its flat buffer: decayed or not, and next to those that are summed with it."""
+    if spec.weight_decay:
+        return 1 if spec.kv_heads else {"never": 0, "sequence": 2, "always": 3}[spec.summed]
+    return 7 if spec.kv_heads else {"always": 4, "sequence": 5, "never": 6}[spec.summed]
+
+
+def _grouped_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
+    """Grouped-query attention (Ainslie et al. 2023)."""
+    hidden, std = model.hidden_size, model.init_std
     query, key_value = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    residual_std = std / sqrt(2 * model.num_layers)
-    prefix = f"model.layers.{layer}."
-
-    def matrix(name: str, rows: int, columns: int, init: float, tensor_dim: int) -> ParameterSpec:
-        return ParameterSpec(f"{prefix}{name}.weight", (rows, columns), init, True, tensor_dim)
-
-    parameters = [
-        matrix("self_attn.q_proj", query, hidden, std, 0),
-        matrix("self_attn.k_proj", key_value, hidden, std, 0),
-        matrix("self_attn.v_proj", key_value, hidden, std, 0),
-        matrix("self_attn.o_proj", hidden, query, residual_std, 1),
-        matrix("mlp.gate_proj", ffn, hidden, std, 0),
-        matrix("mlp.up_proj", ffn, hidden, std, 0),
-        matrix("mlp.down_proj", hidden, ffn, residual_std, 1),
-        ParameterSpec(f"{prefix}input_layernorm.weight", (hidden,), None, False, None),
-        ParameterSpec(f"{prefix}post_attention_layernorm.weight", (hidden,), None, False, None),
-    ]
-    if model.qkv_bias:
-        for name, rows in (("q_proj", query), ("k_proj", key_value), ("v_proj", key_value)):
-            parameters.append(ParameterSpec(f"{prefix}self_attn.{name}.bias", (rows,), 0.0, False, 0))
+    prefix += "self_attn."
+    out = ParameterSpec(f"{prefix}o_proj.weight", (hidden, query), std / sqrt(2 * model.num_layers), True, 1)
+    parameters = [out]
+    for name, rows, shared in (("q_proj", query, False), ("k_proj", key_value, True), ("v_proj", key_value, True)):
+        parameters.append(ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, 0, kv_heads=shared))
+        if model.qkv_bias:
+            parameters.append(ParameterSpec(f"{prefix}{name}.bias", (rows,), 0.0, False, 0, kv_heads=shared))
     if model.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            parameters.append(ParameterSpec(f"{prefix}self_attn.{name}.weight", (model.head_dim,), None, False, None))
-    return Segment(f"b{layer}", "block", tuple(parameters), (f"b{layer}",), layer)
+        parameters += [_norm(f"{prefix}{name}.weight", model.head_dim, "always") for name in ("q_norm", "k_norm")]
+    return parameters
+
+
+def _latent_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
+    """Multi-head latent attention: low-rank projections are replicated, those per head split."""
+    hidden, std, heads = model.hidden_size, model.init_std, model.num_heads
+    rank = model.key_value_rank or 0
+    prefix += "self_attn."
+
+    def down(name: str, rows: int) -> ParameterSpec:
+        return ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, None, summed="sequence")
+
+    def up(name: str, rows: int, columns: int) -> ParameterSpec:
+        return ParameterSpec(f"{prefix}{name}.weight", (rows, columns), std, True, 0)
+
+    query = heads * model.head_dim
+    residual_std = std / sqrt(2 * model.num_layers)
+    parameters = [
+        ParameterSpec(f"{prefix}o_proj.weight", (hidden, heads * model.value_head_dim), residual_std, True, 1),
+        up("kv_b_proj", heads * (model.nope_head_dim + model.value_head_dim), rank),
+        down("kv_a_proj_with_mqa", rank + model.rope_head_dim),
+        _norm(f"{prefix}kv_a_layernorm.weight", rank),
+    ]
+    if model.query_rank is None:
+        return [*parameters, up("q_proj", query, hidden)]
+    return [
+        *parameters,
+        up("q_b_proj", query, model.query_rank),
+        down("q_a_proj", model.query_rank),
+        _norm(f"{prefix}q_a_layernorm.weight", model.query_rank),
+    ]
+
+
+def _feed_forward(model: ModelConfig, prefix: str, ffn: int) -> list[ParameterSpec]:
+    """SwiGLU (Shazeer 2020)."""
+    hidden, std = model.hidden_size, model.init_std
+    residual_std = std / sqrt(2 * model.num_layers)
+    return [
+        ParameterSpec(f"{prefix}gate_proj.weight", (ffn, hidden), std, True, 0),
+        ParameterSpec(f"{prefix}up_proj.weight", (ffn, hidden), std, True, 0),
+        ParameterSpec(f"{prefix}down_proj.weight", (hidden, ffn), residual_std, True, 1),
+    ]
+
+
+def _routed_feed_forward(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
+    """The dense part of a mixture of experts: the router, which sees each token on one rank alone, and the shared experts."""
+    shape = (model.num_experts, model.hidden_size)
+    parameters = [ParameterSpec(f"{prefix}mlp.gate.weight", shape, model.init_std, True, None, summed="always")]
+    if model.num_shared_experts:
+        ffn = model.num_shared_experts * model.moe_ffn_size
+        parameters += _feed_forward(model, f"{prefix}mlp.shared_experts.", ffn)
+    return parameters
+
+
+def _experts(model: ModelConfig, prefix: str) -> tuple[ParameterSpec, ...]:
+    """Every expert's SwiGLU, stacked: gate_up [experts, 2, ffn, hidden], down [experts, hidden, ffn]."""
+    experts, ffn, hidden, std = model.num_experts, model.moe_ffn_size, model.hidden_size, model.init_std
+    residual_std = std / sqrt(2 * model.num_layers)
+    return (
+        ParameterSpec(f"{prefix}mlp.experts.gate_up_proj", (experts, 2, ffn, hidden), std, True, 2),
+        ParameterSpec(f"{prefix}mlp.experts.down_proj", (experts, hidden, ffn), residual_std, True, 2),
+    )
 
 
 def num_parameters(model: ModelConfig) -> int:
@@ -98,11 +200,22 @@ def num_parameters(model: ModelConfig) -> int:
     return sum(segment.numel for segment in build_segments(model))
 
 
+def num_active_parameters(model: ModelConfig) -> int:
+    """Parameters that one token passes: of the routed experts, `top_k` of `num_experts`."""
+    units = [unit for segment in build_segments(model) for unit in segment.own]
+    return sum(u.numel * model.top_k // model.num_experts if u.domain == "expert" else u.numel for u in units)
+
+
 def step_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
-    """Useful FLOPs of one training step per token: 6 per parameter of a matrix product (forward 2, backward 4), and causal
-    attention at half the full matrix: 6 * num_layers * num_heads * head_dim * sequence_length
-    (Chowdhery et al. 2022, appendix B, halved for causality). Recomputation is not counted."""
-    block = sum(p.numel for p in _block(model, 0).parameters if len(p.shape) == 2)
-    matrices = model.num_layers * block + model.vocab_size * model.hidden_size
-    attention = model.num_layers * model.num_heads * model.head_dim * sequence_length
+    """Useful FLOPs of one training step per token: 6 per parameter of a matrix product that a token passes (forward 2,
+    backward 4), and causal attention at half the full matrix: 3 * num_layers * num_heads * (query + value width) *
+    sequence_length (Chowdhery et al. 2022, appendix B, halved for causality). Recomputation is not counted."""
+    matrices = 0
+    for segment in build_segments(model):
+        for unit in segment.own:
+            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1)
+            share = model.top_k / model.num_experts if unit.domain == "expert" else 1
+            matrices += int(elements * share) if segment.kind != "embedding" or model.tie_embeddings else 0
+    widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
+    attention = 0.5 * model.num_layers * model.num_heads * widths * sequence_length
     return 6.0 * matrices + 6.0 * attention

@@ -1,12 +1,14 @@
 """Weights as views of flat buffers: what a segment's function reads, and where its gradients are added."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.spec import ParameterSpec, Segment
+from fourfold.model.spec import Segment
 
 
 class Weight:
@@ -47,17 +49,28 @@ class Weight:
             self.fresh = False
 
 
+class Shaped(Protocol):
+    """A parameter, or one rank's part of it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def numel(self) -> int: ...
+
+
 class FlatUnit:
     """One unit's flat parameters and gradients with a named view for each run of consecutive parameters."""
 
-    def __init__(self, segment: Segment, parameters: Tensor, gradients: Tensor) -> None:
+    def __init__(self, contents: Sequence[Shaped], parameters: Tensor, gradients: Tensor) -> None:
         self.parameters = parameters
         self.gradients = gradients
-        self.numel = segment.numel
-        self._ranges: dict[str, tuple[int, int, ParameterSpec]] = {}
+        self.numel = sum(spec.numel for spec in contents)
+        self._ranges: dict[str, tuple[int, int, Shaped]] = {}
         self._weights: dict[tuple[str, str | None], Weight] = {}
         offset = 0
-        for spec in segment.parameters:
+        for spec in contents:
             self._ranges[spec.name] = (offset, offset + spec.numel, spec)
             offset += spec.numel
 

@@ -21,7 +21,7 @@ def initialize_shard(flat: FlatLayout, index: int, seed: int, out: Tensor) -> No
     for spec, start, end in flat.ranges():
         low, high = max(start, shard_start), min(end, shard_end)
         if low < high:
-            fill_range(spec, low - start, high - start, seed, out[low - shard_start : high - shard_start])
+            fill_range(spec.spec, low - start, high - start, seed, out[low - shard_start : high - shard_start])
 
 
 def fill_range(spec: ParameterSpec, start: int, end: int, seed: int, out: Tensor) -> None:

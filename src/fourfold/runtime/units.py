@@ -95,7 +95,7 @@ def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[st
 
 def flat_units(facts: Lowering, units: dict[str, Unit]) -> dict[str, FlatUnit]:
     """Every unit's flat buffers with the views that segments take of them."""
-    return {s.name: FlatUnit(s, units[s.name].params, units[s.name].grad) for s in facts.segments}
+    return {name: FlatUnit(unit.flat.parameters, unit.params, unit.grad) for name, unit in units.items()}
 
 
 def bind_segments(facts: Lowering, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:

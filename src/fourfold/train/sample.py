@@ -24,9 +24,9 @@ class Generator:
         reader = read_parameters(checkpoint)
         segments = build_segments(model)
         units = {}
-        for segment in segments:
-            flat = torch.cat([reader.get(spec.name).float().reshape(-1) for spec in segment.parameters])
-            units[segment.name] = FlatUnit(segment, flat, flat)
+        for unit in (unit for segment in segments for unit in segment.own):
+            flat = torch.cat([reader.get(spec.name).float().reshape(-1) for spec in unit.parameters])
+            units[unit.name] = FlatUnit(unit.parameters, flat, flat)
         self._weights = [bind_weights(segment, model, units) for segment in segments]
 
     @torch.no_grad()
