@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fourfold.config import DTYPE_BYTES, ModelConfig
 from fourfold.model.spec import Segment
+from fourfold.model.traffic import Traffic
 
 LOGITS_CHUNK_ELEMENTS = 2**21
 MIN_CHUNK_TOKENS = 128
@@ -62,6 +63,16 @@ class Footprint:
     backward_workspace_bytes: int
     forward_flops: int
     backward_flops: int
+    deferred_bytes: int = 0
+    """Kept between the input gradient and the weight gradients, where they are apart."""
+    input_workspace_bytes: int = 0
+    weight_workspace_bytes: int = 0
+    input_flops: int = 0
+    weight_flops: int = 0
+    forward_collectives: tuple[Traffic, ...] = ()
+    backward_collectives: tuple[Traffic, ...] = ()
+    input_collectives: tuple[Traffic, ...] = ()
+    weight_collectives: tuple[Traffic, ...] = ()
 
 
 class Tape:
