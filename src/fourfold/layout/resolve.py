@@ -1,27 +1,21 @@
 """From the run file's `[layout]` and `[batch]` to a `Layout`; what cannot run is refused here, with a value that works."""
 
 import re
+from collections.abc import Callable
 
 from fourfold.config import ModelConfig, RunConfig, UserError
-from fourfold.layout.mesh import Layout, Recompute
+from fourfold.config.schema import LayoutSection
+from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
 
-_NOT_YET = {"pp": "pipeline", "tp": "tensor", "cp": "context", "ep": "expert", "etp": "expert tensor"}
+CP_METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:U")
 
 
 def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = None) -> Layout:
-    """Completes and checks the layout. `ranks`: the ranks there are; None: as many as the layout asks for."""
+    """Completes and checks the layout. `ranks`: the ranks there are; None: as many as the layout asks for.
+
+    Which stage has which segments, and on which rank, is for the program to say (`program.stages`).
+    """
     section, batch = config.layout, config.batch
-    for axis, meaning in _NOT_YET.items():
-        if getattr(section, axis) != 1:
-            raise UserError(
-                f"layout.{axis} = {getattr(section, axis)}: {meaning} parallelism is not supported by this version; allowed: 1"
-            )
-    if section.virtual_stages != 1:
-        raise UserError(f"layout.virtual_stages = {section.virtual_stages} needs layout.pp > 1; allowed: 1")
-    if section.schedule != "1f1b":
-        raise UserError(f"layout.schedule = {section.schedule!r} is unknown; allowed: '1f1b'")
-    if section.sequence_parallel:
-        raise UserError("layout.sequence_parallel = true needs layout.tp > 1; allowed: false")
     dp_shard = _dp_shard(config, ranks)
     data_degree = section.dp_replicate * dp_shard
     per_microbatch = data_degree * section.microbatch_sequences
@@ -42,12 +36,16 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
             f"batch.sequence_length = {batch.sequence_length} exceeds model.sliding_window = {model.sliding_window}, and "
             f"sliding-window attention is not supported; a value that works: {model.sliding_window}"
         )
-    return Layout(
-        pp=1,
+    _check_stages(section, model)
+    _check_tensor(section, model)
+    ulysses = _check_context(section, model, batch.sequence_length)
+    _check_experts(section, model, dp_shard)
+    layout = Layout(
+        pp=section.pp,
         dp_replicate=section.dp_replicate,
         dp_shard=dp_shard,
-        cp=1,
-        tp=1,
+        cp=section.cp,
+        tp=section.tp,
         zero=section.zero,
         schedule=section.schedule,
         microbatch_sequences=section.microbatch_sequences,
@@ -55,24 +53,153 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         sequence_length=batch.sequence_length,
         recompute=_recompute(section.recompute, model.num_layers),
         prefetch=section.prefetch,
+        virtual_stages=section.virtual_stages,
+        cp_method=section.cp_method.partition(":")[0],
+        cp_ulysses=ulysses,
+        sequence_parallel=section.sequence_parallel,
+        ep=section.ep,
+        etp=section.etp,
+        tp_head=section.tp if model.is_latent else tensor_head_degree(section.tp, model.num_kv_heads),
     )
+    _check_tokens(layout, model)
+    return layout
+
+
+def _check_stages(section: LayoutSection, model: ModelConfig) -> None:
+    segments, stages = model.num_layers + 2, section.pp * section.virtual_stages
+    if stages > segments:
+        fit = max(1, segments // section.virtual_stages)
+        raise UserError(
+            f"layout.pp x layout.virtual_stages = {section.pp} x {section.virtual_stages} = {stages} stages, but the model has "
+            f"only {segments} segments (embedding, {model.num_layers} blocks, head); a value that works: layout.pp = {fit}"
+        )
+
+
+def _largest(limit: int, works: Callable[[int], bool]) -> int:
+    return max(d for d in range(1, limit + 1) if works(d))
+
+
+def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
+    tp, kv = section.tp, model.num_heads if model.is_latent else model.num_kv_heads
+    sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
+    if model.num_experts == 0 or model.first_dense_layers:
+        sizes["model.ffn_size"] = model.ffn_size
+    if model.num_shared_experts:
+        sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size
+
+    def divides(degree: int) -> bool:
+        return all(size % degree == 0 for size in sizes.values()) and (kv % degree == 0 or degree % kv == 0)
+
+    if not divides(tp):
+        fit = f"a value that works: {_largest(tp, divides)}"
+        for key, size in sizes.items():
+            if size % tp:
+                raise UserError(f"layout.tp = {tp} does not divide {key} = {size}; {fit}")
+        raise UserError(f"layout.tp = {tp} neither divides model.num_kv_heads = {kv} nor is a multiple of it; {fit}")
+    if section.sequence_parallel and tp == 1:
+        raise UserError("layout.sequence_parallel = true needs layout.tp > 1; allowed: false")
+
+
+def _check_context(section: LayoutSection, model: ModelConfig, sequence_length: int) -> int:
+    """Returns the ulysses degree."""
+    cp, method = section.cp, section.cp_method
+    match = re.fullmatch(r"ring\+ulysses:(\d+)", method)
+    if method not in CP_METHODS[:3] and not match:
+        raise UserError(f"layout.cp_method = {method!r} is unknown; allowed: {', '.join(map(repr, CP_METHODS))}")
+    ulysses = cp if method == "ulysses" else int(match[1]) if match else 1
+    heads = model.num_heads // section.tp
+    if ulysses < 1 or cp % ulysses:
+        fit = _largest(cp, lambda d: cp % d == 0 and heads % d == 0)
+        raise UserError(
+            f"layout.cp_method = {method!r}: the ulysses degree {ulysses} does not divide layout.cp = {cp}; "
+            f"a value that works: 'ring+ulysses:{fit}'"
+        )
+    if heads % ulysses:
+        fit = _largest(ulysses, lambda d: heads % d == 0 and cp % d == 0)
+        raise UserError(
+            f"layout.cp_method = {method!r} splits {heads} heads (num_heads / tp) over {ulysses} ranks, which does not divide "
+            f"them; a value that works: 'ring+ulysses:{fit}'"
+        )
+    if cp > 1 and sequence_length % (2 * cp):
+        fit = -(-sequence_length // (2 * cp)) * 2 * cp
+        raise UserError(
+            f"batch.sequence_length = {sequence_length} is not a multiple of 2 x layout.cp = {2 * cp} (each rank has two chunks, "
+            f"so that causal work is even); a value that works: {fit}"
+        )
+    return ulysses
+
+
+def _check_experts(section: LayoutSection, model: ModelConfig, dp_shard: int) -> None:
+    ep, etp = section.ep, section.etp
+    if model.num_experts == 0:
+        for key, degree in (("ep", ep), ("etp", etp)):
+            if degree > 1:
+                raise UserError(
+                    f"layout.{key} = {degree} needs a model with experts, and model.num_experts = 0; allowed: 1"
+                )
+        return
+    if model.num_experts % ep:
+        fit = _largest(ep, lambda d: model.num_experts % d == 0)
+        raise UserError(
+            f"layout.ep = {ep} does not divide model.num_experts = {model.num_experts}; a value that works: {fit}"
+        )
+    if model.moe_ffn_size % etp:
+        fit = _largest(etp, lambda d: model.moe_ffn_size % d == 0)
+        raise UserError(
+            f"layout.etp = {etp} does not divide model.moe_ffn_size = {model.moe_ffn_size}; a value that works: {fit}"
+        )
+    ranks = dp_shard * section.cp * section.tp
+    if ranks % (ep * etp):
+        fit = _largest(ep, lambda d: model.num_experts % d == 0 and ranks % (d * etp) == 0) if ranks % etp == 0 else 1
+        raise UserError(
+            f"layout.ep x layout.etp = {ep} x {etp} does not divide dp_shard x cp x tp = {dp_shard} x {section.cp} x "
+            f"{section.tp} = {ranks}, the ranks that experts are spread over; values that work: ep = {fit}"
+            + (f", etp = {etp}" if ranks % etp == 0 else ", etp = 1")
+        )
+
+
+def _check_tokens(layout: Layout, model: ModelConfig) -> None:
+    """Tokens that tensor-parallel ranks share out must come out even."""
+    if layout.tp > 1 and (layout.sequence_parallel or model.num_experts) and layout.tokens % layout.tp:
+        why = "layout.sequence_parallel = true" if layout.sequence_parallel else "a mixture of experts"
+        unit = layout.tp * 2 * layout.cp if layout.cp > 1 else layout.tp
+        fit = -(-layout.sequence_length // unit) * unit
+        raise UserError(
+            f"{why} splits a microbatch of {layout.tokens} tokens (microbatch_sequences x sequence_length / cp) over "
+            f"layout.tp = {layout.tp}, which does not divide them; a value that works: batch.sequence_length = {fit}"
+        )
 
 
 def _dp_shard(config: RunConfig, ranks: int | None) -> int:
-    replicate, shard = config.layout.dp_replicate, config.layout.dp_shard
+    section = config.layout
+    shard = section.dp_shard
+    others = section.pp * section.dp_replicate * section.cp * section.tp
+    named = " x ".join(
+        f"{key} = {getattr(section, key)}"
+        for key in ("pp", "dp_replicate", "cp", "tp")
+        if getattr(section, key) > 1 or key == "dp_replicate"
+    )
     if shard is None:
         if ranks is None:
             return 1
-        if ranks % replicate:
-            fit = max(d for d in range(1, replicate + 1) if ranks % d == 0)
+        if ranks % others:
+            if others == section.dp_replicate:
+                fit = max(d for d in range(1, section.dp_replicate + 1) if ranks % d == 0)
+                raise UserError(
+                    f"layout.dp_replicate = {section.dp_replicate} does not divide the {ranks} ranks; a value that works: {fit}"
+                )
             raise UserError(
-                f"layout.dp_replicate = {replicate} does not divide the {ranks} ranks; a value that works: {fit}"
+                f"the layout needs a multiple of {named}: {others} ranks, but there are {ranks}; "
+                f"use --ranks {-(-ranks // others) * others}"
             )
-        return ranks // replicate
-    if ranks is not None and replicate * shard != ranks:
+        return ranks // others
+    if ranks is not None and others * shard != ranks:
+        product = " x ".join(
+            [f"{key} {getattr(section, key)}" for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
+        )
         raise UserError(
-            f"the layout needs dp_replicate x dp_shard = {replicate} x {shard} = {replicate * shard} ranks, but there are "
-            f"{ranks}; use --ranks {replicate * shard}, or leave layout.dp_shard out to take all ranks"
+            f"the layout needs {others * shard} ranks ({product}), but there are {ranks}; use --ranks {others * shard}, "
+            f"or leave layout.dp_shard out to take all ranks"
         )
     return shard
 
