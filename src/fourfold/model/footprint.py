@@ -29,10 +29,19 @@ class Shape:
     compute: str
     gradients: str
     document_mask: bool
+    tp: int = 1
+    sequence_parallel: bool = False
+    tp_copies: int = 1
+    cp_ring: int = 1
+    cp_ulysses: int = 1
+    cp_gather: bool = False
+    ep: int = 1
+    etp: int = 1
 
     @property
     def tokens(self) -> int:
-        return self.sequences * self.sequence_length
+        """Tokens of the microbatch on one rank of `tp`, before sequence parallelism splits them."""
+        return self.sequences * self.sequence_length // (self.cp_ring * self.cp_ulysses)
 
     @property
     def element_bytes(self) -> int:
