@@ -10,9 +10,10 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.model.norm import rms_norm, rms_norm_backward
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
+from fourfold.model.parallel import ALONE
 from fourfold.model.rope import rope_tables, rotate_
 from fourfold.model.segments import block_forward
-from fourfold.model.weights import BlockWeights, Weight
+from fourfold.model.weights import AttentionWeights, BlockWeights, FeedForwardWeights, Weight
 from tests.support.plain_model import PlainModel, random_tokens
 
 STEP = 1e-6
@@ -60,10 +61,12 @@ def _check(forward: Callable[[Tensor], Tensor], x: Tensor, weights: dict[str, We
         assert weight.grad.abs().sum() > 0, name
 
 
-def _block(model: ModelConfig) -> BlockWeights:
+def _block(model: ModelConfig) -> tuple[AttentionWeights, FeedForwardWeights]:
     weights = PlainModel(model).weights["b0"]
     assert isinstance(weights, BlockWeights)
-    return weights
+    assert isinstance(weights.attention, AttentionWeights)
+    assert isinstance(weights.feed_forward, FeedForwardWeights)
+    return weights.attention, weights.feed_forward
 
 
 def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
@@ -75,15 +78,15 @@ def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
 @pytest.mark.parametrize("output", ["q", "k", "v", "residual", "all"])
 def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
-    weights, (cos, sin) = _block(model), _tables(model, 5)
-    used = {"norm": weights.attention_norm, "qkv": weights.qkv}
+    (weights, _), (cos, sin) = _block(model), _tables(model, 5)
+    used = {"norm": weights.norm, "qkv": weights.qkv}
     if weights.query_norm is not None and weights.key_norm is not None:
         used |= {"q_norm": weights.query_norm, "k_norm": weights.key_norm}
     if weights.qkv_bias is not None:
         used["bias"] = weights.qkv_bias
 
     def forward(x: Tensor) -> Tensor:
-        q, k, v, residual = QueryKeyValue.apply(x, weights, model, cos, sin, keep)
+        q, k, v, residual = QueryKeyValue.apply(x, weights, model, 2, cos, sin, ALONE, keep)
         parts = {"q": q, "k": k, "v": v, "residual": residual}
         chosen = parts.values() if output == "all" else [parts[output]]
         return torch.cat([part.reshape(-1) for part in chosen])
@@ -94,24 +97,24 @@ def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
         used = {name: w for name, w in used.items() if name not in ("q_norm", "k_norm")}
     elif output in ("q", "k"):
         used.pop({"q": "k_norm", "k": "q_norm"}[output], None)
-    _check(forward, _random(2, 5, model.hidden_size), used)
+    _check(forward, _random(10, model.hidden_size), used)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_gated_feed_forward(keep: bool) -> None:
-    weights = _block(MODEL)
+    _, weights = _block(MODEL)
     _check(
-        lambda x: GatedFeedForward.apply(x, weights, 1e-5, keep),
-        _random(2, 5, 12),
-        {"norm": weights.ffn_norm, "gate_up": weights.gate_up, "down": weights.down},
+        lambda x: GatedFeedForward.apply(x, weights, 1e-5, ALONE, keep),
+        _random(10, 12),
+        {"norm": weights.norm, "gate_up": weights.gate_up, "down": weights.down},
     )
 
 
 def test_output_residual() -> None:
-    weights = _block(MODEL)
-    residual, attention = _random(2, 5, 12, seed=3), _random(2, 5, 24)
-    _check(lambda x: OutputResidual.apply(x, residual, weights.output), attention, {"output": weights.output})
-    _check(lambda x: OutputResidual.apply(attention, x, weights.output), residual, {"output": weights.output})
+    weights, _ = _block(MODEL)
+    residual, attention = _random(10, 12, seed=3), _random(2, 5, 24)
+    _check(lambda x: OutputResidual.apply(x, residual, weights.output, ALONE), attention, {"output": weights.output})
+    _check(lambda x: OutputResidual.apply(attention, x, weights.output, ALONE), residual, {"output": weights.output})
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -123,8 +126,9 @@ def test_a_whole_block(model: ModelConfig, documents: list[list[int]] | None, ke
     assert isinstance(weights, BlockWeights)
     tokens, targets = random_tokens(model, 2, 5)
     batch = plain.microbatch(tokens, targets, documents)
-    used = {f: w for f in weights.__dataclass_fields__ if (w := getattr(weights, f)) is not None}
-    _check(lambda x: block_forward(x, weights, model, batch, keep), _random(2, 5, 12), used)
+    halves = (weights.attention, weights.feed_forward)
+    used = {f"{i}.{f}": w for i, half in enumerate(halves) for f, w in vars(half).items() if w is not None}
+    _check(lambda x: block_forward(x, weights, model, batch, keep=keep), _random(10, 12), used)
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 64])

@@ -24,12 +24,14 @@ class PlainModel:
         rng = np.random.default_rng(seed)
         self.units = {}
         for segment in self.segments:
-            values = torch.from_numpy(rng.normal(0, 0.2, segment.numel)).to(dtype)
-            self.units[segment.name] = FlatUnit(segment, values, torch.zeros(segment.numel, dtype=dtype))
+            for unit in segment.own:
+                values = torch.from_numpy(rng.normal(0, 0.2, unit.numel)).to(dtype)
+                self.units[unit.name] = FlatUnit(unit.parameters, values, torch.zeros(unit.numel, dtype=dtype))
         for segment in self.segments:  # norms near one, everything else near zero
-            for spec in segment.parameters:
-                if spec.init_std is None:
-                    self.units[segment.name].weight(spec.name).data.add_(1.0)
+            for unit in segment.own:
+                for spec in unit.parameters:
+                    if spec.init_std is None:
+                        self.units[unit.name].weight(spec.name).data.add_(1.0)
         self.weights: dict[str, Weights] = {s.name: bind_weights(s, model, self.units) for s in self.segments}
 
     def parameters(self) -> dict[str, Tensor]:
@@ -41,9 +43,10 @@ class PlainModel:
     def _named(self, field: str) -> dict[str, Tensor]:
         result = {}
         for segment in self.segments:
-            for spec in segment.parameters:
-                weight = self.units[segment.name].weight(spec.name)
-                result[spec.name] = getattr(weight, field).view(spec.shape)
+            for unit in segment.own:
+                for spec in unit.parameters:
+                    weight = self.units[unit.name].weight(spec.name)
+                    result[spec.name] = getattr(weight, field).view(spec.shape)
         return result
 
     def zero_gradients(self) -> None:
@@ -63,10 +66,10 @@ class PlainModel:
         return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths)
 
     def hidden(self, batch: Microbatch, keep: bool = True) -> Tensor:
-        """The head's input."""
+        """The head's input, [tokens, hidden]."""
         x = embedding_forward(batch.tokens, self.weights["embed"])  # type: ignore[arg-type]
         for segment in self.segments[1:-1]:
-            x = block_forward(x, self.weights[segment.name], self.model, batch, keep)  # type: ignore[arg-type]
+            x = block_forward(x, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
         return x
 
     def loss(self, batch: Microbatch) -> Tensor:
@@ -78,7 +81,7 @@ class PlainModel:
         x = embedding_forward(batch.tokens, self.weights["embed"]).requires_grad_()  # type: ignore[arg-type]
         out = x
         for segment in self.segments[1:-1]:
-            out = block_forward(out, self.weights[segment.name], self.model, batch, keep)  # type: ignore[arg-type]
+            out = block_forward(out, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
         divisor = torch.tensor(num_targets)
         loss, grad = head_loss_backward(
             out.detach(), batch.targets, self.weights["head"], self.model, divisor  # type: ignore[arg-type]

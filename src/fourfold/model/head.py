@@ -11,12 +11,15 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.model.footprint import chunk_tokens
 from fourfold.model.norm import rms_norm, rms_norm_backward, wide
+from fourfold.model.parallel import ALONE, Parallel
 from fourfold.model.weights import HeadWeights
 
 
-def head_loss(x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig) -> Tensor:
-    """The sum of the token losses, a scalar in fp32 (fp64 for fp64). x [batch, seq, hidden], targets [batch, seq]."""
-    normed, _ = rms_norm(x.reshape(-1, x.shape[-1]), weights.norm.data, model.norm_eps)
+def head_loss(
+    x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig, parallel: Parallel = ALONE
+) -> Tensor:
+    """The sum of the token losses, a scalar in fp32 (fp64 for fp64). x [tokens, hidden], targets [batch, seq]."""
+    normed, _ = rms_norm(x, weights.norm.data, model.norm_eps)
     total = wide(normed.new_zeros(()))
     size = chunk_tokens(model.vocab_size)
     for part, target in zip(normed.split(size), targets.reshape(-1).split(size), strict=True):
@@ -26,20 +29,24 @@ def head_loss(x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConf
 
 
 def head_logits(x: Tensor, weights: HeadWeights, model: ModelConfig) -> Tensor:
-    """Logits of every position. x [batch, seq, hidden] -> [batch, seq, vocab]."""
+    """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
     normed, _ = rms_norm(x, weights.norm.data, model.norm_eps)
     return F.linear(normed, weights.unembedding.data)
 
 
 def head_loss_backward(
-    x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig, num_targets: Tensor
+    x: Tensor,
+    targets: Tensor,
+    weights: HeadWeights,
+    model: ModelConfig,
+    num_targets: Tensor,
+    parallel: Parallel = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """The microbatch's loss sum and the gradient of (loss sum / num_targets) with respect to x; adds weight gradients.
 
-    `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [batch, seq, hidden]).
+    `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [tokens, hidden]).
     """
-    flat = x.reshape(-1, x.shape[-1])
-    normed, scale = rms_norm(flat, weights.norm.data, model.norm_eps)
+    normed, scale = rms_norm(x, weights.norm.data, model.norm_eps)
     total = wide(normed.new_zeros(()))
     size = chunk_tokens(model.vocab_size)
     divisor = num_targets.clamp(min=1)
@@ -55,7 +62,7 @@ def head_loss_backward(
         grad.mul_((valid.to(grad.dtype) / divisor).unsqueeze(-1))
         grad = grad.to(part.dtype)
         del log_probs
-        weights.unembedding.add_product(grad, part)
+        weights.unembedding.add_product_now(grad, part)
         torch.mm(grad, weights.unembedding.data, out=part)  # the chunk of `normed` now holds its own gradient
         del grad
-    return total, rms_norm_backward(normed, flat, scale, weights.norm).view_as(x)
+    return total, rms_norm_backward(normed, x, scale, weights.norm)

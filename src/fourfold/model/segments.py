@@ -9,7 +9,15 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
-from fourfold.model.weights import BlockWeights, Weight
+from fourfold.model.parallel import ALONE, Parallel
+from fourfold.model.weights import (
+    AttentionWeights,
+    BlockWeights,
+    FeedForwardWeights,
+    LatentWeights,
+    RoutedWeights,
+    Weight,
+)
 
 
 @dataclass(frozen=True)
@@ -24,37 +32,78 @@ class Microbatch:
     document_lengths: Sequence[Sequence[int]] | None = None
 
 
-def embedding_forward(tokens: Tensor, weight: Weight) -> Tensor:
-    """tokens [batch, seq] -> hidden [batch, seq, hidden]."""
-    return F.embedding(tokens, weight.data)
+def embedding_forward(tokens: Tensor, weight: Weight, parallel: Parallel = ALONE) -> Tensor:
+    """tokens [batch, seq] -> hidden [batch * seq, hidden]."""
+    return F.embedding(tokens.view(-1), weight.data)
 
 
-def embedding_backward(tokens: Tensor, grad: Tensor, weight: Weight) -> None:
-    """Adds the table's gradient. tokens [batch, seq], grad [batch, seq, hidden]."""
+def embedding_backward(tokens: Tensor, grad: Tensor, weight: Weight, parallel: Parallel = ALONE) -> None:
+    """Adds the table's gradient. tokens [batch, seq], grad [batch * seq, hidden]."""
     weight.clear_if_fresh()
-    rows = grad.reshape(-1, grad.shape[-1]).to(weight.grad.dtype)
+    rows = grad.to(weight.grad.dtype)
     if grad.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
-        weight.grad.index_put_((tokens.reshape(-1),), rows, accumulate=True)
+        weight.grad.index_put_((tokens.view(-1),), rows, accumulate=True)
     else:
-        weight.grad.index_add_(0, tokens.reshape(-1), rows)
+        weight.grad.index_add_(0, tokens.view(-1), rows)
 
 
-def block_forward(x: Tensor, weights: BlockWeights, model: ModelConfig, batch: Microbatch, keep: bool = True) -> Tensor:
-    """One decoder block, pre-norm. x [batch, seq, hidden] -> [batch, seq, hidden].
+def block_forward(
+    x: Tensor,
+    weights: BlockWeights,
+    model: ModelConfig,
+    batch: Microbatch,
+    parallel: Parallel = ALONE,
+    keep: bool = True,
+) -> Tensor:
+    """One decoder block, pre-norm. x [tokens, hidden] -> [tokens, hidden], a microbatch laid flat.
 
     `keep` False: the norms' and the gated product's outputs are not kept for backward but rebuilt there.
     """
-    q, k, v, residual = QueryKeyValue.apply(x, weights, model, batch.cos, batch.sin, keep)
-    attention = causal_attention(q, k, v, batch.document_lengths)
+    x = _attention(x, weights.attention, model, batch, parallel, keep)
+    return _feed_forward(x, weights.feed_forward, model, parallel, keep)
+
+
+def _attention(
+    x: Tensor,
+    weights: AttentionWeights | LatentWeights,
+    model: ModelConfig,
+    batch: Microbatch,
+    parallel: Parallel,
+    keep: bool,
+) -> Tensor:
+    """The block's first half, residual included."""
+    if isinstance(weights, LatentWeights):
+        raise NotImplementedError("latent attention")
+    q, k, v, residual = QueryKeyValue.apply(
+        x, weights, model, batch.tokens.shape[0], batch.cos, batch.sin, parallel, keep
+    )
+    attention = attend(q, k, v, batch, parallel)
     del q, k, v
-    x = OutputResidual.apply(attention, residual, weights.output)
-    del attention, residual
-    return GatedFeedForward.apply(x, weights, model.norm_eps, keep)
+    return OutputResidual.apply(attention, residual, weights.output, parallel)
+
+
+def _feed_forward(
+    x: Tensor, weights: FeedForwardWeights | RoutedWeights, model: ModelConfig, parallel: Parallel, keep: bool
+) -> Tensor:
+    """The block's second half, residual included."""
+    if isinstance(weights, RoutedWeights):
+        raise NotImplementedError("mixtures of experts")
+    return GatedFeedForward.apply(x, weights, model.norm_eps, parallel, keep)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, batch: Microbatch, parallel: Parallel) -> Tensor:
+    """Causal attention of this rank's positions. q [batch, seq, heads, dim], k [batch, seq, kv_heads, dim], v the same with any
+    head size -> [batch, seq, heads * value head size]."""
+    if parallel.context is None:
+        return causal_attention(q, k, v, batch.document_lengths)
+    from fourfold.model.context import context_attention
+
+    return context_attention(q, k, v, parallel.context, batch.document_lengths)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, document_lengths: Sequence[Sequence[int]] | None) -> Tensor:
-    """Causal attention within each document. q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim]
-    -> [batch, seq, heads * head_dim]. One call a document, so the work is exact and no mask exists."""
+    """Causal attention within each document. q [batch, seq, heads, dim], k [batch, seq, kv_heads, dim], v the same with
+    any head size -> [batch, seq, heads * value head size]. One call a document, so the work is exact and no mask exists."""
     if document_lengths is None:
         return _attend(q, k, v).flatten(2)
     rows: list[Tensor] = []

@@ -1,6 +1,8 @@
 """Weights as views of flat buffers: what a segment's function reads, and where its gradients are added."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,22 +13,52 @@ from fourfold.config import ModelConfig
 from fourfold.model.spec import Segment
 
 
+class Deferred:
+    """Weight gradients put off (the W of zero-bubble schedules, Qi et al. 2023), in the order of their making.
+
+    Each is held as a function that adds it, with the operands that it needs; `run` drops those one by one.
+    """
+
+    def __init__(self) -> None:
+        self._additions: deque[Callable[[], None]] = deque()
+
+    def append(self, addition: Callable[[], None]) -> None:
+        self._additions.append(addition)
+
+    def __len__(self) -> int:
+        return len(self._additions)
+
+    def run(self) -> None:
+        """Adds all that was put off, once."""
+        while self._additions:
+            self._additions.popleft()()
+
+
 class Weight:
     """A view of a unit's flat parameters and the matching view of its flat gradients.
 
     The views stay valid while the storage below them is freed and refilled. A gradient is added to what is there, except
     the first into a new buffer, whose content means nothing (`fresh`): that one is assigned, so nobody clears the buffer.
+    While `deferred` is set, matrix products are put off; what they read must then stay as it is until they run.
     """
 
-    __slots__ = ("data", "fresh", "grad")
+    __slots__ = ("data", "deferred", "fresh", "grad")
 
     def __init__(self, data: Tensor, grad: Tensor) -> None:
         self.data = data
         self.grad = grad
         self.fresh = False
+        self.deferred: Deferred | None = None
 
     def add_product(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """grad += grad_output^T @ inputs. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
+        """grad += grad_output^T @ inputs, now or put off. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
+        if self.deferred is None:
+            self.add_product_now(grad_output, inputs)
+        else:
+            self.deferred.append(lambda: self.add_product_now(grad_output, inputs))
+
+    def add_product_now(self, grad_output: Tensor, inputs: Tensor) -> None:
+        """grad += grad_output^T @ inputs, whatever is put off: from within a deferred addition, or where it cannot wait."""
         if self.grad.dtype != inputs.dtype:
             self.add(grad_output.t() @ inputs)
         elif self.fresh:
@@ -36,6 +68,7 @@ class Weight:
             self.grad.addmm_(grad_output.t(), inputs)
 
     def add(self, grad: Tensor) -> None:
+        """Adds a gradient at once: sums for norms and biases are cheap."""
         if self.fresh:
             self.grad.copy_(grad)
             self.fresh = False
@@ -98,25 +131,84 @@ class FlatUnit:
         for weight in self._weights.values():
             weight.clear_if_fresh()
 
+    def set_deferred(self, deferred: Deferred | None) -> None:
+        for weight in self._weights.values():
+            weight.deferred = deferred
+
+
+@contextmanager
+def deferring(units: Iterable[FlatUnit]) -> Iterator[Deferred]:
+    """Within the block, the units' weight gradients that are matrix products are put off into the object that it gives."""
+    units, deferred = list(units), Deferred()
+    for unit in units:
+        unit.set_deferred(deferred)
+    try:
+        yield deferred
+    finally:
+        for unit in units:
+            unit.set_deferred(None)
+
 
 @dataclass(frozen=True)
-class BlockWeights:
-    """A block's weights: qkv [(heads + 2 kv_heads) head_dim, hidden], gate_up [2 ffn, hidden]."""
+class AttentionWeights:
+    """Grouped-query attention: qkv [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], local heads."""
 
-    attention_norm: Weight
+    norm: Weight
     qkv: Weight
     qkv_bias: Weight | None
     query_norm: Weight | None
     key_norm: Weight | None
     output: Weight
-    ffn_norm: Weight
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1). Down projections are whole on every rank, the others per head:
+    query_up [heads head_dim, query_rank or hidden], key_value_down [key_value_rank + rope_head_dim, hidden],
+    key_value_up [heads (nope_head_dim + value_head_dim), key_value_rank], output [hidden, heads value_head_dim]."""
+
+    norm: Weight
+    query_down: Weight | None
+    query_norm: Weight | None
+    query_up: Weight
+    key_value_down: Weight
+    key_value_norm: Weight
+    key_value_up: Weight
+    output: Weight
+
+
+@dataclass(frozen=True)
+class FeedForwardWeights:
+    """SwiGLU: gate_up [2 ffn, hidden], down [hidden, ffn], this rank's part of ffn."""
+
+    norm: Weight
     gate_up: Weight
     down: Weight
 
 
 @dataclass(frozen=True)
+class RoutedWeights:
+    """Mixture of experts: router [experts, hidden]; this rank's experts gate_up [experts, 2, ffn, hidden], down [experts,
+    hidden, ffn]; `shared`: the experts that every token passes, after the same norm."""
+
+    norm: Weight
+    router: Weight
+    gate_up: Weight
+    down: Weight
+    shared: FeedForwardWeights | None
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """The two halves of a decoder block."""
+
+    attention: AttentionWeights | LatentWeights
+    feed_forward: FeedForwardWeights | RoutedWeights
+
+
+@dataclass(frozen=True)
 class HeadWeights:
-    """Final norm [hidden] and unembedding [vocab, hidden], which is the embedding itself where they are tied."""
+    """Final norm [hidden] and unembedding [this rank's part of vocab, hidden]: the embedding itself where they are tied."""
 
     norm: Weight
     unembedding: Weight
@@ -135,17 +227,54 @@ def bind_weights(segment: Segment, model: ModelConfig, units: dict[str, FlatUnit
         table = units["embed"].weight("model.embed_tokens.weight") if tied else own.weight("lm_head.weight")
         return HeadWeights(own.weight("model.norm.weight"), table)
     prefix = f"model.layers.{segment.layer}."
-    attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    return BlockWeights(
-        attention_norm=own.weight(prefix + "input_layernorm.weight"),
+    attention = _bind_latent(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
+    if segment.moe:
+        return BlockWeights(attention, _bind_routed(own, units[f"{segment.name}.experts"], model, prefix))
+    return BlockWeights(attention, _bind_feed_forward(own, prefix, prefix + "mlp."))
+
+
+def _bind_attention(own: FlatUnit, model: ModelConfig, prefix: str) -> AttentionWeights:
+    attention = prefix + "self_attn."
+    return AttentionWeights(
+        norm=own.weight(prefix + "input_layernorm.weight"),
         qkv=own.weight(attention + "q_proj.weight", attention + "v_proj.weight"),
         qkv_bias=own.weight(attention + "q_proj.bias", attention + "v_proj.bias") if model.qkv_bias else None,
         query_norm=own.weight(attention + "q_norm.weight") if model.qk_norm else None,
         key_norm=own.weight(attention + "k_norm.weight") if model.qk_norm else None,
         output=own.weight(attention + "o_proj.weight"),
-        ffn_norm=own.weight(prefix + "post_attention_layernorm.weight"),
+    )
+
+
+def _bind_latent(own: FlatUnit, model: ModelConfig, prefix: str) -> LatentWeights:
+    attention, low_rank = prefix + "self_attn.", model.query_rank is not None
+    return LatentWeights(
+        norm=own.weight(prefix + "input_layernorm.weight"),
+        query_down=own.weight(attention + "q_a_proj.weight") if low_rank else None,
+        query_norm=own.weight(attention + "q_a_layernorm.weight") if low_rank else None,
+        query_up=own.weight(attention + ("q_b_proj.weight" if low_rank else "q_proj.weight")),
+        key_value_down=own.weight(attention + "kv_a_proj_with_mqa.weight"),
+        key_value_norm=own.weight(attention + "kv_a_layernorm.weight"),
+        key_value_up=own.weight(attention + "kv_b_proj.weight"),
+        output=own.weight(attention + "o_proj.weight"),
+    )
+
+
+def _bind_feed_forward(own: FlatUnit, prefix: str, mlp: str) -> FeedForwardWeights:
+    return FeedForwardWeights(
+        norm=own.weight(prefix + "post_attention_layernorm.weight"),
         gate_up=own.weight(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
         down=own.weight(mlp + "down_proj.weight"),
+    )
+
+
+def _bind_routed(own: FlatUnit, experts: FlatUnit, model: ModelConfig, prefix: str) -> RoutedWeights:
+    shared = _bind_feed_forward(own, prefix, prefix + "mlp.shared_experts.") if model.num_shared_experts else None
+    return RoutedWeights(
+        norm=own.weight(prefix + "post_attention_layernorm.weight"),
+        router=own.weight(prefix + "mlp.gate.weight"),
+        gate_up=experts.weight(prefix + "mlp.experts.gate_up_proj"),
+        down=experts.weight(prefix + "mlp.experts.down_proj"),
+        shared=shared,
     )
 
 

@@ -41,7 +41,7 @@ class Generator:
         for block in blocks:
             assert isinstance(block, BlockWeights)
             x = block_forward(x, block, self._model, batch, keep=False)
-        return head_logits(x[0, -1:], head, self._model)[0]
+        return head_logits(x[-1:], head, self._model)[0]
 
 
 def generate(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
