@@ -1,0 +1,129 @@
+"""Proves a compute order complete and executable, or names the rank, the position and what is wrong there."""
+
+from collections.abc import Sequence
+
+from fourfold.config import UserError
+from fourfold.program.instruction import Op
+from fourfold.program.schedule.compute import SCHEDULED_OPS, Compute
+from fourfold.program.schedule.execution import execute, needs
+from fourfold.program.schedule.times import StageTimes
+
+_HALVES = (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+
+
+def check_orders(
+    orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], num_stages: int, num_microbatches: int
+) -> None:
+    """Every rank runs exactly its own stages: for each microbatch one F, and one B or one I and one W. And there is an order
+    in time: nobody waits for ever. Raises `UserError`."""
+    _check_placement(orders, stage_ranks, num_stages)
+    seen: set[Compute] = set()
+    for rank, order in enumerate(orders):
+        for index, entry in enumerate(order):
+            fault = _entry_fault(entry, rank, stage_ranks, num_microbatches, seen)
+            if fault:
+                raise UserError(f"schedule: rank {rank}, entry {index}: {token(entry)}: {fault}")
+            seen.add(entry)
+    _check_complete(seen, stage_ranks, num_microbatches)
+    _check_progress(orders, stage_ranks)
+
+
+def token(entry: Compute) -> str:
+    """The text form of an entry, as `F3.0`: op, stage, microbatch."""
+    return f"{entry.op.value}{entry.stage}.{entry.microbatch}"
+
+
+def _check_placement(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], num_stages: int) -> None:
+    if len(stage_ranks) != num_stages:
+        raise UserError(
+            f"schedule: the ranks of {len(stage_ranks)} stages are given; allowed: one rank for each of the {num_stages}"
+        )
+    for stage, rank in enumerate(stage_ranks):
+        if not 0 <= rank < len(orders):
+            raise UserError(f"schedule: stage {stage} is on rank {rank}; allowed: 0 to {len(orders) - 1}")
+
+
+def _entry_fault(
+    entry: Compute, rank: int, stage_ranks: Sequence[int], num_microbatches: int, seen: set[Compute]
+) -> str | None:
+    op, stage, m = entry
+    if op not in SCHEDULED_OPS:
+        return "no compute of a schedule; allowed: F, B, I, W"
+    if not 0 <= stage < len(stage_ranks):
+        return f"there is no stage {stage}; allowed: 0 to {len(stage_ranks) - 1}"
+    if not 0 <= m < num_microbatches:
+        return f"there is no microbatch {m}; allowed: 0 to {num_microbatches - 1}"
+    if stage_ranks[stage] != rank:
+        return f"stage {stage} is on rank {stage_ranks[stage]}; it belongs in that rank's order"
+    if entry in seen:
+        return "stands here a second time; leave it out"
+    if op is Op.BACKWARD and any(Compute(half, stage, m) in seen for half in _HALVES):
+        return "I or W of the same stage and microbatch came before; use B, or I and W"
+    if op in _HALVES and Compute(Op.BACKWARD, stage, m) in seen:
+        return "B of the same stage and microbatch came before; use B, or I and W"
+    return None
+
+
+def _check_complete(seen: set[Compute], stage_ranks: Sequence[int], num_microbatches: int) -> None:
+    for stage, rank in enumerate(stage_ranks):
+        for m in range(num_microbatches):
+            whole = Compute(Op.BACKWARD, stage, m)
+            needed = [Compute(Op.FORWARD, stage, m)]
+            if whole not in seen:
+                needed += [Compute(half, stage, m) for half in _HALVES]
+            missing = [entry for entry in needed if entry not in seen]
+            if len(missing) >= 2 and missing[-1].op is Op.BACKWARD_WEIGHT:
+                missing = [*missing[:-2], whole]
+            if missing:
+                raise UserError(
+                    f"schedule: rank {rank} lacks {token(missing[0])} (of {num_microbatches} microbatches); "
+                    f"add {' and '.join(map(token, missing))} to its order"
+                )
+
+
+def _check_progress(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> None:
+    ran = [len(ends) for ends in execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).ends]
+    stuck = [rank for rank, order in enumerate(orders) if ran[rank] < len(order)]
+    if not stuck:
+        return
+    done = {entry for order, count in zip(orders, ran, strict=True) for entry in order[:count]}
+    cycle = _cycle(stuck[0], orders, ran, stage_ranks, done)
+    told = "; ".join(_waits(rank, orders, ran, stage_ranks, done) for rank in cycle)
+    blocked = _blocker(cycle[0], orders, ran, stage_ranks, done)
+    raise UserError(f"schedule: deadlock: {told}; what works: {token(blocked)} earlier in its rank's order")
+
+
+def _blocker(
+    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+) -> Compute:
+    """What the rank waits for, in the form in which its order has it."""
+    for need in needs(orders[rank][ran[rank]], len(stage_ranks)):
+        whole = need._replace(op=Op.BACKWARD)
+        forms = (need, whole) if need.op is Op.BACKWARD_INPUT else (need,)
+        if not any(form in done for form in forms):
+            return next(form for form in forms if form in orders[stage_ranks[need.stage]])
+    raise AssertionError(f"rank {rank} waits for nothing")
+
+
+def _waits(
+    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+) -> str:
+    need = _blocker(rank, orders, ran, stage_ranks, done)
+    holder = stage_ranks[need.stage]
+    where = (
+        f"its own entry {orders[holder].index(need)}"
+        if holder == rank
+        else f"entry {orders[holder].index(need)} of rank {holder}"
+    )
+    return f"rank {rank}, entry {ran[rank]}: {token(orders[rank][ran[rank]])} waits for {token(need)}, {where}"
+
+
+def _cycle(
+    rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
+) -> list[int]:
+    """The ranks that wait for one another in a ring, reached from `rank`."""
+    path: list[int] = []
+    while rank not in path:
+        path.append(rank)
+        rank = stage_ranks[_blocker(rank, orders, ran, stage_ranks, done).stage]
+    return path[path.index(rank) :]

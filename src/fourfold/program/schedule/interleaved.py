@@ -1,0 +1,31 @@
+"""Interleaved 1F1B: v stages a rank, stage s on rank s mod P."""
+
+from collections.abc import Iterator
+
+from fourfold.program.schedule.compute import BACKWARD, FORWARD, Compute, Kind, numbered
+
+
+def interleaved_one_f_one_b(
+    pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int
+) -> Iterator[Compute]:
+    """Interleaved 1F1B (Narayanan et al. 2021): P microbatches through a rank's first stage, the same P through its second,
+    and so on; backward likewise from the last stage.
+
+    2(P - rank - 1) + (v - 1)P forwards of warm-up, then one forward and one backward in turn. Bubble (P-1)/(P-1+vM) where
+    P divides M; one more live activation than the warm-up has forwards, or vM if that is fewer. Where P does not divide M
+    the last group is ragged: it stands in the order where a full group would.
+    """
+    return numbered(_kinds(pp_rank, num_ranks, virtual_stages, num_microbatches), num_microbatches)
+
+
+def _kinds(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Iterator[Kind]:
+    groups = -(-num_microbatches // num_ranks)
+    stages = [pp_rank + chunk * num_ranks for chunk in range(virtual_stages)]
+    forwards = [(FORWARD, stage) for stage in stages for _ in range(num_ranks)] * groups
+    backwards = [(BACKWARD, stage) for stage in reversed(stages) for _ in range(num_ranks)] * groups
+    warmup = min(2 * (num_ranks - pp_rank - 1) + (virtual_stages - 1) * num_ranks, len(forwards))
+    yield from forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards, strict=False):
+        yield forward
+        yield backward
+    yield from backwards[len(backwards) - warmup :]

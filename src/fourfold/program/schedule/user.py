@@ -1,0 +1,121 @@
+"""A person's own schedule: a text file (`file:PATH`), or a Python function (`python:MODULE:FUNCTION`)."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fourfold.config import UserError
+from fourfold.program.schedule.check import check_orders
+from fourfold.program.schedule.compute import Compute, Orders
+from fourfold.program.schedule.placement import check_stated_placement, loop_placement
+from fourfold.program.schedule.text import parse_orders, parse_token
+
+FILE, PYTHON = "file:", "python:"
+
+
+class UserSchedule(NamedTuple):
+    """Orders as given, not yet proved, and the rank of every stage."""
+
+    orders: Orders
+    stage_ranks: tuple[int, ...]
+
+
+def is_user_schedule(schedule: str) -> bool:
+    return schedule.startswith((FILE, PYTHON))
+
+
+def user_stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """The placement that the file or function states; stage s on rank s mod P where it states none."""
+    if schedule.startswith(FILE):
+        _, stated = parse_orders(_read(schedule), num_ranks, schedule.removeprefix(FILE))
+    else:
+        stated = _function_placement(schedule, _function(schedule), num_ranks, virtual_stages)
+    if stated is None:
+        return loop_placement(num_ranks, virtual_stages)
+    check_stated_placement(stated, num_ranks, virtual_stages, f"layout.schedule = {schedule!r}")
+    return stated
+
+
+def user_orders(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
+    """The order of every rank, proved complete and executable. Raises `UserError`."""
+    stage_ranks = user_stage_ranks(schedule, num_ranks, virtual_stages)
+    if schedule.startswith(FILE):
+        orders, _ = parse_orders(_read(schedule), num_ranks, schedule.removeprefix(FILE))
+    else:
+        orders = _call(schedule, num_ranks, virtual_stages, num_microbatches)
+    try:
+        check_orders(orders, stage_ranks, len(stage_ranks), num_microbatches)
+    except UserError as error:
+        raise UserError(f"layout.schedule = {schedule!r}: {error}") from None
+    return orders
+
+
+def _read(schedule: str) -> str:
+    path = Path(schedule.removeprefix(FILE))
+    if not path.is_file():
+        raise UserError(
+            f"layout.schedule = {schedule!r}: there is no file {path}; allowed: file:PATH of a text file with a line "
+            f"'rank R: F0.0 ...' for every pipeline rank; a value that works: '1f1b'"
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"layout.schedule = {schedule!r}: cannot be read: {error}; what works: a UTF-8 text file"
+        ) from None
+
+
+def _function(schedule: str) -> Callable[..., Any]:
+    module_name, _, name = schedule.removeprefix(PYTHON).partition(":")
+    if not module_name or not name:
+        raise UserError(
+            f"layout.schedule = {schedule!r}: allowed: 'python:MODULE:FUNCTION', as 'python:my_package.schedules:mine'"
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), name, None)
+    except ImportError as error:
+        raise UserError(
+            f"layout.schedule = {schedule!r}: cannot import {module_name}: {error}; what works: a module on PYTHONPATH"
+        ) from error
+    if not callable(function):
+        raise UserError(f"layout.schedule = {schedule!r}: {module_name} has no function {name}")
+    return function
+
+
+def _function_placement(
+    schedule: str, function: Callable[..., Any], num_ranks: int, virtual_stages: int
+) -> tuple[int, ...] | None:
+    """The function's attribute `stage_ranks`: one rank a stage, or a function of (num_ranks, virtual_stages) that gives them."""
+    stated = getattr(function, "stage_ranks", None)
+    if callable(stated):
+        stated = stated(num_ranks, virtual_stages)
+    if stated is None:
+        return None
+    if not isinstance(stated, Sequence) or not all(isinstance(rank, int) for rank in stated):
+        raise UserError(
+            f"layout.schedule = {schedule!r}: stage_ranks gives {stated!r:.80}; allowed: a list of ranks, one a stage"
+        )
+    return tuple(stated)
+
+
+def _call(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
+    function = _function(schedule)
+    orders = []
+    for rank in range(num_ranks):
+        order = []
+        for index, entry in enumerate(function(rank, num_ranks, virtual_stages, num_microbatches)):
+            try:
+                order.append(_compute(entry))
+            except ValueError as error:
+                raise UserError(f"layout.schedule = {schedule!r}: rank {rank}, entry {index}: {error}") from None
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def _compute(entry: object) -> Compute:
+    if isinstance(entry, Compute):
+        return entry
+    if isinstance(entry, str):
+        return parse_token(entry)
+    raise ValueError(f"{entry!r:.80} is no entry; allowed: Compute(op, stage, microbatch), or text as 'F3.0'")
