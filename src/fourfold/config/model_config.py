@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from fourfold.config.schema import RopeScaling
+from fourfold.config.schema import RopeScaling, YarnScaling
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A decoder of the Llama family (Llama 2/3, Mistral, Qwen2/3, SmolLM), dense or with mixtures of experts (Mixtral,
-    Qwen3-MoE, DeepSeek-V3), with grouped-query or multi-head latent attention.
+    Qwen3-MoE, DeepSeek-V3), with grouped-query or multi-head latent attention; or one of the GPT-2 family (GPT-3).
 
     Sizes are in elements; `head_dim` times `num_heads` need not equal `hidden_size`. `num_experts` 0: dense.
     `key_value_rank` None: grouped-query attention; else latent (DeepSeek-V2, section 2.1), where a head's query and key have
@@ -64,9 +64,23 @@ class ModelConfig:
     rope_interleave: bool = False
     """Whether rotary pairs are neighbours (DeepSeek) instead of half a head apart."""
 
+    yarn_scaling: YarnScaling | None = None
+    """In place of `rope_scaling`."""
+
     mtp_layers: int = 0
     mtp_loss: float = 0.0
     """Multi-token prediction (DeepSeek-V3, section 2.2): modules after the last block, and the weight of their mean loss."""
+
+    norm: str = "rms"
+    """`rms`, or `layer`: with mean and bias (GPT-2)."""
+    activation: str = "silu"
+    """Of the feed-forward: `silu`, or `gelu` in its tanh form (GPT-2)."""
+    gated: bool = True
+    """Whether the feed-forward is down(activation(gate(x)) * up(x)), else down(activation(up(x)))."""
+    linear_bias: bool = False
+    """Biases of attention's output and of the feed-forward; those of queries, keys and values are `qkv_bias`."""
+    positions: str = "rope"
+    """`rope`, or `learned`: a table of `max_position` rows is added to the embedding (GPT-2)."""
 
     @property
     def is_latent(self) -> bool:

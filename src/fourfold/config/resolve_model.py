@@ -1,15 +1,21 @@
 """From a run file's `[model]` to a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import huggingface
+from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError
+from fourfold.config.families import IMPLIED, family_of
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.schema import ModelSection, RopeScaling
+from fourfold.config.schema import ModelSection, RopeScaling, YarnScaling
+
+_HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
+"""Keys that, stated beside a preset, make its `head_dim` follow from them anew."""
 
 
 def preset_names() -> list[str]:
@@ -34,11 +40,16 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
     values.update(stated)
-    if "head_dim" not in stated and {"hidden_size", "num_heads"} & stated.keys():
+    if "head_dim" not in stated and _HEAD_KEYS & stated.keys():
         values.pop("head_dim", None)
+    if stated.get("key_value_rank") and "num_kv_heads" not in stated:
+        values.pop("num_kv_heads", None)
     if "vocab_size" not in values and tokenizer_vocab_size is not None:
         multiple = section.vocab_multiple or 64
         values["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
+    for key, value in IMPLIED.get(values.get("family", ""), {}).items():
+        values.setdefault(key, value)
+    _drop_unused(values, stated)
     config = _complete(values)
     if tokenizer_vocab_size is not None and config.vocab_size < tokenizer_vocab_size:
         raise UserError(
@@ -53,12 +64,16 @@ def _load_preset(name: str) -> dict[str, Any]:
         raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
     text = (resources.files("fourfold.config") / "presets" / f"{name}.toml").read_text()
     values = tomllib.loads(text)
-    if "rope_scaling" in values:
-        values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
+    for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
+        if key in values:
+            values[key] = kind(**values[key])
     return values
 
 
 def _complete(values: dict[str, Any]) -> ModelConfig:
+    """Fills in what follows from what is stated."""
+    if values.get("num_experts") and not values.get("first_dense_layers") and values.get("moe_ffn_size"):
+        values.setdefault("ffn_size", values["moe_ffn_size"])
     required = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "ffn_size": 704, "vocab_size": 4096}
     missing = [key for key in required if key not in values]
     if missing:
@@ -66,9 +81,13 @@ def _complete(values: dict[str, Any]) -> ModelConfig:
             f"model.{missing[0]} is missing; state it (for example {missing[0]} = {required[missing[0]]}) "
             f'or name a preset, for example preset = "tiny"'
         )
-    values.setdefault("qk_norm", values.get("family") == "qwen3")
-    values.setdefault("qkv_bias", values.get("family") == "qwen2")
-    if "head_dim" not in values:
+    if values.get("num_experts") and not values.get("moe_ffn_size"):
+        values["moe_ffn_size"] = values["ffn_size"]
+    if values.get("mtp_layers"):
+        values.setdefault("mtp_loss", _MTP_LOSS)
+    if "key_value_rank" in values:
+        values.setdefault("head_dim", max(1, values.get("nope_head_dim", 0) + values.get("rope_head_dim", 0)))
+    elif "head_dim" not in values:
         if values["hidden_size"] % values["num_heads"]:
             raise UserError(
                 f"model.num_heads = {values['num_heads']} does not divide model.hidden_size = {values['hidden_size']}; "
@@ -77,38 +96,57 @@ def _complete(values: dict[str, Any]) -> ModelConfig:
         values["head_dim"] = values["hidden_size"] // values["num_heads"]
     values.setdefault("num_kv_heads", values["num_heads"])
     config = ModelConfig(**values)
-    if config.num_heads % config.num_kv_heads:
-        fit = max(d for d in range(1, config.num_kv_heads + 1) if config.num_heads % d == 0)
-        raise UserError(
-            f"model.num_kv_heads = {config.num_kv_heads} does not divide model.num_heads = {config.num_heads}; "
-            f"a value that works: num_kv_heads = {fit}"
-        )
-    if config.head_dim % 2:
-        raise UserError(
-            f"model.head_dim = {config.head_dim} is odd; rotary embedding needs an even one, for example "
-            f"{config.head_dim + 1}"
-        )
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
-        raise UserError(
-            f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "
-            f"{scaling.high_freq_factor}; values that work: low_freq_factor = 1.0, high_freq_factor = 4.0"
-        )
-    if config.qk_norm and config.qkv_bias:
-        raise UserError(
-            "model.qk_norm = true and model.qkv_bias = true together are no model that Hugging Face has; "
-            "a value that works: qkv_bias = false"
-        )
-    return replace(config, family=_family(config))
+    check_model(config)
+    return replace(config, family=family_of(config))
 
 
-def _family(config: ModelConfig) -> str:
-    """The Hugging Face family that has this architecture; the stated one where it does."""
-    if config.qk_norm:
-        return "qwen3"
-    if config.qkv_bias:
-        return "qwen2"
-    return config.family if config.family in ("llama", "mistral") else "llama"
+_MTP_LOSS = 0.3
+"""Weight of multi-token prediction in the first 10T of DeepSeek-V3's 14.8T tokens (section 4.2)."""
+_NONE_AS_ZERO = ("key_value_rank", "query_rank", "capacity_factor", "sliding_window")
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "num_experts": (
+        "top_k",
+        "moe_ffn_size",
+        "num_shared_experts",
+        "first_dense_layers",
+        "router",
+        "normalize_top_k",
+        "routed_scaling",
+        "num_expert_groups",
+        "top_groups",
+        "balance_loss",
+        "z_loss",
+        "balance_bias_speed",
+        "capacity_factor",
+    ),
+    "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
+}
+"""Keys that mean nothing where the first is 0."""
+
+
+def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:
+    """Takes out what a preset says of experts or latent attention where the run file has none of them; refuses what the run file
+    itself says of them."""
+    defaults = {f.name: f.default for f in fields(ModelConfig)}
+    for key in _NONE_AS_ZERO:
+        if values.get(key) == 0:
+            del values[key]
+    for needed, keys in _NEEDS.items():
+        if values.get(needed):
+            continue
+        for key in keys:
+            value = stated.get(key, defaults[key])
+            if value != defaults[key] and not (key in _NONE_AS_ZERO and value == 0):
+                example = 8 if needed == "num_experts" else 512
+                raise UserError(
+                    f"model.{key} = {_toml(value)} needs model.{needed} > 0; leave it out, or state for example "
+                    f"{needed} = {example}"
+                )
+            values.pop(key, None)
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _heads_that_work(values: dict[str, Any]) -> str:

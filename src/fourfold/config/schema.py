@@ -23,14 +23,35 @@ class RopeScaling(Section):
     original_max_position: PositiveInt
 
 
+class YarnScaling(Section):
+    """YaRN (Peng et al. 2023). The cosines and sines are multiplied by m(`mscale`) / m(`mscale_all_dim`) where both are stated
+    and not 0, else by m(1), with m(x) = 0.1 x ln(factor) + 1; latent attention's scores by m(`mscale_all_dim`) squared where it
+    is stated and not 0 (DeepSeek-V2, section 3.1.4)."""
+
+    factor: Annotated[float, Field(ge=1)]
+    original_max_position: PositiveInt
+    beta_fast: Annotated[float, Field(gt=0)] = 32.0
+    beta_slow: Annotated[float, Field(gt=0)] = 1.0
+    mscale: Annotated[float, Field(ge=0)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
+
+
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
+Count = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0)]
+
+
 class ModelSection(Section):
-    """A dense decoder of the Llama family. State `preset`, or `hf`, or the dimensions; a dimension beside
-    a preset overrides it. `vocab_size` may be left out: the tokenizer's size, padded, is taken."""
+    """A decoder: dense or with mixtures of experts, with grouped-query or latent attention. State `preset`, or `hf`, or the
+    dimensions; a dimension beside a preset overrides it. `vocab_size` may be left out: the tokenizer's size, padded, is taken.
+
+    0 stands for none: `num_experts` (dense), `key_value_rank` (grouped-query attention), `query_rank`, `capacity_factor`
+    (dropless), `sliding_window`. What each key means: `ModelConfig`."""
 
     preset: str | None = None
     hf: str | None = None
     initial: str | None = None
-    family: Literal["llama", "mistral", "qwen2", "qwen3"] | None = None
+    family: Family | None = None
     num_layers: PositiveInt | None = None
     hidden_size: PositiveInt | None = None
     num_heads: PositiveInt | None = None
@@ -45,9 +66,41 @@ class ModelSection(Section):
     norm_eps: Annotated[float, Field(gt=0)] | None = None
     qkv_bias: bool | None = None
     qk_norm: bool | None = None
-    sliding_window: PositiveInt | None = None
+    sliding_window: Count | None = None
     max_position: PositiveInt | None = None
     init_std: Annotated[float, Field(gt=0)] | None = None
+
+    num_experts: Count | None = None
+    top_k: Count | None = None
+    moe_ffn_size: Count | None = None
+    num_shared_experts: Count | None = None
+    first_dense_layers: Count | None = None
+    router: Literal["softmax", "sigmoid"] | None = None
+    normalize_top_k: bool | None = None
+    routed_scaling: Annotated[float, Field(gt=0)] | None = None
+    num_expert_groups: PositiveInt | None = None
+    top_groups: PositiveInt | None = None
+    balance_loss: Weight | None = None
+    z_loss: Weight | None = None
+    balance_bias_speed: Weight | None = None
+    capacity_factor: Weight | None = None
+
+    query_rank: Count | None = None
+    key_value_rank: Count | None = None
+    rope_head_dim: Count | None = None
+    nope_head_dim: Count | None = None
+    value_head_dim: Count | None = None
+    rope_interleave: bool | None = None
+    yarn_scaling: YarnScaling | None = None
+
+    mtp_layers: Count | None = None
+    mtp_loss: Weight | None = None
+
+    norm: Literal["rms", "layer"] | None = None
+    activation: Literal["silu", "gelu"] | None = None
+    gated: bool | None = None
+    linear_bias: bool | None = None
+    positions: Literal["rope", "learned"] | None = None
 
 
 class CorpusPart(Section):
@@ -78,11 +131,17 @@ class BatchSection(Section):
 
 
 class LayoutSection(Section):
-    """Degrees of the mesh's axes and how each rank's step is arranged. `dp_shard` left out: all remaining ranks."""
+    """Degrees of the mesh's axes and how each rank's step is arranged. `dp_shard` left out: all remaining ranks.
+
+    `schedule`: a name, `file:PATH` of a compute order in text form, or `python:MODULE:FUNCTION` that yields one.
+    `segments_per_stage`: how many segments (embedding, blocks, head) each pipeline stage has, in forward order; left out:
+    divided evenly by cost. `cp_method`: `ring`, `all_gather`, `ulysses`, or `ring+ulysses:U`, with ulysses of degree U inside a
+    ring of degree cp / U."""
 
     pp: PositiveInt = 1
     schedule: str = "1f1b"
     virtual_stages: PositiveInt = 1
+    segments_per_stage: list[PositiveInt] | None = None
     dp_replicate: PositiveInt = 1
     dp_shard: PositiveInt | None = None
     zero: Annotated[int, Field(ge=0, le=3)] = 0

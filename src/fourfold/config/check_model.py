@@ -1,0 +1,160 @@
+"""What a model's dimensions must satisfy together; each refusal names the key, its value, and one that works."""
+
+from collections.abc import Callable
+
+from fourfold.config.errors import UserError
+from fourfold.config.model_config import ModelConfig
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raises one `UserError` for the first inconsistency."""
+    for check in _CHECKS:
+        message = check(model)
+        if message is not None:
+            raise UserError(message)
+
+
+def _heads(model: ModelConfig) -> str | None:
+    if model.is_latent:
+        return None
+    if model.num_heads % model.num_kv_heads:
+        fit = max(d for d in range(1, model.num_kv_heads + 1) if model.num_heads % d == 0)
+        return (
+            f"model.num_kv_heads = {model.num_kv_heads} does not divide model.num_heads = {model.num_heads}; "
+            f"a value that works: num_kv_heads = {fit}"
+        )
+    if model.positions == "rope" and model.head_dim % 2:
+        return (
+            f"model.head_dim = {model.head_dim} is odd; rotary embedding needs an even one, for example "
+            f"{model.head_dim + 1}"
+        )
+    return None
+
+
+def _rotary_scaling(model: ModelConfig) -> str | None:
+    scaling, yarn = model.rope_scaling, model.yarn_scaling
+    if scaling is not None and yarn is not None:
+        return "model.rope_scaling and model.yarn_scaling are both stated; keep one of them"
+    if model.positions == "learned" and (scaling or yarn):
+        key = "rope_scaling" if scaling else "yarn_scaling"
+        return f'model.{key} needs rotary positions; leave it out, or state positions = "rope"'
+    if scaling is not None and scaling.low_freq_factor >= scaling.high_freq_factor:
+        return (
+            f"model.rope_scaling: low_freq_factor = {scaling.low_freq_factor} is not below high_freq_factor = "
+            f"{scaling.high_freq_factor}; values that work: low_freq_factor = 1.0, high_freq_factor = 4.0"
+        )
+    if yarn is not None and yarn.beta_slow >= yarn.beta_fast:
+        return (
+            f"model.yarn_scaling: beta_slow = {yarn.beta_slow} is not below beta_fast = {yarn.beta_fast}; values that work: "
+            f"beta_slow = 1.0, beta_fast = 32.0"
+        )
+    return None
+
+
+def _norms_and_biases(model: ModelConfig) -> str | None:
+    for key in ("qk_norm", "qkv_bias"):
+        if model.is_latent and getattr(model, key):
+            return (
+                f"model.{key} = true is not known for latent attention (model.key_value_rank); allowed: {key} = false"
+            )
+    if model.qk_norm and model.qkv_bias:
+        return (
+            "model.qk_norm = true and model.qkv_bias = true together are no model that Hugging Face has; "
+            "a value that works: qkv_bias = false"
+        )
+    return None
+
+
+def _latent(model: ModelConfig) -> str | None:
+    if not model.is_latent:
+        return None
+    for key, example in (("rope_head_dim", 64), ("nope_head_dim", 128), ("value_head_dim", 128)):
+        if not getattr(model, key):
+            return (
+                f"model.{key} is missing: latent attention needs it; for example {key} = {example}, as in DeepSeek-V3"
+            )
+    if model.rope_head_dim % 2:
+        return (
+            f"model.rope_head_dim = {model.rope_head_dim} is odd; rotary embedding needs an even one, for example "
+            f"{model.rope_head_dim + 1}"
+        )
+    width = model.nope_head_dim + model.rope_head_dim
+    if model.head_dim != width:
+        return (
+            f"model.head_dim = {model.head_dim} is not nope_head_dim + rope_head_dim = {width}, as latent attention has it; "
+            f"leave it out, or state {width}"
+        )
+    if model.num_kv_heads != model.num_heads:
+        return (
+            f"model.num_kv_heads = {model.num_kv_heads}: latent attention has a key and a value for each of its "
+            f"{model.num_heads} heads; leave it out, or state {model.num_heads}"
+        )
+    if model.positions == "learned":
+        return 'model.positions = "learned" is not known for latent attention; allowed: "rope"'
+    return None
+
+
+def _experts(model: ModelConfig) -> str | None:
+    if not model.num_experts:
+        return None
+    if not model.gated or model.linear_bias:
+        key, value = ("gated", "true") if not model.gated else ("linear_bias", "false")
+        return f"model.{key}: experts are gated and without biases; a value that works: {key} = {value}"
+    for key, example in (("top_k", min(2, model.num_experts)), ("moe_ffn_size", model.ffn_size)):
+        if not getattr(model, key):
+            return f"model.{key} is missing: a mixture of experts needs it; for example {key} = {example}"
+    if model.top_k > model.num_experts:
+        return (
+            f"model.top_k = {model.top_k} exceeds model.num_experts = {model.num_experts}; allowed: at most "
+            f"{model.num_experts}, for example {min(2, model.num_experts)}"
+        )
+    if model.first_dense_layers > model.num_layers:
+        return (
+            f"model.first_dense_layers = {model.first_dense_layers} exceeds model.num_layers = {model.num_layers}; "
+            f"allowed: at most {model.num_layers}, for example {min(1, model.num_layers - 1)}"
+        )
+    return _expert_groups(model)
+
+
+def _expert_groups(model: ModelConfig) -> str | None:
+    experts, groups, top = model.num_experts, model.num_expert_groups, model.top_groups
+    if experts % groups:
+        fit = max(d for d in range(1, min(groups, experts) + 1) if experts % d == 0)
+        return f"model.num_expert_groups = {groups} does not divide model.num_experts = {experts}; a value that works: {fit}"
+    if groups > 1 and experts // groups < 2:
+        fit = max(d for d in range(1, experts // 2 + 1) if experts % d == 0) if experts > 1 else 1
+        return (
+            f"model.num_expert_groups = {groups} leaves {experts // groups} expert a group, and a group is scored by its best "
+            f"two; a value that works: {fit}"
+        )
+    if top > groups:
+        return f"model.top_groups = {top} exceeds model.num_expert_groups = {groups}; allowed: at most {groups}"
+    if model.top_k > top * experts // groups:
+        fit = -(-model.top_k * groups // experts)
+        return (
+            f"model.top_k = {model.top_k} exceeds the {top * experts // groups} experts of the model.top_groups = {top} groups "
+            f"that a token may choose from; a value that works: top_groups = {fit}"
+        )
+    return None
+
+
+def _balancing(model: ModelConfig) -> str | None:
+    factor = model.capacity_factor
+    if factor is not None and factor < 1:
+        return (
+            f"model.capacity_factor = {factor} would drop tokens even of a perfect balance; allowed: at least 1, or 0 for "
+            f"dropless; a value that works: 1.25"
+        )
+    if model.mtp_loss and not model.mtp_layers:
+        return f"model.mtp_loss = {model.mtp_loss} needs model.mtp_layers > 0; a value that works: mtp_layers = 1"
+    return None
+
+
+_CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
+    _heads,
+    _rotary_scaling,
+    _norms_and_biases,
+    _latent,
+    _experts,
+    _balancing,
+)
