@@ -7,6 +7,8 @@ from typing import Literal
 from fourfold.config import ModelConfig
 
 Domain = Literal["dense", "expert"]
+POSITIONS = "model.embed_positions.weight"
+"""The table of learned positions, [max_position, hidden]."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,16 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     """
     hidden, vocab = model.hidden_size, model.vocab_size
     embedding = ParameterSpec("model.embed_tokens.weight", (vocab, hidden), model.init_std, True, 0)
-    norm = _norm("model.norm.weight", hidden)
+    tables = [embedding]
+    if model.positions == "learned":
+        shape = (model.max_position, hidden)
+        tables.append(ParameterSpec(POSITIONS, shape, model.init_std, True, None, summed="sequence"))
+    norm = _norms(model, "model.norm")
     unembedding = ParameterSpec("lm_head.weight", (vocab, hidden), model.init_std, True, 0)
-    head_own = (norm,) if model.tie_embeddings else (unembedding, norm)
+    head_own = tuple(norm) if model.tie_embeddings else (unembedding, *norm)
     head_units = ("head", "embed") if model.tie_embeddings else ("head",)
     return (
-        Segment("embed", "embedding", (UnitSpec("embed", "dense", (embedding,)),), ("embed",)),
+        Segment("embed", "embedding", (UnitSpec("embed", "dense", tuple(tables)),), ("embed",)),
         *(_block(model, layer) for layer in range(model.num_layers)),
         Segment("head", "head", (UnitSpec("head", "dense", head_own),), head_units),
     )
@@ -95,14 +101,22 @@ def _norm(name: str, width: int, summed: Literal["sequence", "always"] = "sequen
     return ParameterSpec(name, (width,), None, False, None, summed=summed)
 
 
+def _norms(model: ModelConfig, name: str) -> list[ParameterSpec]:
+    """A norm of the residual stream: its weight, and for a LayerNorm its bias."""
+    weight = _norm(f"{name}.weight", model.hidden_size)
+    return [weight] if model.norm == "rms" else [weight, _bias(f"{name}.bias", model.hidden_size)]
+
+
+def _bias(name: str, width: int) -> ParameterSpec:
+    """A bias that every tensor-parallel rank holds: of a norm, or of a projection into the residual stream."""
+    return ParameterSpec(name, (width,), 0.0, False, None, summed="sequence")
+
+
 def _block(model: ModelConfig, layer: int) -> Segment:
     prefix, name = f"model.layers.{layer}.", f"b{layer}"
     moe = model.is_moe(layer)
     attention = _latent_attention(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
-    norms = (
-        _norm(f"{prefix}input_layernorm.weight", model.hidden_size),
-        _norm(f"{prefix}post_attention_layernorm.weight", model.hidden_size),
-    )
+    norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
     feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
     dense = sorted((*feed_forward, *attention, *norms), key=_place)
     own = [UnitSpec(name, "dense", tuple(dense))]
@@ -129,6 +143,8 @@ def _grouped_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
         parameters.append(ParameterSpec(f"{prefix}{name}.weight", (rows, hidden), std, True, 0, kv_heads=shared))
         if model.qkv_bias:
             parameters.append(ParameterSpec(f"{prefix}{name}.bias", (rows,), 0.0, False, 0, kv_heads=shared))
+    if model.linear_bias:
+        parameters.append(_bias(f"{prefix}o_proj.bias", hidden))
     if model.qk_norm:
         parameters += [_norm(f"{prefix}{name}.weight", model.head_dim, "always") for name in ("q_norm", "k_norm")]
     return parameters
@@ -165,14 +181,16 @@ def _latent_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
 
 
 def _feed_forward(model: ModelConfig, prefix: str, ffn: int) -> list[ParameterSpec]:
-    """SwiGLU (Shazeer 2020)."""
+    """SwiGLU (Shazeer 2020), or without a gate the feed-forward of Vaswani et al. 2017, with or without biases."""
     hidden, std = model.hidden_size, model.init_std
     residual_std = std / sqrt(2 * model.num_layers)
-    return [
-        ParameterSpec(f"{prefix}gate_proj.weight", (ffn, hidden), std, True, 0),
-        ParameterSpec(f"{prefix}up_proj.weight", (ffn, hidden), std, True, 0),
-        ParameterSpec(f"{prefix}down_proj.weight", (hidden, ffn), residual_std, True, 1),
-    ]
+    inputs = ("gate_proj", "up_proj") if model.gated else ("up_proj",)
+    parameters = [ParameterSpec(f"{prefix}{name}.weight", (ffn, hidden), std, True, 0) for name in inputs]
+    parameters.append(ParameterSpec(f"{prefix}down_proj.weight", (hidden, ffn), residual_std, True, 1))
+    if model.linear_bias:
+        parameters += [ParameterSpec(f"{prefix}{name}.bias", (ffn,), 0.0, False, 0) for name in inputs]
+        parameters.append(_bias(f"{prefix}down_proj.bias", hidden))
+    return parameters
 
 
 def _routed_feed_forward(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
@@ -213,7 +231,7 @@ def step_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
     matrices = 0
     for segment in build_segments(model):
         for unit in segment.own:
-            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1)
+            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1 and p.name != POSITIONS)
             share = model.top_k / model.num_experts if unit.domain == "expert" else 1
             matrices += int(elements * share) if segment.kind != "embedding" or model.tie_embeddings else 0
     widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
