@@ -1,0 +1,132 @@
+"""Which rectangles of (queries, keys) a rank computes: causal within each document, for tokens placed in zig-zag.
+
+The sequence is cut into 2R chunks of n tokens; rank r has chunks r and 2R - 1 - r (Brandon et al. 2023 on balance; the
+two-chunk placement is that of Llama 3, section 3.3.2). Against its own keys a rank computes causal squares. Of an earlier
+rank all its queries see the front chunk alone, and of a later rank its back chunk's queries see both chunks. A document is an
+interval, so that between two ranks at most one document of a row is shared, and its part is one rectangle.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+Span = tuple[int, int]
+"""First and one past the last."""
+
+
+class Piece(NamedTuple):
+    """One call of the kernel: `queries` and `keys` index a rank's local tokens, or those of a buffer of keys. `causal` pieces are
+    squares whose query i sees keys 0..i; in others every query sees every key."""
+
+    rows: Span
+    queries: Span
+    keys: Span
+    causal: bool
+
+
+class Run(NamedTuple):
+    """Consecutive positions [start, stop) of the sequence, held from index `offset` on."""
+
+    offset: int
+    start: int
+    stop: int
+
+
+class Documents:
+    """Per row the ends of its documents. `lengths` None: every row is one document."""
+
+    def __init__(self, batch: int, sequence_length: int, lengths: Sequence[Sequence[int]] | None) -> None:
+        self.batch = batch
+        if lengths is None:
+            self.rows: list[list[Span]] = [[(0, sequence_length)]]
+            return
+        if len(lengths) != batch:
+            raise ValueError(f"document_lengths has {len(lengths)} rows, the batch {batch}; give one list for each row")
+        self.rows = []
+        for row, sizes in enumerate(lengths):
+            if sum(sizes) != sequence_length:
+                raise ValueError(
+                    f"document_lengths[{row}] sums to {sum(sizes)}; it must cover the whole sequence of {sequence_length}"
+                )
+            self.rows.append([(a, b) for a, b in pairwise(accumulate(sizes, initial=0)) if a < b])
+
+    def pieces(self, causal: bool, of_row: Callable[[list[Span]], list[tuple[Span, Span]]]) -> list[Piece]:
+        """`of_row` of every row's documents, equal results of neighbouring rows joined in one piece each."""
+        if len(self.rows) == 1:
+            return [Piece((0, self.batch), *spans, causal) for spans in of_row(self.rows[0])]
+        result: list[Piece] = []
+        first, before = 0, of_row(self.rows[0])
+        for row in range(1, self.batch + 1):
+            spans = of_row(self.rows[row]) if row < self.batch else None
+            if spans != before:
+                result += [Piece((first, row), *pair, causal) for pair in before]
+                first, before = row, spans or []
+        return result
+
+
+def rank_runs(rank: int, ring: int, sequence_length: int) -> list[Run]:
+    """The positions of a ring rank's tokens: its chunk of the front, then that of the back."""
+    if ring == 1:
+        return [Run(0, 0, sequence_length)]
+    chunk = sequence_length // (2 * ring)
+    back = 2 * ring - 1 - rank
+    return [Run(0, rank * chunk, (rank + 1) * chunk), Run(chunk, back * chunk, (back + 1) * chunk)]
+
+
+def own_pieces(rank: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
+    """Causal squares over the rank's own tokens, one a document; every token is in exactly one."""
+    runs = rank_runs(rank, ring, sequence_length)
+
+    def squares(row: list[Span]) -> list[tuple[Span, Span]]:
+        spans = [span for document in row for span in _held(runs, document)]
+        return [(span, span) for span in spans]
+
+    return documents.pieces(True, squares)
+
+
+def ring_pieces(rank: int, source: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
+    """What `rank` computes against the keys of another rank of the ring, which hold that rank's own order."""
+    queries, keys = rank_runs(rank, ring, sequence_length), rank_runs(source, ring, sequence_length)
+    if source < rank:
+        return _rectangles(queries, keys[:1], documents)
+    return _rectangles(queries[1:], keys, documents)
+
+
+def gathered_pieces(
+    rank: int, ring: int, sequence_length: int, documents: Documents
+) -> tuple[list[Piece], list[Piece]]:
+    """What a rank computes against all ranks' front chunks, and against all ranks' back chunks, each in rank order; not its own."""
+    queries = rank_runs(rank, ring, sequence_length)
+    chunk = sequence_length // (2 * ring)
+    front = [Run(j * chunk, *rank_runs(j, ring, sequence_length)[0][1:]) for j in range(ring)]
+    back = [Run(j * chunk, *rank_runs(j, ring, sequence_length)[1][1:]) for j in range(ring)]
+    before = _rectangles(queries, front[:rank], documents)
+    after = _rectangles(queries[1:], front[rank + 1 :], documents)
+    return before + after, _rectangles(queries[1:], back[rank + 1 :], documents)
+
+
+def _rectangles(queries: list[Run], keys: list[Run], documents: Documents) -> list[Piece]:
+    """All pairs of `queries` and `keys` within a document, where every key comes before every query. The document that has
+    both holds the first query too, for documents are intervals."""
+    if not keys:
+        return []
+
+    def of_row(row: list[Span]) -> list[tuple[Span, Span]]:
+        document = next(span for span in row if span[0] <= queries[0].start < span[1])
+        return [(q, k) for q in _held(queries, document) for k in _held(keys, document)]
+
+    return documents.pieces(False, of_row)
+
+
+def _held(runs: list[Run], document: Span) -> list[Span]:
+    """Where tokens of a document lie, as few spans as possible."""
+    spans: list[Span] = []
+    for run in runs:
+        start, stop = max(run.start, document[0]), min(run.stop, document[1])
+        if start >= stop:
+            continue
+        first, last = run.offset + start - run.start, run.offset + stop - run.start
+        if spans and spans[-1][1] == first:
+            first = spans.pop()[0]
+        spans.append((first, last))
+    return spans

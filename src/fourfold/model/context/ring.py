@@ -1,0 +1,105 @@
+"""Ring attention: keys and values go round the ranks while each computes on those that it has (Liu, Zaharia & Abbeel 2023).
+
+At step t rank i has the keys of rank i - t; the next ones are in flight meanwhile. Backward sends keys and values round once more,
+with the sums of their gradients one step behind: rank i adds its share to those of rank i - t and passes them on, so that
+after R steps they are complete at home.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fourfold.model.context.flash import kernel_width, widen
+from fourfold.model.context.partial import (
+    Saved,
+    add_key_gradients,
+    add_query_gradients,
+    halves,
+    joined,
+    merge_output,
+    own_gradients,
+    own_output,
+    wide,
+)
+from fourfold.model.context.pieces import Piece
+from fourfold.model.parallel import Group, Work
+
+
+class Rotation:
+    """A tensor that goes round a ring: `start` sends what is here, `finish` puts what came in its place. Two buffers."""
+
+    def __init__(self, group: Group, tensor: Tensor) -> None:
+        self.here = tensor
+        self._group = group
+        self._other: Tensor | None = None
+        self._work: Work | None = None
+
+    def start(self) -> None:
+        if self._other is None:
+            self._other = torch.empty_like(self.here)
+        self._work = self._group.shift([self._other], [self.here])
+
+    def finish(self) -> None:
+        if self._work is not None:
+            assert self._other is not None
+            self._work.wait()
+            self.here, self._other, self._work = self._other, self.here, None
+
+
+class RingAttention(torch.autograd.Function):
+    """q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads, value_dim]
+    -> [batch, seq_local, heads * value_dim]. `steps[t]`: the pieces against the keys of the rank t places before.
+
+    Keeps q, k, v, the output and its log-sum-exp: nothing grows with the ring.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, steps: Sequence[Sequence[Piece]], scale: float
+    ) -> Tensor:
+        width, head_dim = kernel_width(q, v), q.shape[-1]
+        wide_q = widen(q, width)
+        rotation = Rotation(group, joined(k, v))
+        rotation.start()
+        out, lse = own_output(wide_q, widen(k, width), widen(v, width), steps[0], scale, wide(q.dtype))
+        for step, pieces in enumerate(steps[1:], 1):
+            rotation.finish()
+            if step + 1 < group.size:
+                rotation.start()
+            keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
+            merge_output(out, lse, wide_q, keys, values, pieces, scale)
+        out = out[..., : v.shape[-1]].to(q.dtype).contiguous()
+        ctx.inputs, ctx.out, ctx.lse = (q, k, v), out, lse
+        ctx.group, ctx.steps, ctx.scale = group, steps, scale
+        return out.view(*out.shape[:2], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
+        (q, k, v), group, steps = ctx.inputs, ctx.group, ctx.steps
+        width, head_dim = kernel_width(q, v), q.shape[-1]
+        grad = grad.view_as(ctx.out)
+        saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
+        rotation = Rotation(group, joined(k, v))
+        rotation.start()
+        d_q, d_k, d_v = own_gradients(saved, widen(k, width), widen(v, width), steps[0], wide(q.dtype))
+        sums = Rotation(group, joined(d_k[..., :head_dim], d_v[..., : v.shape[-1]]).to(wide(q.dtype)))
+        del d_k, d_v
+        for step, pieces in enumerate(steps[1:], 1):
+            sums.start()
+            rotation.finish()
+            if step + 1 < group.size:
+                rotation.start()
+            keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
+            shares = add_query_gradients(saved, keys, values, pieces, d_q)
+            sums.finish()
+            add_key_gradients(shares, *halves(sums.here, head_dim))
+            del shares
+        sums.start()
+        sums.finish()
+        ctx.inputs = ctx.out = ctx.lse = None
+        d_k, d_v = halves(sums.here.to(q.dtype), head_dim)
+        return d_q[..., :head_dim].to(q.dtype), d_k, d_v, None, None, None
