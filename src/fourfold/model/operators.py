@@ -15,13 +15,14 @@ from fourfold.config import ModelConfig
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.parallel import Parallel
 from fourfold.model.rope import rotate_
+from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
 from fourfold.model.weights import AttentionWeights, FeedForwardWeights, Weight
 
 
 class QueryKeyValue(torch.autograd.Function):
     """Norm, one product for q, k and v, optional q/k norm, rotation.
 
-    x [tokens, hidden] -> q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim], and x itself, so that the
+    x [t, hidden] -> q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim], and x itself, so that the
     residual's gradient comes back here and is added in place. `sequences`: batch. Heads are this rank's.
     """
 
@@ -39,7 +40,7 @@ class QueryKeyValue(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         normed, scale = rms_norm(x, weights.norm.data, model.norm_eps)
         bias = weights.qkv_bias.data if weights.qkv_bias is not None else None
-        qkv = F.linear(normed, weights.qkv.data, bias)
+        qkv = F.linear(gather_tokens(normed, parallel).wait(), weights.qkv.data, bias)
         heads, kv_heads = local_heads(weights, model)
         qkv = qkv.view(sequences, -1, heads + 2 * kv_heads, model.head_dim)
         rotated = qkv[..., : heads + kv_heads, :]
@@ -51,7 +52,7 @@ class QueryKeyValue(torch.autograd.Function):
             rotated.copy_(output)
         rotate_(rotated, cos, sin)
         ctx.x, ctx.scale, ctx.normed = x, scale, normed if keep else None
-        ctx.weights, ctx.model, ctx.cos, ctx.sin = weights, model, cos, sin
+        ctx.weights, ctx.model, ctx.cos, ctx.sin, ctx.parallel = weights, model, cos, sin, parallel
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=-2)
         return q, k, v, x
 
@@ -71,16 +72,17 @@ class QueryKeyValue(torch.autograd.Function):
             ctx.unnormed = None
         grad_qkv = grad_qkv.view(-1, weights.qkv.data.shape[0])
         normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
-        weights.qkv.add_product(grad_qkv, normed)
+        ctx.normed = None
+        inputs = ColumnInput(weights.qkv, normed, ctx.parallel)
+        del normed
+        grad = sum_partial(grad_qkv @ weights.qkv.data, ctx.parallel)
+        inputs.add_product(grad_qkv)
         if weights.qkv_bias is not None:
             weights.qkv_bias.add(grad_qkv.sum(0))
-        del normed
-        ctx.normed = None
-        grad = grad_qkv @ weights.qkv.data
-        del grad_qkv, rotated
-        grad = rms_norm_backward(grad, ctx.x, ctx.scale, weights.norm)
+        del inputs, grad_qkv, rotated
+        grad_x = rms_norm_backward(grad.wait(), ctx.x, ctx.scale, weights.norm)
         ctx.x = ctx.scale = None
-        return grad.add_(grad_residual), None, None, None, None, None, None, None
+        return grad_x.add_(grad_residual), None, None, None, None, None, None, None
 
 
 def local_heads(weights: AttentionWeights, model: ModelConfig) -> tuple[int, int]:
@@ -109,59 +111,74 @@ def _head_norm_backward(grad: Tensor, x: Tensor, scale: Tensor, weights: Attenti
 
 
 class OutputResidual(torch.autograd.Function):
-    """residual + attention @ W^T. attention [batch, seq, heads * head_dim], residual [tokens, hidden] -> [tokens, hidden]."""
+    """residual + attention @ W^T. attention [batch, seq, heads * value size], residual [t, hidden] -> [t, hidden]."""
 
     @staticmethod
     def forward(ctx: Any, attention: Tensor, residual: Tensor, weight: Weight, parallel: Parallel) -> Tensor:
-        ctx.attention, ctx.weight = attention, weight
-        return torch.addmm(residual, attention.view(-1, attention.shape[-1]), weight.data.t())
+        ctx.attention, ctx.weight, ctx.parallel = (
+            attention.detach(),
+            weight,
+            parallel,
+        )  # a weight product put off holds no graph
+        return row_product(attention.view(-1, attention.shape[-1]), weight, residual, parallel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        ctx.weight.add_product(grad, ctx.attention.view(-1, ctx.attention.shape[-1]))
-        grad_attention = (grad @ ctx.weight.data).view_as(ctx.attention)
+        whole = gather_tokens(grad, ctx.parallel).wait()
+        ctx.weight.add_product(whole, ctx.attention.view(-1, ctx.attention.shape[-1]))
+        grad_attention = (whole @ ctx.weight.data).view_as(ctx.attention)
         ctx.attention = None
         return grad_attention, grad, None, None
 
 
+def row_product(x: Tensor, weight: Weight, residual: Tensor, parallel: Parallel) -> Tensor:
+    """residual + the sum over `tp` of x @ W^T. x [T, in], residual [t, out] -> [t, out]."""
+    if parallel.tp is None:
+        return torch.addmm(residual, x, weight.data.t())
+    return sum_partial(x @ weight.data.t(), parallel).wait().add_(residual)
+
+
 class GatedFeedForward(torch.autograd.Function):
-    """x + (silu(gate) * up) @ W_down^T after a norm (SwiGLU, Shazeer 2020). x [tokens, hidden] -> the same."""
+    """x + (silu(gate) * up) @ W_down^T after a norm (SwiGLU, Shazeer 2020). x [t, hidden] -> the same."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: FeedForwardWeights, eps: float, parallel: Parallel, keep: bool) -> Tensor:
         normed, scale = rms_norm(x, weights.norm.data, eps)
-        gate_up = F.linear(normed, weights.gate_up.data)
+        gate_up = F.linear(gather_tokens(normed, parallel).wait(), weights.gate_up.data)
         ctx.normed = normed if keep else None
         del normed
         gate, up = gate_up.chunk(2, dim=-1)
         product = F.silu(gate).mul_(up)
-        output = torch.addmm(x, product, weights.down.data.t())
-        ctx.x, ctx.scale, ctx.weights, ctx.gate_up = x, scale, weights, gate_up
+        ctx.x, ctx.scale, ctx.weights, ctx.gate_up, ctx.parallel = x, scale, weights, gate_up, parallel
         ctx.product = product if keep else None
-        return output
+        return row_product(product, weights.down, x, parallel)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weights = ctx.weights
+        arriving = gather_tokens(grad, ctx.parallel)
         gate, up = ctx.gate_up.chunk(2, dim=-1)
         activated = F.silu(gate)
         product = ctx.product if ctx.product is not None else activated * up
-        weights.down.add_product(grad, product)
-        del product
+        whole = arriving.wait()
+        weights.down.add_product(whole, product)
+        del product, arriving
         ctx.product = None
-        grad_product = grad @ weights.down.data
+        grad_product = whole @ weights.down.data
+        del whole
         torch.ops.aten.silu_backward.grad_input(grad_product * up, gate, grad_input=gate)  # gate now holds its gradient
         torch.mul(grad_product, activated, out=up)  # and up its own
-        del activated, grad_product
+        del activated, grad_product, gate, up
+        grad_gate_up, ctx.gate_up = ctx.gate_up, None
         normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
-        weights.gate_up.add_product(ctx.gate_up, normed)
-        del normed
         ctx.normed = None
-        grad_input = ctx.gate_up @ weights.gate_up.data
-        ctx.gate_up = None
-        del gate, up
-        grad_input = rms_norm_backward(grad_input, ctx.x, ctx.scale, weights.norm)
+        inputs = ColumnInput(weights.gate_up, normed, ctx.parallel)
+        del normed
+        grad_x = sum_partial(grad_gate_up @ weights.gate_up.data, ctx.parallel)
+        inputs.add_product(grad_gate_up)
+        del inputs, grad_gate_up
+        grad_input = rms_norm_backward(grad_x.wait(), ctx.x, ctx.scale, weights.norm)
         ctx.x = ctx.scale = None
         return grad_input.add_(grad), None, None, None, None

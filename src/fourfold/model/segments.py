@@ -10,6 +10,7 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
 from fourfold.model.parallel import ALONE, Parallel
+from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import (
     AttentionWeights,
     BlockWeights,
@@ -33,18 +34,36 @@ class Microbatch:
 
 
 def embedding_forward(tokens: Tensor, weight: Weight, parallel: Parallel = ALONE) -> Tensor:
-    """tokens [batch, seq] -> hidden [batch * seq, hidden]."""
-    return F.embedding(tokens.view(-1), weight.data)
+    """tokens [batch, seq] -> hidden [t, hidden]. Of a table split by rows each rank gives its tokens' rows and zeros for others."""
+    rows, elsewhere = _local_rows(tokens, weight, parallel)
+    out = F.embedding(rows, weight.data)
+    return out if elsewhere is None else sum_partial(out.masked_fill_(elsewhere, 0), parallel).wait()
 
 
 def embedding_backward(tokens: Tensor, grad: Tensor, weight: Weight, parallel: Parallel = ALONE) -> None:
-    """Adds the table's gradient. tokens [batch, seq], grad [batch * seq, hidden]."""
+    """Adds the table's gradient. tokens [batch, seq], grad [t, hidden]."""
+    arriving = gather_tokens(grad, parallel)
     weight.clear_if_fresh()
-    rows = grad.to(weight.grad.dtype)
+    index, elsewhere = _local_rows(tokens, weight, parallel)
+    whole = arriving.wait()
+    values = whole.to(weight.grad.dtype)
+    if elsewhere is not None:
+        values = values.masked_fill(elsewhere, 0) if values is grad else values.masked_fill_(elsewhere, 0)
     if grad.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
-        weight.grad.index_put_((tokens.view(-1),), rows, accumulate=True)
+        weight.grad.index_put_((index,), values, accumulate=True)
     else:
-        weight.grad.index_add_(0, tokens.view(-1), rows)
+        weight.grad.index_add_(0, index, values)
+
+
+def _local_rows(tokens: Tensor, weight: Weight, parallel: Parallel) -> tuple[Tensor, Tensor | None]:
+    """Every token's row in this rank's part of the table [T], and where that is another rank's [T, 1] (the row is then any)."""
+    flat = tokens.view(-1)
+    if parallel.tp is None:
+        return flat, None
+    size = weight.data.shape[0]
+    rows = flat - parallel.tp.index * size
+    elsewhere = (rows < 0) | (rows >= size)
+    return rows.masked_fill_(elsewhere, 0), elsewhere.unsqueeze(-1)
 
 
 def block_forward(
@@ -55,7 +74,8 @@ def block_forward(
     parallel: Parallel = ALONE,
     keep: bool = True,
 ) -> Tensor:
-    """One decoder block, pre-norm. x [tokens, hidden] -> [tokens, hidden], a microbatch laid flat.
+    """One decoder block, pre-norm. x [t, hidden] -> [t, hidden]: a microbatch laid flat, or this rank's part of its
+    tokens under sequence parallelism.
 
     `keep` False: the norms' and the gated product's outputs are not kept for backward but rebuilt there.
     """

@@ -14,24 +14,34 @@ from fourfold.model.spec import Segment
 
 
 class Deferred:
-    """Weight gradients put off (the W of zero-bubble schedules, Qi et al. 2023), in the order of their making.
+    """Weight gradients put off (the W of zero-bubble schedules, Qi et al. 2023), in the order in which they were met.
 
     Each is held as a function that adds it, with the operands that it needs; `run` drops those one by one.
     """
 
     def __init__(self) -> None:
-        self._additions: deque[Callable[[], None]] = deque()
+        self._additions: deque[tuple[Callable[[], None], Callable[[], None] | None]] = deque()
 
-    def append(self, addition: Callable[[], None]) -> None:
-        self._additions.append(addition)
+    def append(self, addition: Callable[[], None], begin: Callable[[], None] | None = None) -> None:
+        """`begin` starts the collective that the addition waits for; it is called while the addition before it is yet to run."""
+        self._additions.append((addition, begin))
 
     def __len__(self) -> int:
         return len(self._additions)
 
+    @torch.no_grad()
     def run(self) -> None:
         """Adds all that was put off, once."""
+        self._begin(0)
         while self._additions:
-            self._additions.popleft()()
+            self._begin(1)
+            self._additions.popleft()[0]()
+
+    def _begin(self, index: int) -> None:
+        if index < len(self._additions):
+            begin = self._additions[index][1]
+            if begin is not None:
+                begin()
 
 
 class Weight:
@@ -52,10 +62,14 @@ class Weight:
 
     def add_product(self, grad_output: Tensor, inputs: Tensor) -> None:
         """grad += grad_output^T @ inputs, now or put off. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
+        self.add_later(lambda: self.add_product_now(grad_output, inputs))
+
+    def add_later(self, addition: Callable[[], None]) -> None:
+        """Runs a function that adds to this gradient, now or put off; what it reads must stay as it is until then."""
         if self.deferred is None:
-            self.add_product_now(grad_output, inputs)
+            addition()
         else:
-            self.deferred.append(lambda: self.add_product_now(grad_output, inputs))
+            self.deferred.append(addition)
 
     def add_product_now(self, grad_output: Tensor, inputs: Tensor) -> None:
         """grad += grad_output^T @ inputs, whatever is put off: from within a deferred addition, or where it cannot wait."""

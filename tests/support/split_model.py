@@ -1,0 +1,177 @@
+"""A whole model's segments run by one rank of `tp` on its part of the weights, and the same model whole beside it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.layout import FlatLayout, Layout, flat_layouts
+from fourfold.layout.mesh import tensor_head_degree
+from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.parallel import ALONE, Parallel, Work
+from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.weights import FlatUnit, bind_weights, deferring
+from fourfold.runtime.collectives import Group
+from tests.support.plain_model import PlainModel
+
+
+class CountingGroup:
+    """A group of `Parallel` that notes what it starts: (kind, bytes of the whole buffer), in order."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.size, self.index = group.size, group.index
+        self.started: list[tuple[str, int]] = []
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._group.sent_bytes
+
+    def _note(self, kind: str, whole: Tensor) -> None:
+        self.started.append((kind, whole.numel() * whole.element_size()))
+
+    def all_gather(self, whole: Tensor, shard: Tensor) -> Work:
+        self._note("all_gather", whole)
+        return self._group.all_gather(whole, shard)
+
+    def sum_scatter(self, whole: Tensor, into: Tensor) -> Work:
+        self._note("reduce_scatter", whole)
+        return self._group.sum_scatter(whole, into)
+
+    def all_reduce(self, whole: Tensor) -> Work:
+        self._note("all_reduce", whole)
+        return self._group.all_reduce(whole)
+
+    def all_to_all(
+        self,
+        received: Tensor,
+        sent: Tensor,
+        received_rows: Sequence[int] | None = None,
+        sent_rows: Sequence[int] | None = None,
+    ) -> Work:
+        self._note("all_to_all", sent)
+        return self._group.all_to_all(received, sent, received_rows, sent_rows)
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Work:
+        self.started.append(("shift", sum(t.numel() * t.element_size() for t in sent)))
+        return self._group.shift(received, sent)
+
+
+def world_group(rank: int) -> CountingGroup:
+    """All ranks as one tensor-parallel group."""
+    ranks = range(dist.get_world_size())
+    return CountingGroup(Group("tp", ranks, rank, dist.group.WORLD, native=False))
+
+
+def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
+    """A layout of tensor parallelism alone."""
+    return Layout(
+        pp=1,
+        dp_replicate=1,
+        dp_shard=1,
+        cp=1,
+        tp=tp,
+        zero=0,
+        schedule="1f1b",
+        microbatch_sequences=1,
+        num_microbatches=1,
+        sequence_length=1,
+        recompute=(),
+        prefetch=0,
+        sequence_parallel=sequence,
+        tp_head=tp if model.is_latent else tensor_head_degree(tp, model.num_kv_heads),
+    )
+
+
+def take_box(whole: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:
+    """The part of a parameter that a rank holds."""
+    return whole[tuple(slice(start, end) for start, end in box)]
+
+
+@dataclass
+class Trace:
+    """What one pass over the segments gave, in order: inputs of blocks and head; their gradients, last first; the loss."""
+
+    hidden: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    evaluated: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+
+def run_segments(
+    model: ModelConfig,
+    segments: Any,
+    weights: dict[str, Any],
+    units: dict[str, FlatUnit],
+    batch: Microbatch,
+    num_targets: int,
+    parallel: Parallel = ALONE,
+    keep: bool = True,
+    deferred: bool = False,
+) -> Trace:
+    """Every segment's forward and backward, each block on a detached input, as an executor does."""
+    trace, graphs, waiting = Trace(), [], []
+    blocks = segments[1:-1]
+    x = embedding_forward(batch.tokens, weights["embed"], parallel)
+    for block in blocks:
+        leaf = x.detach().requires_grad_()
+        out = block_forward(leaf, weights[block.name], model, batch, parallel, keep)
+        graphs.append((leaf, out))
+        trace.hidden.append(x)
+        x = out.detach()
+    trace.hidden.append(x)
+    with torch.no_grad():
+        trace.evaluated = head_loss(x, batch.targets, weights["head"], model, parallel)
+    divisor = torch.tensor(num_targets)
+    trace.loss, grad = head_loss_backward(x, batch.targets, weights["head"], model, divisor, parallel)
+    trace.gradients.append(grad)
+    for block, (leaf, out) in zip(reversed(blocks), reversed(graphs), strict=True):
+        if deferred:
+            with deferring(units[name] for name in block.units) as pending:
+                (grad,) = torch.autograd.grad(out, [leaf], [grad])
+            waiting.append(pending)
+        else:
+            (grad,) = torch.autograd.grad(out, [leaf], [grad])
+        trace.gradients.append(grad)
+    embedding_backward(batch.tokens, grad, weights["embed"], parallel)
+    for pending in waiting:
+        pending.run()
+    return trace
+
+
+class SplitModel:
+    """One rank's part of a plain model."""
+
+    def __init__(self, whole: PlainModel, layout: Layout, rank: int) -> None:
+        self.layout, self.coordinates = layout, layout.coordinates(rank)
+        self.model, self.segments = whole.model, whole.segments
+        self.flats: dict[str, FlatLayout] = flat_layouts(whole.segments, layout)
+        parameters = whole.parameters()
+        self.units = {}
+        for name, flat in self.flats.items():
+            parts = [take_box(parameters[p.name], p.box(self.coordinates)).reshape(-1) for p in flat.parameters]
+            values = torch.cat(parts)
+            self.units[name] = FlatUnit(flat.parameters, values, torch.zeros_like(values))
+        self.weights = {s.name: bind_weights(s, self.model, self.units) for s in self.segments}
+
+    def summed_gradients(self) -> dict[str, Tensor]:
+        """This rank's part of every gradient, partial sums added over the ranks that the flat buffer names."""
+        result = {}
+        for name, flat in self.flats.items():
+            gradients = self.units[name].gradients
+            for axis, start, end in flat.sums:
+                gradients[start:end] = self._sum(axis, gradients[start:end])
+            for parameter, start, end in flat.ranges():
+                result[parameter.name] = gradients[start:end].view(parameter.shape)
+        return result
+
+    def _sum(self, axis: str, part: Tensor) -> Tensor:
+        """Sums over the ranks of an axis; every rank of the world calls it."""
+        every = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, part.contiguous())
+        own = self.layout.group_of(dist.get_rank(), (axis,))
+        return torch.stack([every[rank] for rank in own]).sum(0)
