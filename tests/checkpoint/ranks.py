@@ -1,16 +1,16 @@
 """Ranks as threads, and the shards of a small model, for the tests of this folder."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fourfold.checkpoint import UnitShard, save_checkpoint
+from fourfold.checkpoint import UnitShard, load_checkpoint, save_checkpoint, unit_shard
 from fourfold.config import ModelConfig
-from fourfold.layout.flat import FlatLayout
+from fourfold.layout import Layout, flat_layouts
 from fourfold.model.spec import build_segments
 
 MODEL = ModelConfig(
@@ -19,37 +19,82 @@ MODEL = ModelConfig(
 ROLES = ("master", "exp_avg", "exp_avg_sq")
 
 
-class Run:
-    """A run of `num_shards` x `replicas` ranks, whose whole state is known."""
+def layout_of(world: Mapping[str, int] | None = None, **degrees: Any) -> Layout:
+    """A layout of these degrees; the rest is of no interest here."""
+    base: dict[str, Any] = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), 1)
+    base.update(zero=1, schedule="1f1b", microbatch_sequences=1, num_microbatches=1, sequence_length=8, recompute=())
+    base.update({"prefetch": 1, **(world or {}), **degrees})
+    if base["pp"] > 1:
+        base.setdefault("stage_ranks", tuple(range(base["pp"])))
+    return Layout(**base)
 
-    def __init__(self, num_shards: int, replicas: int = 1, seed: int = 0, model: ModelConfig = MODEL) -> None:
-        self.num_shards, self.world_size = num_shards, num_shards * replicas
-        self.flats: dict[str, FlatLayout] = {}
-        self.state: dict[str, dict[str, Tensor]] = {}
+
+class Run:
+    """A run of any layout, whose whole state is known: by default ZeRO over `num_shards` ranks, in `replicas` copies."""
+
+    def __init__(
+        self,
+        num_shards: int = 1,
+        replicas: int = 1,
+        seed: int = 0,
+        model: ModelConfig = MODEL,
+        layout: Layout | None = None,
+    ) -> None:
+        self.model = model
+        self.layout = layout or layout_of(dp_shard=num_shards, dp_replicate=replicas)
+        self.world_size = self.layout.world_size
+        self.segments = build_segments(model)
+        self.flats = flat_layouts(self.segments, self.layout)
+        self.whole: dict[str, dict[str, Tensor]] = {}
         generator = torch.Generator().manual_seed(seed)
-        for segment in build_segments(model):
-            multiple = 16 * num_shards
-            padded = -(-segment.numel // multiple) * multiple
-            self.flats[segment.name] = FlatLayout(segment.name, segment.parameters, padded, num_shards)
-            self.state[segment.name] = {role: torch.zeros(padded) for role in ROLES}
-            for tensor in self.state[segment.name].values():
-                tensor[: segment.numel].normal_(generator=generator)
+        for segment in self.segments:
+            for spec in segment.parameters:
+                self.whole[spec.name] = {role: torch.randn(spec.shape, generator=generator) for role in ROLES}
+
+    def units_of(self, rank: int) -> list[str]:
+        """The units that a rank's stage holds: segments dealt out evenly, and a tied embedding on the last stage too."""
+        stage, count = self.layout.coordinates(rank)["pp"], len(self.segments)
+        own = [s for i, s in enumerate(self.segments) if i * self.layout.pp // count == stage]
+        return list(dict.fromkeys(name for segment in own for name in segment.units))
+
+    def buffer(self, unit: str, role: str, rank: int) -> Tensor:
+        """The flat buffer of a rank's part."""
+        flat, own = self.flats[unit], self.layout.coordinates(rank)
+        result = torch.zeros(flat.padded_numel)
+        for parameter, start, end in flat.ranges():
+            box = tuple(slice(*interval) for interval in parameter.box(own))
+            result[start:end] = self.whole[parameter.name][role][box].reshape(-1)
+        return result
+
+    def index(self, unit: str, rank: int) -> int:
+        """Which shard of its part a rank holds."""
+        flat, own, index = self.flats[unit], self.layout.coordinates(rank), 0
+        if flat.num_shards > 1:
+            for axis in self.layout.shard_axes(flat.domain):
+                index = index * self.layout.degree(axis) + own[axis]
+        return index
 
     def shards(self, rank: int, empty: bool = False, dtype: torch.dtype = torch.float32) -> dict[str, UnitShard]:
         """The shards of a rank: copies of the state, or NaN to be filled."""
         result = {}
-        for unit, flat in self.flats.items():
-            index = rank % self.num_shards
+        for unit in self.units_of(rank):
+            flat, index = self.flats[unit], self.index(unit, rank)
             start, end = flat.shard_range(index)
-            tensors = {role: whole[start:end].to(dtype, copy=True) for role, whole in self.state[unit].items()}
+            tensors = {role: self.buffer(unit, role, rank)[start:end].to(dtype, copy=True) for role in ROLES}
             if empty:
                 for tensor in tensors.values():
                     tensor.fill_(float("nan"))
-            result[unit] = UnitShard(flat, index, tensors)
+            result[unit] = unit_shard(flat, index, tensors, self.layout, rank)
         return result
 
     def save(
-        self, root: Path, step: int, keep: int = 2, info: Any = None, roots: dict[int, Path] | None = None
+        self,
+        root: Path,
+        step: int,
+        keep: int = 2,
+        info: Any = None,
+        roots: dict[int, Path] | None = None,
+        extras: Callable[[int], dict[str, Tensor]] = lambda rank: {},
     ) -> list:
         """Every rank saves at once. The result of each: its folder, or its exception."""
         barrier = threading.Barrier(self.world_size, timeout=20)
@@ -61,20 +106,22 @@ class Run:
                 self.shards(rank),
                 info or {"step": step},
                 rank=rank,
-                is_writer=rank < self.num_shards,
                 synchronize=lambda: barrier.wait() and None,
                 keep=keep,
+                units=list(self.flats),
+                extras=extras(rank),
+                layout=self.layout,
             )
 
         return on_threads(self.world_size, save)
 
+    def load(self, folder: Path, shards: dict[str, UnitShard], **options: Any) -> dict[str, Any]:
+        """As a rank of this run loads."""
+        return load_checkpoint(folder, shards, units=list(self.flats), layout=self.layout, **options)
+
     def parameters(self) -> dict[str, Tensor]:
-        """Every parameter's master copy, cut from the whole flat buffers."""
-        return {
-            spec.name: self.state[unit]["master"][start:end].view(spec.shape)
-            for unit, flat in self.flats.items()
-            for spec, start, end in flat.ranges()
-        }
+        """Every parameter's master copy, in the order of the model's buffers."""
+        return {p.name: self.whole[p.name]["master"] for flat in self.flats.values() for p in flat.parameters}
 
 
 def on_threads(count: int, work: Callable[[int], Any]) -> list:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fourfold.checkpoint import load_checkpoint, read_manifest, read_parameters
-from fourfold.checkpoint.manifest import _digest
+from fourfold.checkpoint.manifest import VERSION, _digest
 from fourfold.config import RunFailure
 from tests.checkpoint.ranks import MODEL, Run
 
@@ -51,6 +51,11 @@ def forge(checkpoint: Path, change: Callable[[Any], None]) -> None:
     del document["sha256"]
     change(document)
     path.write_text(json.dumps({**document, "sha256": _digest(document)}))
+
+
+def part(manifest: Any) -> Any:
+    """The one part of unit b0."""
+    return manifest["units"]["b0"]["parts"][""]
 
 
 @pytest.mark.parametrize("position", [0, 20, 3000, -1])
@@ -130,8 +135,10 @@ def test_a_folder_without_manifest(saved: Path) -> None:
 
 
 def test_a_newer_version(saved: Path) -> None:
-    forge(saved, lambda m: m.update(version=2))
+    forge(saved, lambda m: m.update(version=VERSION + 1))
     check_refused(saved, "newer fourfold")
+    forge(saved, lambda m: m.update(version=VERSION - 1))
+    check_refused(saved, "older fourfold", "delete the folder")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +148,7 @@ def test_a_file_name_that_leads_elsewhere(saved: Path, name: str) -> None:
     def lead(manifest: Any) -> None:
         manifest["files"][name] = manifest["files"].pop(FILE)
         for unit in manifest["units"].values():
-            unit["shards"][1] = name
+            unit["parts"][""]["shards"][1] = name
 
     forge(saved, lead)
     check_refused(saved, "not a rank's file name")
@@ -150,18 +157,28 @@ def test_a_file_name_that_leads_elsewhere(saved: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        (lambda m: m["units"]["b0"].update(padded_numel=2**60), "padded_numel"),
-        (lambda m: m["units"]["b0"].update(padded_numel=2**50), "too small"),
-        (lambda m: m["units"]["b0"].update(padded_numel=-32), "padded_numel"),
-        (lambda m: m["units"]["b0"].update(num_shards=0), "num_shards"),
-        (lambda m: m["units"]["b0"].update(num_shards="2"), "num_shards"),
-        (lambda m: m["units"]["b0"].update(shards=[FILE]), "lists 1 shards"),
-        (lambda m: m["units"]["b0"].update(shards=[FILE, "rank-00009.safetensors"]), "not among the files"),
+        (lambda m: part(m).update(padded_numel=2**60), "padded_numel"),
+        (lambda m: part(m).update(padded_numel=2**50), "too small"),
+        (lambda m: part(m).update(padded_numel=-32), "padded_numel"),
+        (lambda m: part(m).update(num_shards=0), "num_shards"),
+        (lambda m: part(m).update(num_shards="2"), "num_shards"),
+        (lambda m: part(m).update(shards=[FILE]), "lists 1 shards"),
+        (lambda m: part(m).update(shards=[FILE, "rank-00009.safetensors"]), "not among the files"),
         (lambda m: m["units"]["b0"].update(dtypes={"master": "int8"}), "dtypes"),
-        (lambda m: m["units"]["b0"]["parameters"][0].update(end=1), "do not agree"),
-        (lambda m: m["units"]["b0"]["parameters"][0].update(start=1), "do not agree"),
-        (lambda m: m["units"]["b0"]["parameters"].append(m["units"]["b1"]["parameters"][0]), "do not agree"),
+        (lambda m: m["units"]["b0"].update(parts={}), "has no part"),
+        (lambda m: m["units"]["b0"]["parts"].update({"../x": part(m)}), "not a part's name"),
+        (lambda m: part(m)["parameters"][0].update(end=1), "do not agree"),
+        (lambda m: part(m)["parameters"][0].update(start=1), "do not agree"),
+        (lambda m: part(m)["parameters"].pop(), "has boxes of"),
+        (lambda m: part(m)["parameters"][0].update(box=[[0, 0], [0, 12]]), "do not agree"),
+        (lambda m: part(m)["parameters"][0].update(box=[[0, 240]]), "another number of dims"),
+        (lambda m: part(m)["parameters"][0].update(box=[[1, 21], [0, 12]]), "nobody has elements 0 to 1 of dim 0"),
+        (lambda m: m["units"]["b0"]["parameters"][0].update(shape=[21, 12]), "nobody has elements 20 to 21"),
+        (lambda m: m["units"]["b0"]["parameters"][0].update(shape=[2**52, 2**52]), "nobody has elements"),
         (lambda m: m["units"].update(b7=m["units"]["b1"]), "occurs twice"),
+        (lambda m: m["extras"].update(x={"file": "no", "dtype": "fp32", "shape": [1]}), "extras.x"),
+        (lambda m: m["extras"].update(x={"file": FILE, "dtype": "fp32", "shape": [2**50]}), "too small"),
+        (lambda m: m["extras"].update({"a/b": {"file": FILE, "dtype": "fp32", "shape": [1]}}), "extras.a/b"),
         (lambda m: m["files"][FILE].update(size_bytes=-1), "size"),
         (lambda m: m["files"][FILE].update(sha256="x"), "checksum"),
         (lambda m: m.update(unknown=1), "unknown"),
@@ -198,11 +215,8 @@ def test_another_layout(saved: Path) -> None:
 
 
 def test_another_padding(saved: Path) -> None:
-    run = Run(2)
-    run.flats = {name: replace(flat, padded_numel=flat.padded_numel + 64) for name, flat in run.flats.items()}
-    run.state = {
-        unit: {role: torch.zeros(run.flats[unit].padded_numel) for role in roles} for unit, roles in run.state.items()
-    }
+    run = Run(2, replicas=3)
+    assert run.flats["b0"].padded_numel != Run(2).flats["b0"].padded_numel
     check_refused(saved, "padded", run=run)
 
 

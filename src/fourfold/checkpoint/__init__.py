@@ -7,7 +7,7 @@ from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.reader import ParameterReader, read_parameters
 from fourfold.checkpoint.save import save_checkpoint
-from fourfold.checkpoint.unit_shard import UnitShard
+from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_shard
 from fourfold.checkpoint.weight_folder import WeightFolder
 
 __all__ = [
@@ -17,10 +17,12 @@ __all__ = [
     "WeightFolder",
     "checkpoints",
     "export_checkpoint",
+    "is_first_of_stage",
     "latest_checkpoint",
     "load_checkpoint",
     "read_manifest",
     "read_parameters",
     "save_checkpoint",
+    "unit_shard",
     "write_huggingface",
 ]

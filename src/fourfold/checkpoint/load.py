@@ -1,32 +1,48 @@
 """Loading: everything is checked, names, shapes, layout and checksums, before the first element is copied."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-from fourfold.checkpoint.manifest import Manifest, UnitRecord, how_to_go_on, read_manifest
-from fourfold.checkpoint.tensor_file import TensorFile, dtype_name
-from fourfold.checkpoint.unit_shard import UnitShard, tensor_name
+from torch import Tensor
+
+from fourfold.checkpoint.fit import check_extras, check_fits
+from fourfold.checkpoint.manifest import Manifest, how_to_go_on, read_manifest
+from fourfold.checkpoint.tensor_file import TensorFile
+from fourfold.checkpoint.unit_shard import UnitShard, extra_name, tensor_name
 from fourfold.config import RunFailure
+from fourfold.layout import Layout
 
 
-def load_checkpoint(path: Path, shards: Mapping[str, UnitShard]) -> dict[str, Any]:
-    """Fills the tensors of `shards` in place and returns the `info` that was saved.
+def load_checkpoint(
+    path: Path,
+    shards: Mapping[str, UnitShard],
+    *,
+    units: Collection[str] | None = None,
+    extras: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> dict[str, Any]:
+    """Fills the tensors of `shards` and `extras` in place and returns the `info` that was saved.
 
-    `shards`: this rank's shard of every unit of the model; replicas load the same shard. The roles asked for may be fewer
-    than those saved. Raises `RunFailure`, with the tensors untouched, when the checkpoint is incomplete or damaged, or was saved
+    `shards`: this rank's shard of its part of every unit that it holds; replicas load the same shard. The roles asked for may be
+    fewer than those saved. `units`: the names of all units of the model; by default those in `shards`. `layout`: as in
+    `save_checkpoint`. Raises `RunFailure`, with the tensors untouched, when the checkpoint is incomplete or damaged, or was saved
     by another model or layout.
     """
     manifest = read_manifest(path)
-    _check_model(path, manifest, shards)
-    needed = {manifest.units[unit].shards[shard.index] for unit, shard in shards.items()}
+    extras = extras or {}
+    check_fits(path, manifest, shards, set(shards) if units is None else set(units), layout)
+    check_extras(path, manifest, extras)
+    places = {unit: manifest.units[unit].parts[shard.part].shards[shard.index] for unit, shard in shards.items()}
+    needed = {*places.values(), *(manifest.extras[name].file for name in extras)}
     files = open_files(path, manifest, needed)
     for unit, shard in shards.items():
         for role, tensor in shard.tensors.items():
-            file = files[manifest.units[unit].shards[shard.index]]
-            tensor.copy_(file.read(tensor_name(unit, role)))
+            tensor.copy_(files[places[unit]].read(tensor_name(unit, role)))
+    for name, tensor in extras.items():
+        tensor.copy_(files[manifest.extras[name].file].read(extra_name(name)))
     return manifest.info
 
 
@@ -54,58 +70,19 @@ def open_files(path: Path, manifest: Manifest, needed: AbstractSet[str]) -> dict
             raise RunFailure(f"{path / name} is corrupt: its SHA-256 is not the one saved; {advice}")
         files[name] = TensorFile(path / name, advice)
     for unit, described in manifest.units.items():
-        for name in needed & set(described.shards):
-            _check_tensors(files[name], unit, described, advice)
+        for part in described.parts.values():
+            for name in needed & set(part.shards):
+                for role, dtype in described.dtypes.items():
+                    _check_tensor(files[name], tensor_name(unit, role), (part.shard_numel,), dtype, advice)
+    for name, extra in manifest.extras.items():
+        if extra.file in needed:
+            _check_tensor(files[extra.file], extra_name(name), extra.shape, extra.dtype, advice)
     return files
 
 
-def _check_tensors(file: TensorFile, unit: str, record: UnitRecord, advice: str) -> None:
-    for role, dtype in record.dtypes.items():
-        name = tensor_name(unit, role)
-        if name not in file.names:
-            raise RunFailure(f"{file.path} lacks the tensor {name}; {advice}")
-        found = (file.shape(name), file.dtype(name))
-        expected = ((record.shard_numel,), dtype)
-        if found != expected:
-            raise RunFailure(f"{file.path}: {name} is {found}, the manifest says {expected}; {advice}")
-
-
-def _check_model(path: Path, manifest: Manifest, shards: Mapping[str, UnitShard]) -> None:
-    """Raises `RunFailure` where the checkpoint is not of this model, layout or precision."""
-    other_model = f"{path} was saved by another model: "
-    resume = "resume with the run file that saved it, or state another checkpoint.directory"
-    if lost := sorted(set(manifest.units) ^ set(shards)):
-        where = "the checkpoint" if lost[0] in shards else "this model"
-        raise RunFailure(f"{other_model}{where} has no unit {lost[0]!r}; {resume}")
-    for unit, shard in shards.items():
-        record, flat = manifest.units[unit], shard.flat
-        saved = [(p.name, p.shape) for p in record.parameters]
-        wanted = [(p.name, p.shape) for p in flat.parameters]
-        if saved != wanted:
-            ours, theirs = next((w, s) for w, s in zip([*wanted, None], [*saved, None], strict=False) if w != s)
-            raise RunFailure(
-                f"{other_model}in unit {unit} it has {_show(theirs)} where this model has {_show(ours)}; {resume}"
-            )
-        if record.num_shards != flat.num_shards:
-            raise RunFailure(
-                f"{path} was saved in {record.num_shards} shards a unit, this run has {flat.num_shards}, and restoring under "
-                f"another layout is not supported; set layout.dp_shard = {record.num_shards} and the same layout.zero "
-                f"to resume it"
-            )
-        if record.padded_numel != flat.padded_numel:
-            raise RunFailure(
-                f"{path}: unit {unit} was saved padded to {record.padded_numel} elements, this run pads to "
-                f"{flat.padded_numel}, and restoring under another layout is not supported; resume with the layout that "
-                f"saved it"
-            )
-        for role, tensor in shard.tensors.items():
-            dtype = dtype_name(tensor.dtype)
-            if record.dtypes.get(role) != dtype:
-                raise RunFailure(
-                    f"{path}: {role} of unit {unit} was saved as {record.dtypes.get(role)}, this run holds {dtype}; "
-                    f"resume with the same precision.master"
-                )
-
-
-def _show(parameter: tuple[str, tuple[int, ...]] | None) -> str:
-    return f"{parameter[0]} {list(parameter[1])}" if parameter else "nothing"
+def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: str, advice: str) -> None:
+    if name not in file.names:
+        raise RunFailure(f"{file.path} lacks the tensor {name}; {advice}")
+    found, expected = (file.shape(name), file.dtype(name)), (shape, dtype)
+    if found != expected:
+        raise RunFailure(f"{file.path}: {name} is {found}, the manifest says {expected}; {advice}")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
+from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
 from fourfold.checkpoint.tensor_file import FileRecord
 from fourfold.config import RunFailure
 
-VERSION = 1
+VERSION = 2
 _MAX_MANIFEST_BYTES = 1 << 28
 _FILE_NAME = re.compile(r"rank-\d{5,10}\.safetensors")
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
+NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
+_DTYPES = frozenset(("fp64", "fp32", "bf16"))
 _STRICT = ConfigDict(extra="forbid", strict=True)
 _Count = Annotated[int, Field(ge=0, lt=2**53)]
 
@@ -25,27 +28,34 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class ParameterRecord:
-    """Where one parameter lies: elements [start, end) of its unit's flat buffer, row by row."""
+    """One parameter, whole."""
 
     name: str
     shape: tuple[_Count, ...]
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True)
+class PartParameter:
+    """Where a part's box of a parameter lies: elements [start, end) of the part's flat buffer, row by row."""
+
+    box: tuple[tuple[_Count, _Count], ...]
     start: _Count
     end: _Count
 
 
 @with_config(_STRICT)
 @dataclass(frozen=True)
-class UnitRecord:
-    """One unit: its flat buffer of `padded_numel` elements, cut into `num_shards` equal shards.
+class PartRecord:
+    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards.
 
-    `dtypes`: the number format of each role (`master`, `exp_avg`, ...). `shards`: the file that holds shard 0, 1, ...;
-    in it the tensor `UNIT.ROLE` is that shard, [padded_numel / num_shards].
+    `parameters`: one for each of the unit's, in their order. `shards`: the file that holds shard 0, 1, ...; in it the tensor
+    `UNIT.ROLE` is that shard, [padded_numel / num_shards].
     """
 
     padded_numel: _Count
     num_shards: Annotated[int, Field(ge=1)]
-    parameters: tuple[ParameterRecord, ...]
-    dtypes: dict[str, str]
+    parameters: tuple[PartParameter, ...]
     shards: tuple[str, ...]
 
     @property
@@ -55,15 +65,39 @@ class UnitRecord:
 
 @with_config(_STRICT)
 @dataclass(frozen=True)
+class UnitRecord:
+    """One unit. `dtypes`: the number format of each role (`master`, `exp_avg`, ...). `parts`: by name (`tp0`, `ep1.etp0`; empty
+    where the unit is not split); their boxes make up every parameter, and equal boxes hold copies."""
+
+    dtypes: dict[str, str]
+    parameters: tuple[ParameterRecord, ...]
+    parts: dict[str, PartRecord]
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True)
+class ExtraRecord:
+    """A tensor beside the units: the tensor `extra/NAME` of `file`."""
+
+    file: str
+    dtype: str
+    shape: tuple[_Count, ...]
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True)
 class Manifest:
-    """All of a checkpoint but the tensors. `attempt` names the save that wrote it; `info` is the caller's, as JSON."""
+    """All of a checkpoint but the tensors. `attempt` names the save that wrote it; `info` is the caller's, as JSON; `layout`:
+    the degrees of the axes that it was saved under."""
 
     version: int
     step: _Count
     attempt: str
     info: dict[str, Any]
+    layout: dict[str, _Count]
     files: dict[str, FileRecord]
     units: dict[str, UnitRecord]
+    extras: dict[str, ExtraRecord]
 
     def to_json(self) -> str:
         """The text of `manifest.json`, with its own checksum. Raises `TypeError` when `info` is no JSON."""
@@ -86,8 +120,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     if not isinstance(document, dict):
         raise RunFailure(f"{path} holds no JSON object; {advice}")
     version = document.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise RunFailure(f"{path}: version = {version} was written by a newer fourfold; allowed: {VERSION}; update it")
+    if isinstance(version, int) and version != VERSION:
+        other = "a newer" if version > VERSION else "an older"
+        cure = "update it" if version > VERSION else advice
+        raise RunFailure(f"{path}: version = {version} was written by {other} fourfold; allowed: {VERSION}; {cure}")
     if document.pop("sha256", None) != _digest(document):
         raise RunFailure(f"{path} was changed after it was written (its checksum does not match); {advice}")
     try:
@@ -137,8 +173,8 @@ def _inconsistency(manifest: Manifest) -> str | None:
             return f"files.{name}: size or checksum is malformed"
     seen: set[str] = set()
     for name, unit in manifest.units.items():
-        problem = _unit_inconsistency(unit, manifest.files)
-        if problem is None and not _NAME.fullmatch(name):
+        problem = unit_inconsistency(unit, manifest.files)
+        if problem is None and not NAME.fullmatch(name):
             problem = "is not a unit's name"
         for parameter in unit.parameters:
             if problem is None and parameter.name in seen:
@@ -146,26 +182,53 @@ def _inconsistency(manifest: Manifest) -> str | None:
             seen.add(parameter.name)
         if problem is not None:
             return f"units.{name}: {problem}"
+    for name, extra in manifest.extras.items():
+        if extra.file not in manifest.files or not NAME.fullmatch(name) or extra.dtype not in _DTYPES:
+            return f"extras.{name}: its name, file or dtype is malformed"
+        if prod(extra.shape) * 2 > manifest.files[extra.file].size_bytes:
+            return f"extras.{name}: its file is too small to hold it"
     return None
 
 
-def _unit_inconsistency(unit: UnitRecord, files: dict[str, FileRecord]) -> str | None:
-    if unit.padded_numel % unit.num_shards:
-        return f"padded_numel = {unit.padded_numel} is not a multiple of num_shards = {unit.num_shards}"
-    if len(unit.shards) != unit.num_shards:
-        return f"lists {len(unit.shards)} shards, but num_shards = {unit.num_shards}"
-    if unknown := set(unit.shards) - files.keys():
-        return f"shard file {min(unknown)!r} is not among the files"
-    if not unit.dtypes or set(unit.dtypes.values()) - {"fp64", "fp32", "bf16"}:
+def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileRecord]) -> str | None:
+    """What contradicts itself in a unit's record, or None; among it, parts that do not make up the whole."""
+    if not unit.dtypes or set(unit.dtypes.values()) - _DTYPES:
         return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
+    if not unit.parts:
+        return "has no part"
+    for name, part in unit.parts.items():
+        if not re.fullmatch(r"((tp|ep|etp)\d{1,7}(\.(tp|ep|etp)\d{1,7})*)?", name):
+            return f"parts: {name!r} is not a part's name such as 'tp0'"
+        problem = _part_inconsistency(part, unit, files)
+        if problem is not None:
+            return f"{problem} (part {name!r})" if name else problem
+    for index, parameter in enumerate(unit.parameters):
+        boxes: list[Box] = [part.parameters[index].box for part in unit.parts.values()]
+        problem = tiling_problem(parameter.shape, boxes)
+        if problem is not None:
+            return f"parameter {parameter.name}: {problem}"
+    return None
+
+
+def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, FileRecord]) -> str | None:
+    if part.padded_numel % part.num_shards:
+        return f"padded_numel = {part.padded_numel} is not a multiple of num_shards = {part.num_shards}"
+    if len(part.shards) != part.num_shards:
+        return f"lists {len(part.shards)} shards, but num_shards = {part.num_shards}"
+    if unknown := set(part.shards) - files.keys():
+        return f"shard file {min(unknown)!r} is not among the files"
+    if len(part.parameters) != len(unit.parameters):
+        return f"has boxes of {len(part.parameters)} parameters, the unit has {len(unit.parameters)}"
     offset = 0
-    for parameter in unit.parameters:
+    for whole, parameter in zip(unit.parameters, part.parameters, strict=True):
         size = parameter.end - parameter.start
-        if parameter.start != offset or size < 1 or size != prod(parameter.shape):
-            return f"parameter {parameter.name}: start, end and shape do not agree"
+        if parameter.start != offset or size < 1 or any(low >= high for low, high in parameter.box):
+            return f"parameter {whole.name}: start, end and box do not agree"
+        if size != box_numel(parameter.box):
+            return f"parameter {whole.name}: start, end and box do not agree"
         offset = parameter.end
-    if offset > unit.padded_numel:
-        return f"its parameters have {offset} elements, padded_numel is {unit.padded_numel}"
-    if sum(files[name].size_bytes for name in set(unit.shards)) < unit.padded_numel * len(unit.dtypes) * 2:
+    if offset > part.padded_numel:
+        return f"its parameters have {offset} elements, padded_numel is {part.padded_numel}"
+    if sum(files[name].size_bytes for name in set(part.shards)) < part.padded_numel * len(unit.dtypes) * 2:
         return "its files are too small to hold it"
     return None

@@ -1,4 +1,4 @@
-"""A checkpoint's parameters as whole tensors, put together from all ranks' shards, one at a time."""
+"""A checkpoint's parameters as whole tensors, put together from all parts and shards, one at a time."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,16 +6,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fourfold.checkpoint.boxes import Box, box_shape
 from fourfold.checkpoint.load import open_files
-from fourfold.checkpoint.manifest import UnitRecord, how_to_go_on, read_manifest
-from fourfold.checkpoint.unit_shard import MASTER, tensor_name
+from fourfold.checkpoint.manifest import PartRecord, how_to_go_on, read_manifest
+from fourfold.checkpoint.unit_shard import MASTER, extra_name, tensor_name
 from fourfold.config import RunFailure
 
 
 class ParameterReader:
     """The master copy of every parameter of a checkpoint, whatever the layout that saved it.
 
-    `shapes`: by Hugging Face name, in the order of the model. `info`: what the run saved beside its state.
+    `shapes`: by name. `extras`: shapes of the tensors beside the units, by name. `info`: what the run saved beside its state.
     """
 
     def __init__(self, path: Path) -> None:
@@ -25,13 +26,18 @@ class ParameterReader:
         for unit, record in manifest.units.items():
             if MASTER not in record.dtypes:
                 raise RunFailure(f"{path}: unit {unit} has no {MASTER} tensor; {how_to_go_on(path)}")
+        self._manifest = manifest
         self._files = open_files(path, manifest, manifest.files.keys())
-        self._places: dict[str, tuple[str, UnitRecord, int, int]] = {}
+        self._places: dict[str, tuple[str, dict[Box, tuple[PartRecord, int]]]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for unit, record in manifest.units.items():
-            for parameter in record.parameters:
-                self._places[parameter.name] = (unit, record, parameter.start, parameter.end)
+            for index, parameter in enumerate(record.parameters):
+                boxes = {
+                    part.parameters[index].box: (part, part.parameters[index].start) for part in record.parts.values()
+                }
+                self._places[parameter.name] = (unit, boxes)
                 self.shapes[parameter.name] = parameter.shape
+        self.extras = {name: record.shape for name, record in manifest.extras.items()}
         self.step = manifest.step
         self.info = manifest.info
 
@@ -41,19 +47,41 @@ class ParameterReader:
 
     def get(self, name: str) -> Tensor:
         """The whole parameter in the master format, in memory of its own. Raises `KeyError` for a name it has not."""
-        unit, record, start, end = self._places[name]
+        return self.rows(name, 0, self.shapes[name][0])
+
+    def rows(self, name: str, start: int, end: int) -> Tensor:
+        """Rows [start, end) along dim 0 of the parameter, in memory of their own; no other is read."""
+        unit, boxes = self._places[name]
         result: Tensor | None = None
-        size = record.shard_numel
+        for box, (part, offset) in boxes.items():
+            (first, last), *rest = box
+            low, high = max(first, start), min(last, end)
+            if low >= high:
+                continue
+            inner = box_shape(box)[1:]
+            row = torch.Size(inner).numel()
+            piece = self._flat(unit, part, offset + (low - first) * row, offset + (high - first) * row)
+            if result is None:
+                result = torch.empty((end - start, *self.shapes[name][1:]), dtype=piece.dtype)
+            places = (slice(low - start, high - start), *(slice(*interval) for interval in rest))
+            result[places] = piece.view(high - low, *inner)
+        if result is None:
+            raise ValueError(f"{name} has {self.shapes[name][0]} rows; there are no rows [{start}, {end})")
+        return result
+
+    def _flat(self, unit: str, part: PartRecord, start: int, end: int) -> Tensor:
+        """Elements [start, end) of a part's flat buffer."""
+        size = part.shard_numel
+        pieces = []
         for index in range(start // size, -(-end // size)):
             first, last = max(start, index * size), min(end, (index + 1) * size)
-            part = self._files[record.shards[index]].read_range(
-                tensor_name(unit, MASTER), first - index * size, last - index * size
-            )
-            if result is None:
-                result = torch.empty(end - start, dtype=part.dtype)
-            result[first - start : last - start] = part
-        assert result is not None  # a parameter has at least one element
-        return result.view(self.shapes[name])
+            file = self._files[part.shards[index]]
+            pieces.append(file.read_range(tensor_name(unit, MASTER), first - index * size, last - index * size))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def extra(self, name: str) -> Tensor:
+        """A tensor beside the units. Raises `KeyError` for a name it has not."""
+        return self._files[self._manifest.extras[name].file].read(extra_name(name))
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of every parameter; one is in memory at a time."""

@@ -13,19 +13,19 @@ whatever reason, is a failure too.
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from torch import Tensor
 
 from fourfold.checkpoint import folders
-from fourfold.checkpoint.manifest import VERSION, Manifest, ParameterRecord, UnitRecord
-from fourfold.checkpoint.tensor_file import FileRecord, dtype_name, write_tensors
-from fourfold.checkpoint.unit_shard import UnitShard, tensor_name
+from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
+from fourfold.checkpoint.tensor_file import write_tensors
+from fourfold.checkpoint.unit_shard import UnitShard
 from fourfold.config import RunFailure
+from fourfold.layout import Layout
 
 _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
 
@@ -37,30 +37,40 @@ def save_checkpoint(
     info: Mapping[str, Any],
     *,
     rank: int,
-    is_writer: bool,
     synchronize: Callable[[], None],
     keep: int,
+    is_writer: bool = True,
+    units: Collection[str] = (),
+    extras: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+    total_bytes: int | None = None,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
-    `shards`: by unit name, this rank's shards. `info`: whatever JSON the caller needs to resume; rank 0's is kept.
-    `is_writer` False: a replica, whose shards another rank writes. `synchronize`: a barrier over all ranks. `root` lies on a
-    file system that all ranks share. Afterwards all but the `keep` newest checkpoints are deleted, so the disk holds
-    `keep` + 1 for a while. Raises `RunFailure`, on every rank, when any of them could not write its part: then nothing has
-    appeared, and the checkpoints before are as they were.
+    `shards`: by unit name, this rank's shards of the units that it holds; those whose `is_writer` is False another rank writes.
+    `info`: whatever JSON the caller needs to resume; rank 0's is kept. `is_writer` False: this rank writes nothing at all.
+    `units`: the names of all units of the model, which must all be written by some rank. `extras`: tensors beside the units
+    that this rank, and no other, writes. `layout`: what the run is laid out as, so that a run of another layout is told which
+    key to set back. `total_bytes`: of all ranks' files together; by default those of the units that rank 0 holds.
+    `synchronize`: a barrier over all ranks. `root` lies on a file system that all ranks share. Afterwards all but the `keep`
+    newest checkpoints are deleted, so the disk holds `keep` + 1 for a while. Raises `RunFailure`, on every rank, when any of
+    them could not write its part, or when parts are missing: then nothing has appeared, and the checkpoints before are as
+    they were.
     """
     folder = folders.step_folder(root, step)
-    needed_bytes = _total_bytes(shards)
+    needed_bytes = _total_bytes(shards) if total_bytes is None else total_bytes
+    own = {unit: shard for unit, shard in shards.items() if shard.is_writer and is_writer}
+    extras = extras if extras is not None and is_writer else {}
     failure = _Failure(folder, rank)
     if rank == 0:
         failure.guard(lambda: _prepare(folder, needed_bytes))
     synchronize()
     attempt = _attempt(folder)
-    if is_writer and attempt is not None:
-        failure.guard(lambda: _write_part(folder, rank, shards, attempt))
+    if (own or extras) and attempt is not None:
+        failure.guard(lambda: _write_part(folder, rank, own, extras, attempt))
     synchronize()
     if rank == 0 and attempt is not None and _attempt(folder) == attempt:
-        failure.guard(lambda: _commit(folder, step, info, attempt))
+        failure.guard(lambda: _commit(folder, step, info, attempt, layout_degrees(layout), units))
     synchronize()
     complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
     synchronize()
@@ -115,10 +125,19 @@ def _record_name(rank: int) -> str:
 
 def _total_bytes(shards: Mapping[str, UnitShard]) -> int:
     """The bytes of all ranks' files together, of the units that this rank knows."""
-    return sum(
-        shard.flat.padded_numel * sum(tensor.element_size() for tensor in shard.tensors.values())
-        for shard in shards.values()
-    )
+    total = 0
+    for shard in shards.values():
+        numel = max(shard.flat.padded_numel, sum(p.spec.numel for p in shard.flat.parameters))
+        total += numel * sum(tensor.element_size() for tensor in shard.tensors.values())
+    return total
+
+
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "zero")
+
+
+def layout_degrees(layout: Layout | None) -> dict[str, int]:
+    """The degrees that decide which part and shard a rank holds, by key of the run file's `[layout]`."""
+    return {} if layout is None else {axis: int(getattr(layout, axis)) for axis in _AXES}
 
 
 def _prepare(folder: Path, needed_bytes: int) -> None:
@@ -136,63 +155,35 @@ def _attempt(folder: Path) -> str | None:
     return None
 
 
-def _write_part(folder: Path, rank: int, shards: Mapping[str, UnitShard], attempt: str) -> None:
+def _write_part(
+    folder: Path, rank: int, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], attempt: str
+) -> None:
     """This rank's tensors, then the record of them."""
-    tensors, units = {}, {}
-    for unit, shard in shards.items():
-        for role, tensor in shard.tensors.items():
-            if tuple(tensor.shape) != (shard.flat.shard_numel,):
-                raise ValueError(f"{unit}.{role} has shape {tuple(tensor.shape)}, not ({shard.flat.shard_numel},)")
-            tensors[tensor_name(unit, role)] = tensor
-        units[unit] = {"index": shard.index, **asdict(_describe(shard))}
+    tensors = rank_tensors(shards, extras)
     path = folders.aside(folder) / _file_name(rank)
     try:
         file = write_tensors(path, tensors)
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise
-    record = {"attempt": attempt, "file": asdict(file), "units": units}
-    folders.write_text(folders.aside(folder) / _record_name(rank), json.dumps(record))
+    folders.write_text(folders.aside(folder) / _record_name(rank), rank_record(shards, extras, file, attempt))
 
 
-def _describe(shard: UnitShard) -> UnitRecord:
-    """What all shards of a unit have in common; `shards` is for rank 0 to fill."""
-    flat = shard.flat
-    parameters = tuple(ParameterRecord(spec.name, spec.shape, start, end) for spec, start, end in flat.ranges())
-    dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
-    return UnitRecord(flat.padded_numel, flat.num_shards, parameters, dtypes, ())
-
-
-def _commit(folder: Path, step: int, info: Mapping[str, Any], attempt: str) -> None:
+def _commit(
+    folder: Path,
+    step: int,
+    info: Mapping[str, Any],
+    attempt: str,
+    layout: Mapping[str, int],
+    units: Collection[str],
+) -> None:
     """Composes the manifest from the records, and renames the folder into place when nothing is missing."""
     aside = folders.aside(folder)
-    files: dict[str, FileRecord] = {}
-    units: dict[str, UnitRecord] = {}
-    holders: dict[str, dict[int, str]] = {}
+    composer = Composer(attempt)
     records = sorted(aside.glob("rank-*.json"))
     for path in records:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        name = path.stem + ".safetensors"
-        if record["attempt"] != attempt:
-            raise RunFailure(f"{name} is of another save; do two runs share this folder?")
-        files[name] = FileRecord(**record["file"])
-        for unit, described in record["units"].items():
-            index = described.pop("index")
-            described = TypeAdapter(UnitRecord).validate_json(json.dumps(described))
-            if units.setdefault(unit, described) != described:
-                raise RunFailure(f"{name} describes unit {unit} otherwise than another rank")
-            if index in holders.setdefault(unit, {}):
-                raise RunFailure(f"shard {index} of unit {unit} is in {holders[unit][index]} and in {name}")
-            holders[unit][index] = name
-    for unit, described in units.items():
-        missing = set(range(described.num_shards)) - holders[unit].keys()
-        if missing:
-            raise RunFailure(f"no rank wrote shard {min(missing)} of unit {unit}; do all ranks share this folder?")
-        shards = tuple(holders[unit][index] for index in range(described.num_shards))
-        units[unit] = UnitRecord(**{**vars(described), "shards": shards})
-    if not units:
-        raise RunFailure("no rank wrote anything; do all ranks share this folder?")
-    manifest = Manifest(VERSION, step, attempt, dict(info), files, units)
+        composer.add(path)
+    manifest = composer.manifest(step, info, layout, units)
     folders.write_text(aside / folders.MANIFEST, manifest.to_json())
     for path in (*records, aside / _SOUND):
         path.unlink()

@@ -1,27 +1,84 @@
-"""One rank's part of one unit: what a checkpoint saves and fills."""
+"""One rank's shard of its part of a unit: what a checkpoint saves and fills."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fourfold.layout.flat import FlatLayout
+from fourfold.checkpoint.boxes import Box
+from fourfold.layout import FlatLayout, Layout
 
 MASTER = "master"
 
 
 @dataclass(frozen=True)
 class UnitShard:
-    """Shard `index` of a unit's flat buffer.
+    """Shard `index` of the flat buffer of this rank's part of a unit.
 
-    `tensors`: by role (`master`, `exp_avg`, `exp_avg_sq`), each [flat.shard_numel], on any device.
+    `tensors`: by role (`master`, `exp_avg`, `exp_avg_sq`), each [flat.shard_numel], on any device. `coordinates`: the rank's, by
+    axis (`Layout.coordinates`); they say which part of a split parameter it has. `is_writer` False: another rank holds the
+    same shard of the same part and writes it.
     """
 
     flat: FlatLayout
     index: int
     tensors: Mapping[str, Tensor]
+    coordinates: Mapping[str, int] = field(default_factory=dict)
+    is_writer: bool = True
+
+    @property
+    def part(self) -> str:
+        return part_name(self.flat, self.coordinates)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """This rank's part of every parameter of the unit, in their order in the flat buffer."""
+        return tuple(parameter.box(self.coordinates) for parameter in self.flat.parameters)
+
+
+def part_axes(flat: FlatLayout) -> tuple[str, ...]:
+    """The axes along which ranks hold different parts of a unit: of `tp`, or of `ep` and `etp`."""
+    split = {axis for parameter in flat.parameters for _, axis, _ in parameter.splits}
+    if "tp_head" in split:  # fewer key and value heads than ranks: a rank's other parameters differ all the same
+        split.add("tp")
+    return tuple(axis for axis in ("tp", "ep", "etp") if axis in split)
+
+
+def part_name(flat: FlatLayout, coordinates: Mapping[str, int]) -> str:
+    """`tp1`, `ep0.etp1`, or the empty text where a unit is not split."""
+    return ".".join(f"{axis}{coordinates[axis]}" for axis in part_axes(flat))
+
+
+def is_writer(flat: FlatLayout, layout: Layout, rank: int) -> bool:
+    """Whether `rank` is the first of the ranks that hold the same shard of the same part of a unit.
+
+    Of a tied embedding, which the last stage holds a replica of, the first stage's.
+    """
+    own = layout.coordinates(rank)
+    copies = ["dp_replicate"]
+    copies += [axis for axis in (("tp",) if flat.domain == "dense" else ("ep", "etp")) if axis not in part_axes(flat)]
+    if flat.num_shards == 1:
+        copies += ["dp_shard", "cp"] if flat.domain == "dense" else ["edp"]
+    replica = flat.unit == "embed" and own["pp"] != layout.tied_ranks[0]
+    return not replica and not any(own[axis] for axis in copies)
+
+
+def is_first_of_stage(layout: Layout, rank: int) -> bool:
+    """Whether `rank` writes the extra tensors of its pipeline coordinate, which all its ranks hold alike."""
+    own = layout.coordinates(rank)
+    return not any(own[axis] for axis in ("dp_replicate", "dp_shard", "cp", "tp"))
+
+
+def unit_shard(flat: FlatLayout, index: int, tensors: Mapping[str, Tensor], layout: Layout, rank: int) -> UnitShard:
+    """What `rank` saves and fills of a unit that it holds."""
+    return UnitShard(flat, index, tensors, layout.coordinates(rank), is_writer(flat, layout, rank))
 
 
 def tensor_name(unit: str, role: str) -> str:
     """The tensor's name in a rank's file: `b0.exp_avg`."""
     return f"{unit}.{role}"
+
+
+def extra_name(name: str) -> str:
+    """An extra tensor's name in a rank's file: `extra/b3.balance_bias`."""
+    return f"extra/{name}"
