@@ -1,12 +1,25 @@
 """`auto`: the compute order with the shortest step that fits in memory, for stages of any durations."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, product
 
-from fourfold.program.schedule.compute import Orders
-from fourfold.program.schedule.execution import execute
-from fourfold.program.schedule.fixed import fixed_orders, same_placement
-from fourfold.program.schedule.placement import loop_placement
+from fourfold.config import UserError
+from fourfold.program.schedule.compute import BACKWARD, FORWARD, Orders, numbered
+from fourfold.program.schedule.execution import execute, peak_activations
+from fourfold.program.schedule.fixed import INTERLEAVED, fixed_orders, same_placement
+from fourfold.program.schedule.greedy import Rule, list_schedule
+from fourfold.program.schedule.placement import v_placement
+from fourfold.program.schedule.search import improve
 from fourfold.program.schedule.times import StageTimes
+
+_GREEDY_ENTRIES = 200_000
+_SEARCH_ENTRIES = 200_000
+"""How many entries the two phases may time: about a second of one core each. Counted, so that the result is the same anywhere."""
+_ROUNDING = 1 + 1e-9
+"""Sums of floats in another order differ by less."""
+_STARTS = 3
+"""The local search starts from so many of the best."""
 
 
 def auto_orders(
@@ -15,10 +28,94 @@ def auto_orders(
     times: StageTimes,
     memory_limit: float | Sequence[float] | None = None,
 ) -> Orders:
-    """The order of every rank."""
+    """The order of every rank, after the automatic search of Qi et al. 2023: never a longer step than any fixed schedule on the
+    same placement that fits.
+
+    The fixed schedules, and list schedules under many rules, are timed; from the best a local search goes on. Whatever is
+    random elsewhere is not here: the same arguments give the same orders. `memory_limit`: as in `schedule_orders`. Raises
+    `UserError` where one microbatch alone does not fit.
+    """
+    limits = _limits(stage_ranks, num_microbatches, times, memory_limit)
+    bound = step_bound(stage_ranks, num_microbatches, times) * _ROUNDING
+    found: dict[Orders, float] = {}
+    for orders in _candidates(stage_ranks, num_microbatches, times, limits):
+        if all(peak <= limit for peak, limit in zip(peak_activations(orders, times), limits, strict=True)):
+            found[orders] = execute(orders, stage_ranks, times).makespan
+            if found[orders] <= bound:
+                return orders
+    starts = sorted(found, key=lambda orders: found[orders])[:_STARTS]
+    budget = _SEARCH_ENTRIES // (3 * len(stage_ranks) * num_microbatches * len(starts))
+    improved = [improve(orders, stage_ranks, times, limits, bound, budget) for orders in starts]
+    return min(improved, key=lambda orders: execute(orders, stage_ranks, times).makespan)
+
+
+def step_bound(stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes) -> float:
+    """No order is shorter: a rank waits for its first activation and then has all its work to do, and one microbatch goes
+    down all stages and back."""
+    work = [
+        num_microbatches * sum(t) for t in zip(times.forward, times.input_gradient, times.weight_gradient, strict=True)
+    ]
+    late = [times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)]
+    bounds = [sum(times.forward) + sum(times.input_gradient) + times.weight_gradient[0] + 2 * sum(late)]
+    for rank in set(stage_ranks):
+        held = [stage for stage, r in enumerate(stage_ranks) if r == rank]
+        bounds.append(sum(times.forward[: held[0]]) + sum(late[: held[0]]) + sum(work[stage] for stage in held))
+    return max(bounds)
+
+
+def _candidates(
+    stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, limits: Sequence[float]
+) -> Iterator[Orders]:
     num_ranks = max(stage_ranks) + 1
     virtual_stages = len(stage_ranks) // num_ranks
-    is_v = tuple(stage_ranks) != loop_placement(num_ranks, virtual_stages)
-    names = same_placement(num_ranks, virtual_stages, is_v)
-    candidates = [fixed_orders(name, num_ranks, virtual_stages, num_microbatches) for name in names]
-    return min(candidates, key=lambda orders: execute(orders, stage_ranks, times).makespan)
+    yield _one_at_a_time(stage_ranks, num_microbatches)
+    for name in same_placement(num_ranks, virtual_stages, _is_v(stage_ranks)):
+        yield fixed_orders(name, num_ranks, virtual_stages, num_microbatches)
+    entries = 3 * len(stage_ranks) * num_microbatches
+    for rule in _rules(virtual_stages)[: max(4, _GREEDY_ENTRIES // entries)]:
+        yield list_schedule(stage_ranks, num_microbatches, times, limits, rule)
+
+
+def _one_at_a_time(stage_ranks: Sequence[int], num_microbatches: int) -> Orders:
+    """`naive` on any placement: what fits if anything does."""
+    num_stages = len(stage_ranks)
+    trip = [(FORWARD, s) for s in range(num_stages)] + [(BACKWARD, s) for s in reversed(range(num_stages))]
+    return tuple(
+        tuple(numbered([kind for kind in trip if stage_ranks[kind[1]] == rank] * num_microbatches, num_microbatches))
+        for rank in range(max(stage_ranks) + 1)
+    )
+
+
+def _rules(virtual_stages: int) -> list[Rule]:
+    """Those that are best most often come first."""
+    breadth = (False, True) if virtual_stages > 1 else (False,)
+    depths = (0.0, 1.0, 0.75, 0.5, 1.25, 1.5, 2.0, math.inf)
+    return [
+        Rule(depth, patience, eager, first)
+        for patience, eager, first, depth in product((0.0, 0.5, 1.0), (False, True), breadth, depths)
+    ]
+
+
+def _limits(
+    stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, stated: float | Sequence[float] | None
+) -> list[float]:
+    num_ranks = max(stage_ranks) + 1
+    if stated is None:
+        plain = "zb_v" if _is_v(stage_ranks) else "1f1b" if len(stage_ranks) == num_ranks else INTERLEAVED
+        orders = fixed_orders(plain, num_ranks, len(stage_ranks) // num_ranks, num_microbatches)
+        return [max(peak_activations(orders, times)) * _ROUNDING] * num_ranks
+    limits = [float(stated)] * num_ranks if isinstance(stated, int | float) else [float(limit) for limit in stated]
+    if len(limits) != num_ranks:
+        raise ValueError(f"{len(limits)} memory limits for {num_ranks} ranks")
+    for rank, limit in enumerate(limits):
+        least = sum(a for a, r in zip(times.activations, stage_ranks, strict=True) if r == rank)
+        if not limit >= least:
+            raise UserError(
+                f"schedule 'auto': rank {rank} may hold {limit:g} of activations, but one microbatch holds {least:g} there; "
+                f"what works: recompute, or a smaller layout.microbatch_sequences"
+            )
+    return [limit * _ROUNDING for limit in limits]
+
+
+def _is_v(stage_ranks: Sequence[int]) -> bool:
+    return len(stage_ranks) > 1 and tuple(stage_ranks) == v_placement(max(stage_ranks) + 1)

@@ -1,0 +1,141 @@
+"""List scheduling of F, I and W under a memory limit: in order of time, every free rank takes the best of what is ready."""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fourfold.program.instruction import Op
+from fourfold.program.schedule.compute import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Compute, Kind, Orders
+from fourfold.program.schedule.times import StageTimes
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a rank prefers, after the automatic schedule of Qi et al. 2023 (section 3.1).
+
+    `depth`: F goes before I while fewer than this many times the stages from the rank's first to the last are in flight.
+    `patience`: W fills a wait if it ends at most this part of its own time after what the rank waits for.
+    `eager_weight`: W goes before F.
+    `breadth_first`: of two ready stages, F of the earlier and I of the later; else F of the later and I of the earlier.
+    """
+
+    depth: float
+    patience: float
+    eager_weight: bool
+    breadth_first: bool
+
+
+def list_schedule(
+    stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, limits: Sequence[float], rule: Rule
+) -> Orders:
+    """The order of every rank; none holds more activations than its limit, which must leave room for one microbatch."""
+    scheduler = _ListScheduler(stage_ranks, num_microbatches, times, limits, rule)
+    scheduler.run()
+    return tuple(map(tuple, scheduler.orders))
+
+
+class _ListScheduler:
+    """The state of one run: what is done, what has arrived when, and the next time at which each rank looks."""
+
+    def __init__(
+        self, stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, limits: Sequence[float], rule: Rule
+    ) -> None:
+        num_stages, num_ranks = len(stage_ranks), max(stage_ranks) + 1
+        self.stage_ranks, self.num_microbatches, self.transfer = stage_ranks, num_microbatches, times.transfer
+        self.limits, self.rule = limits, rule
+        self.held = [[s for s, rank in enumerate(stage_ranks) if rank == r] for r in range(num_ranks)]
+        self.depth = [(num_stages - held[0]) * rule.depth for held in self.held]
+        self.durations, self.changes = times.durations(), times.activation_changes()
+        self.room = _room(stage_ranks, times)
+        self.orders: list[list[Compute]] = [[] for _ in range(num_ranks)]
+        self.live = [0.0] * num_ranks
+        self.in_flight = [0] * num_ranks
+        self.done = {op: [0] * num_stages for op in (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)}
+        self.arrivals: dict[Kind, list[float]] = {
+            (op, stage): [] for op in (FORWARD, BACKWARD_INPUT) for stage in range(num_stages)
+        }
+        self.arrivals[FORWARD, 0] = [0.0] * num_microbatches
+        self.weights: list[deque[int]] = [deque() for _ in range(num_ranks)]
+        self.free = [0.0] * num_ranks
+        self.looks = [0.0] * num_ranks
+        self.agenda = [(0.0, r) for r in range(num_ranks)]
+
+    def run(self) -> None:
+        while self.agenda:
+            now, rank = heapq.heappop(self.agenda)
+            if now != self.looks[rank]:
+                continue
+            self.looks[rank] = math.inf
+            ready = list(self._ready(rank))
+            chosen = self._choose(rank, now, ready)
+            if chosen is not None:
+                self._take(rank, now, *chosen)
+            else:
+                self._look(rank, min((time for time, _ in ready), default=math.inf))
+
+    def _ready(self, rank: int) -> Iterator[tuple[float, Kind]]:
+        """(time, kind) of the next F and I of every stage, as far as they are known and there is room."""
+        for stage in self.held[rank]:
+            for op in (FORWARD, BACKWARD_INPUT):
+                arrivals, count = self.arrivals[op, stage], self.done[op][stage]
+                if count < len(arrivals) and (
+                    op is BACKWARD_INPUT or self.live[rank] + self.room[stage] <= self.limits[rank]
+                ):
+                    yield arrivals[count], (op, stage)
+
+    def _choose(self, rank: int, now: float, ready: list[tuple[float, Kind]]) -> Kind | None:
+        rule = self.rule
+        forwards = [kind[1] for time, kind in ready if time <= now and kind[0] is FORWARD]
+        inputs = [kind[1] for time, kind in ready if time <= now and kind[0] is BACKWARD_INPUT]
+        weight = (BACKWARD_WEIGHT, self.weights[rank][0]) if self.weights[rank] else None
+        if inputs and not (forwards and self.in_flight[rank] < self.depth[rank]):
+            return BACKWARD_INPUT, max(inputs) if rule.breadth_first else min(inputs)
+        if forwards and not (weight and rule.eager_weight and self.in_flight[rank] >= self.depth[rank]):
+            return FORWARD, min(forwards) if rule.breadth_first else max(forwards)
+        if weight:
+            time = self.durations[BACKWARD_WEIGHT][weight[1]]
+            next_known = min((time for time, _ in ready if time > now), default=math.inf)
+            if forwards or now + time <= next_known + rule.patience * time:
+                return weight
+        return None
+
+    def _take(self, rank: int, now: float, op: Op, stage: int) -> None:
+        microbatch = self.done[op][stage]
+        self.done[op][stage] += 1
+        self.orders[rank].append(Compute(op, stage, microbatch))
+        self.live[rank] += self.changes[op][stage]
+        end = self.free[rank] = now + self.durations[op][stage]
+        if op is FORWARD:
+            self.in_flight[rank] += 1
+            after = (FORWARD, stage + 1) if stage + 1 < len(self.stage_ranks) else (BACKWARD_INPUT, stage)
+            self._arrive(rank, end, after)
+        elif op is BACKWARD_INPUT:
+            self.in_flight[rank] -= 1
+            self.weights[rank].append(stage)
+            if stage:
+                self._arrive(rank, end, (BACKWARD_INPUT, stage - 1))
+        else:
+            self.weights[rank].popleft()
+        self._look(rank, end)
+
+    def _arrive(self, source: int, end: float, kind: Kind) -> None:
+        target = self.stage_ranks[kind[1]]
+        time = end + (self.transfer if source != target else 0.0)
+        self.arrivals[kind].append(time)
+        self._look(target, max(time, self.free[target]))
+
+    def _look(self, rank: int, time: float) -> None:
+        if time < self.looks[rank]:
+            self.looks[rank] = time
+            heapq.heappush(self.agenda, (time, rank))
+
+
+def _room(stage_ranks: Sequence[int], times: StageTimes) -> list[float]:
+    """Per stage, the room that its F needs: for itself and for F of the rank's later stages, so that the oldest microbatch
+    can always go on and no rank fills up with microbatches that have to come back to it."""
+    return [
+        sum(times.activations[s] for s in range(stage, len(stage_ranks)) if stage_ranks[s] == rank)
+        for stage, rank in enumerate(stage_ranks)
+    ]
