@@ -1,0 +1,102 @@
+"""Products of consecutive groups of rows with a matrix each: all experts' tokens at once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fourfold.model.weights import Weight
+
+GRADIENT_CHUNK_ELEMENTS = 2**27
+"""Elements of the experts' weight gradients that exist at once where they cannot be added in place."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows sorted by expert. `sizes`: rows of each expert of this rank; `ends` [experts] int32, on the device: where they end."""
+
+    sizes: tuple[int, ...]
+    ends: Tensor
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(expert, start, end) of every expert that has rows."""
+        start = 0
+        for expert, size in enumerate(self.sizes):
+            if size:
+                yield expert, start, start + size
+            start += size
+
+
+def grouped_product(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+    """rows [m, in], matrices [experts, out, in] -> [m, out]: each row with its expert's matrix, transposed."""
+    return _product(rows, matrices.transpose(1, 2), groups)
+
+
+def grouped_product_backward(grad: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+    """Gradient of the rows: grad [m, out], matrices [experts, out, in] -> [m, in]."""
+    return _product(grad, matrices, groups)
+
+
+def _product(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+    if _has_kernel(rows, matrices.shape[1], matrices.shape[2]):
+        result: Tensor = torch._grouped_mm(rows, matrices, offs=groups.ends)
+        return result
+    out = rows.new_empty((rows.shape[0], matrices.shape[2]))
+    for expert, start, end in groups.ranges():
+        torch.mm(rows[start:end], matrices[expert], out=out[start:end])
+    return out
+
+
+def _has_kernel(rows: Tensor, *widths: int) -> bool:
+    """Whether one grouped kernel can do it: bf16, rows of whole 16 bytes, something to do."""
+    fits = all(width % 8 == 0 for width in widths)
+    return rows.is_cuda and rows.dtype == torch.bfloat16 and fits and len(rows) > 0 and hasattr(torch, "_grouped_mm")
+
+
+def add_grouped_product(weight: Weight, grad_output: Tensor, inputs: Tensor, groups: Groups) -> None:
+    """weight.grad[e] += grad_output_e^T @ inputs_e, now or put off. grad_output [m, out], inputs [m, in], weight [experts, ...,
+    in] whose middle dims make out. Experts without rows get nothing."""
+    weight.add_later(lambda: _add_grouped_product(weight, grad_output, inputs, groups))
+
+
+def _add_grouped_product(weight: Weight, grad_output: Tensor, inputs: Tensor, groups: Groups) -> None:
+    grads = weight.grad.view(len(groups.sizes), grad_output.shape[1], inputs.shape[1])
+    fresh, weight.fresh = weight.fresh, False
+    if fresh:
+        for expert, size in enumerate(groups.sizes):
+            if size == 0:
+                grads[expert].zero_()
+    if _has_kernel(inputs, grad_output.shape[1], inputs.shape[1]):
+        _add_by_kernel(grads, grad_output, inputs, groups, fresh)
+        return
+    for expert, start, end in groups.ranges():
+        _add_one(grads[expert], grad_output[start:end], inputs[start:end], fresh)
+
+
+def _add_one(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
+    if grad.dtype != inputs.dtype:
+        product = grad_output.t() @ inputs
+        grad.copy_(product) if fresh else grad.add_(product)
+    elif fresh:
+        torch.mm(grad_output.t(), inputs, out=grad)
+    else:
+        grad.addmm_(grad_output.t(), inputs)
+
+
+def _add_by_kernel(grads: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:
+    """A few experts at a time, so that their products take little memory."""
+    step = max(1, GRADIENT_CHUNK_ELEMENTS // grads[0].numel())
+    start = 0
+    for first in range(0, len(groups.sizes), step):
+        sizes = groups.sizes[first : first + step]
+        rows = slice(start, start + sum(sizes))
+        if rows.stop > start:
+            ends = groups.ends[first : first + step] - start
+            product = torch._grouped_mm(grad_output[rows].t(), inputs[rows], offs=ends)
+            for offset, size in enumerate(sizes):
+                if size == 0:
+                    product[offset].zero_()  # a kernel may leave what it has no rows for as it was
+            part = grads[first : first + step]
+            part.copy_(product) if fresh else part.add_(product)
+        start = rows.stop

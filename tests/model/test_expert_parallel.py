@@ -1,0 +1,92 @@
+"""A mixture of experts spread over ranks gives what one process gives: outputs, every gradient, losses, load."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.config import ModelConfig
+from tests.support.experts import (
+    AUXILIARY,
+    DEEPSEEK,
+    MIXTRAL,
+    QWEN,
+    Case,
+    assemble,
+    full_weights,
+    hidden_states,
+    plain_gradients,
+    random,
+    run_rank,
+)
+from tests.support.ranks import run_on_ranks
+
+TOLERANCE = 1e-11
+FULL = replace(DEEPSEEK, **AUXILIARY)
+TWO = [
+    (MIXTRAL, Case(dp=2, ep=2)),
+    (FULL, Case(dp=2, ep=2, keep=False)),
+    (FULL, Case(dp=2, etp=2)),
+    (FULL, Case(tp=2, ep=2)),
+    (FULL, Case(tp=2, ep=2, sequence=True)),
+    (FULL, Case(tp=2, etp=2, sequence=True, defers=True)),
+    (replace(MIXTRAL, **AUXILIARY), Case(tp=2, etp=2)),
+    (replace(QWEN, **AUXILIARY), Case(cp=2, ep=2)),
+    (replace(FULL, capacity_factor=0.6), Case(tp=2, ep=2, sequence=True)),
+]
+FOUR = [
+    (FULL, Case(dp=2, tp=2, ep=2, etp=2)),
+    (FULL, Case(dp=2, tp=2, ep=2, etp=2, sequence=True, keep=False)),
+    (FULL, Case(dp=2, tp=2, ep=4, sequence=True)),
+    (FULL, Case(cp=2, tp=2, ep=2, sequence=True)),
+    (replace(QWEN, **AUXILIARY), Case(cp=2, tp=2, ep=2, etp=2)),
+    (FULL, Case(dp=2, cp=2, ep=2)),
+    (FULL, Case(tp=4, ep=2, etp=2, sequences=2)),
+    (replace(FULL, capacity_factor=0.8), Case(dp=2, tp=2, ep=2, etp=2)),
+    (FULL, Case(tp=4, ep=4, sequence=True, sequences=2, defers=True)),
+]
+
+
+def _run(
+    model: ModelConfig, case: Case
+) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    layout = case.layout
+    x = hidden_states(case.dp, case.sequences, case.length, model.hidden_size).flatten(0, 1)
+    projection = random(*x.shape, seed=9)
+    bias = 0.1 * random(model.num_experts, seed=8) if model.router == "sigmoid" else None
+    results = run_on_ranks(layout.world_size, run_rank, case=case, model=model, x=x, projection=projection, bias=bias)
+    parts = [case.tokens(rank, split=True) for rank in range(layout.world_size)]
+    expected = plain_gradients(x, projection, full_weights(model), model, bias, parts)
+    return results, assemble(results, case, model, x), expected
+
+
+def _check(model: ModelConfig, case: Case) -> None:
+    results, got, expected = _run(model, case)
+    assert expected["load"][0] > 2 * expected["load"].double().mean()
+    assert expected["load"][-1] == 0
+    for name, tensor in expected.items():
+        error = (got[name].reshape(tensor.shape) - tensor).abs().max().item()
+        assert error <= TOLERANCE * tensor.abs().max().item(), (name, error)
+    if not case.sequence:
+        norms = [result["gradients"]["norm"] for result in results]
+        for rank in range(len(norms)):
+            first = case.layout.group_of(rank, ("tp",))[0]
+            torch.testing.assert_close(norms[rank], norms[first], rtol=0, atol=0)
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Case):
+        degrees = [f"{axis}{n}" for axis in ("dp", "cp", "tp", "ep", "etp") if (n := getattr(value, axis)) > 1]
+        return "-".join([*degrees, *(flag for flag in ("sequence", "defers") if getattr(value, flag))])
+    return value.family if isinstance(value, ModelConfig) else str(value)
+
+
+@pytest.mark.parametrize(("model", "case"), TWO, ids=_name)
+def test_two_ranks_as_one(model: ModelConfig, case: Case) -> None:
+    _check(model, case)
+
+
+@pytest.mark.parametrize(("model", "case"), FOUR, ids=_name)
+def test_four_ranks_as_one(model: ModelConfig, case: Case) -> None:
+    _check(model, case)

@@ -1,0 +1,239 @@
+"""The routed feed-forward written plainly, with loops and autograd, on all tokens at once; and one rank's part of everything."""
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.layout import Layout
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.experts.feed_forward import RoutedFeedForward
+from fourfold.model.parallel import Parallel
+from fourfold.model.weights import Deferred, FeedForwardWeights, RoutedWeights, Weight
+from fourfold.runtime.collectives import make_groups
+
+MIXTRAL = ModelConfig(
+    1, 16, 2, 2, 8, 24, 31, family="mixtral", num_experts=8, top_k=2, moe_ffn_size=12, router="softmax"
+)
+QWEN = replace(MIXTRAL, family="qwen3_moe", top_k=3, normalize_top_k=False)
+DEEPSEEK = replace(
+    MIXTRAL, family="deepseek_v3", top_k=3, num_shared_experts=1, router="sigmoid", routed_scaling=2.5,
+    num_expert_groups=4, top_groups=2,
+)  # fmt: skip
+AUXILIARY = {"balance_loss": 0.3, "z_loss": 0.2}
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 1, shape))
+
+
+def full_weights(model: ModelConfig) -> dict[str, Tensor]:
+    """Whole weights; the router favours expert 0 and spurns the last for every token of `hidden_states`."""
+    experts, ffn, hidden = model.num_experts, model.moe_ffn_size, model.hidden_size
+    tensors = {
+        "norm": 1 + 0.1 * random(hidden, seed=2),
+        "router": 0.3 * random(experts, hidden, seed=3),
+        "gate_up": random(experts, 2, ffn, hidden, seed=4) * 0.3,
+        "down": random(experts, hidden, ffn, seed=5) * 0.3,
+    }
+    tensors["router"][0, 0], tensors["router"][-1, 0] = 1.5, -2.5
+    if model.num_shared_experts:
+        shared = model.num_shared_experts * ffn
+        tensors["shared_gate_up"] = random(2, shared, hidden, seed=6) * 0.3
+        tensors["shared_down"] = random(hidden, shared, seed=7) * 0.3
+    return tensors
+
+
+def hidden_states(data: int, sequences: int, length: int, hidden: int) -> Tensor:
+    """[data ranks, sequences, length, hidden]"""
+    x = random(data, sequences, length, hidden)
+    x[..., 0] = 3 + 0.1 * x[..., 0]
+    return x
+
+
+def plain_choice(normed: Tensor, router: Tensor, bias: Tensor | None, model: ModelConfig) -> tuple[Tensor, ...]:
+    """normed [tokens, hidden] -> logits, normalised probabilities, experts, weights."""
+    logits = normed @ router.t()
+    if model.router == "softmax":
+        scores = probabilities = logits.softmax(-1)
+        experts = scores.topk(model.top_k).indices
+    else:
+        scores = logits.sigmoid()
+        probabilities = scores / scores.sum(-1, keepdim=True)
+        preference = scores.detach() if bias is None else scores.detach() + bias
+        rows = []
+        for row in preference:
+            groups = row.view(model.num_expert_groups, -1)
+            best = groups.sort(descending=True).values[:, :2].sum(1).topk(model.top_groups).indices
+            allowed = torch.full_like(groups, -torch.inf)
+            allowed[best] = groups[best]
+            rows.append(allowed.view(-1).topk(model.top_k).indices)
+        experts = torch.stack(rows)
+    weights = scores.gather(1, experts)
+    if model.normalize_top_k:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, probabilities, experts, weights * model.routed_scaling
+
+
+def plain_routed(
+    x: Tensor, w: dict[str, Tensor], model: ModelConfig, bias: Tensor | None, parts: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x [rows, length, hidden] of a whole global batch -> output, balance loss, z-loss, load [experts]. `parts`: the tokens (of x
+    laid flat) of each rank's microbatch, in its order, within which the capacity counts."""
+    rows, length, hidden = x.shape
+    flat = x.reshape(-1, hidden)
+    normed = flat * (flat.square().mean(-1, keepdim=True) + model.norm_eps).rsqrt() * w["norm"]
+    logits, probabilities, experts, weights = plain_choice(normed, w["router"], bias, model)
+    out = flat
+    if model.num_shared_experts:
+        gate, up = w["shared_gate_up"]
+        out = out + (F.silu(normed @ gate.t()) * (normed @ up.t())) @ w["shared_down"].t()
+    kept = torch.ones_like(experts, dtype=torch.bool)
+    for part in parts if model.capacity_factor is not None else []:
+        limit = ceil(model.capacity_factor * model.top_k * len(part) / model.num_experts)
+        taken = [0] * model.num_experts
+        for token in part.tolist():
+            for slot, expert in enumerate(experts[token].tolist()):
+                kept[token, slot] = taken[expert] < limit
+                taken[expert] += 1
+    for expert in range(model.num_experts):
+        gate, up = w["gate_up"][expert]
+        result = (F.silu(normed @ gate.t()) * (normed @ up.t())) @ w["down"][expert].t()
+        chosen = (experts == expert) & kept
+        out = out + result * (weights * chosen).sum(-1, keepdim=True)
+    load = torch.stack([(experts == e).sum() for e in range(model.num_experts)])
+    chosen = F.one_hot(experts, model.num_experts).sum(1).view(rows, length, -1).to(x.dtype)
+    frequency = chosen.sum(1) * model.num_experts / (model.top_k * length)
+    mean = probabilities.view(rows, length, -1).mean(1)
+    balance = model.balance_loss * (frequency * mean).sum(-1).mean()
+    z = model.z_loss * torch.logsumexp(logits, -1).square().mean()
+    return out.view_as(x), balance, z, load
+
+
+def plain_gradients(
+    x: Tensor, projection: Tensor, w: dict[str, Tensor], model: ModelConfig, bias: Tensor | None, parts: list[Tensor]
+) -> dict[str, Tensor]:
+    """The output, losses and load, and every gradient of (output * projection).sum() + the losses."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in (w | {"x": x}).items()}
+    out, balance, z, load = plain_routed(leaves["x"], leaves, model, bias, parts)
+    ((out * projection).sum() + balance + z).backward()
+    result = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return result | {"output": out.detach(), "losses": torch.stack((balance, z)).detach(), "load": load}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Degrees of a mesh; with capacity and sequence parallelism or not."""
+
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sequence: bool = False
+    keep: bool = True
+    defers: bool = False
+    sequences: int = 3
+    length: int = 8
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(
+            1, 1, self.dp, self.cp, self.tp, 0, "1f1b", self.sequences, 1, self.length, ("none",), 1,
+            sequence_parallel=self.sequence, ep=self.ep, etp=self.etp,
+        )  # fmt: skip
+
+    def tokens(self, rank: int, split: bool) -> Tensor:
+        """The rank's tokens among all of the global batch laid flat; only its part among `tp` if split."""
+        layout = self.layout
+        own = layout.coordinates(rank)
+        rows = torch.tensor(layout.rows(rank, 0))
+        tokens = (rows.unsqueeze(1) * self.length + torch.tensor(layout.positions(rank))).view(-1)
+        return tokens.view(self.tp, -1)[own["tp"]] if split else tokens
+
+
+def shard(w: dict[str, Tensor], case: Case, rank: int) -> dict[str, Tensor]:
+    """One rank's part of whole tensors, or of their gradients (views)."""
+    own = case.layout.coordinates(rank)
+    parts = {"norm": w["norm"], "router": w["router"]}
+    for name, dim in (("gate_up", 2), ("down", 2)):
+        parts[name] = w[name].chunk(case.ep, 0)[own["ep"]].chunk(case.etp, dim)[own["etp"]]
+    if "shared_down" in w:
+        parts["shared_gate_up"] = w["shared_gate_up"].chunk(case.tp, 1)[own["tp"]]
+        parts["shared_down"] = w["shared_down"].chunk(case.tp, 1)[own["tp"]]
+    return parts
+
+
+def bind(parts: dict[str, Tensor], fresh: bool = True) -> dict[str, Weight]:
+    """Weights whose gradient buffers hold garbage until the first gradient."""
+    weights = {}
+    for name, part in parts.items():
+        data = part.clone(memory_format=torch.contiguous_format)
+        if name == "shared_gate_up":
+            data = data.flatten(0, 1)
+        weights[name] = Weight(data, torch.full_like(data, torch.nan if fresh else 0.0))
+        weights[name].fresh = fresh
+    return weights
+
+
+def routed_weights(weights: dict[str, Weight]) -> RoutedWeights:
+    shared = None
+    if "shared_down" in weights:
+        shared = FeedForwardWeights(weights["norm"], weights["shared_gate_up"], weights["shared_down"])
+    return RoutedWeights(weights["norm"], weights["router"], weights["gate_up"], weights["down"], shared)
+
+
+def run_rank(
+    rank: int, case: Case, model: ModelConfig, x: Tensor, projection: Tensor, bias: Tensor | None
+) -> dict[str, Any]:
+    """One rank's forward and backward; x, projection [rows, length, hidden] of the global batch."""
+    layout = case.layout
+    names = [name for name, size in (("tp", case.tp), ("ep", case.ep), ("etp", case.etp), ("cp+tp", case.cp * case.tp))]
+    groups = {}
+    if layout.world_size > 1:
+        active = [name for name in names if layout.group_size(tuple(name.split("+"))) > 1]
+        groups = make_groups(layout, rank, active, 60.0)
+    parallel = Parallel(groups.get("tp"), case.sequence, ep=groups.get("ep"), etp=groups.get("etp"))
+    tokens = case.tokens(rank, case.sequence)
+    balancing = Balancing(
+        case.sequences, case.length, case.sequences * case.dp,
+        groups=(groups["cp+tp"],) if "cp+tp" in groups else (), bias=bias,
+        load=torch.zeros(model.num_experts, dtype=torch.int64), losses=torch.zeros(2, dtype=x.dtype),
+    )  # fmt: skip
+    weights = bind(shard(full_weights(model), case, rank))
+    deferred = Deferred()
+    for weight in weights.values():
+        weight.deferred = deferred if case.defers else None
+    leaf = x.view(-1, x.shape[-1])[tokens].clone().requires_grad_()
+    out = RoutedFeedForward.apply(leaf, routed_weights(weights), model, balancing, parallel, case.keep)
+    forward_bytes = {name: group.sent_bytes for name, group in groups.items()}
+    out.backward(projection.view(-1, x.shape[-1])[tokens])
+    put_off = len(deferred)
+    deferred.run()
+    total = {name: group.sent_bytes for name, group in groups.items()}
+    return {
+        "x": leaf.grad, "output": out.detach(), "losses": balancing.losses, "load": balancing.load, "put_off": put_off,
+        "gradients": {name: weight.grad for name, weight in weights.items()},
+        "forward_bytes": forward_bytes, "backward_bytes": {n: total[n] - forward_bytes[n] for n in total},
+    }  # fmt: skip
+
+
+def assemble(results: list[dict[str, Any]], case: Case, model: ModelConfig, x: Tensor) -> dict[str, Tensor]:
+    """All ranks' results as those of one: gradients summed over exactly the ranks that the parameters' rules name."""
+    whole = {name: torch.zeros_like(tensor) for name, tensor in full_weights(model).items()}
+    flat = {name: torch.zeros_like(x).view(-1, x.shape[-1]) for name in ("x", "output")}
+    for rank, result in enumerate(results):
+        places = shard(whole, case, rank)
+        for name, grad in result["gradients"].items():
+            copies = name == "norm" and not case.sequence and case.layout.coordinates(rank)["tp"] > 0
+            if not copies:
+                places[name].add_(grad.view_as(places[name]))
+        for name, tensor in flat.items():
+            tensor[case.tokens(rank, case.sequence)] = result[name]
+    totals = {name: sum(result[name] for result in results) for name in ("losses", "load")}
+    return whole | {name: tensor.view_as(x) for name, tensor in flat.items()} | totals
