@@ -18,10 +18,10 @@ from fourfold.program.buffers import Lowering
 from fourfold.program.liveness import ledger
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
-from fourfold.runtime.initialize import fill_range, initialize_shard
+from fourfold.runtime.initialize import fill_range, global_runs, initialize_shard, shard_pieces
+from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
-from tests.support.shards import full_tensors
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
@@ -67,15 +67,16 @@ def global_batch(step: int, rows: int, length: int, vocab: int, masked: bool) ->
 
 
 class RankData:
-    """The rows of one rank as the executor's step data."""
+    """The rows and positions of one rank as the executor's step data."""
 
     def __init__(self, batch: GlobalBatch, facts: Lowering, rank: int) -> None:
         self._batch, self._layout, self._rank = batch, facts.layout, rank
         self._masked = facts.document_mask
         dtype = torch_dtype(facts.compute)
         self._tables = rope_tables(facts.model, facts.layout.sequence_length, dtype, torch.device("cpu"))
+        self._positions = torch.tensor(self._layout.positions(rank))
         rows = [r for m in range(self._layout.num_microbatches) for r in self._layout.rows(rank, m)]
-        self.num_targets = int((batch.targets[rows] != -100).sum())
+        self.num_targets = int((batch.targets[rows][:, self._positions] != -100).sum())
 
     def load(self, microbatch: int) -> Microbatch:
         rows = list(self._layout.rows(self._rank, microbatch))
@@ -84,10 +85,12 @@ class RankData:
         if self._masked:
             lengths = [self._batch.document_lengths[r] for r in rows]
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-            cos, sin = cos[positions], sin[positions]
+            cos, sin = cos[positions[:, self._positions]], sin[positions[:, self._positions]]
+        elif self._layout.cp > 1:
+            cos, sin = cos[self._positions], sin[self._positions]
         return Microbatch(
-            self._batch.tokens[rows].contiguous(),
-            self._batch.targets[rows].contiguous(),
+            self._batch.tokens[rows][:, self._positions].contiguous(),
+            self._batch.targets[rows][:, self._positions].contiguous(),
             cos.unsqueeze(-2),
             sin.unsqueeze(-2),
             lengths,
@@ -163,24 +166,33 @@ def reference(table: dict[str, Any]) -> Record:
     return record
 
 
-def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = False) -> dict[str, Any]:
-    """One rank's part of the same steps on the runtime; gradients and parameters as shards with their ranges."""
+def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
+    """The run and its facts as this rank sees them."""
     config = parse_run(table)
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
     facts = Lowering.of(config, model, layout)
+    return config, facts.at(facts.layout.coordinates(rank)["pp"])
+
+
+def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = False) -> dict[str, Any]:
+    """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
+    config, facts = prepare_rank(rank, table, ranks)
     program = lower_step(facts)
-    axes = sorted({c.axes for step in program.instructions for c in step.collectives})
-    groups = make_groups(layout, rank, axes, 60.0)
+    groups = make_groups(facts.layout, rank, groups_of([program], facts), 60.0)
     device = torch.device("cpu")
-    index = layout.coordinates(rank)["dp_shard"]
+    coordinates = facts.layout.coordinates(rank)
     units = build_units(
-        facts, index, config.optimizer, device, lambda flat, i, out: initialize_shard(flat, i, config.run.seed, out)
+        facts,
+        rank,
+        config.optimizer,
+        device,
+        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
     share_parameters(facts, units, groups)
     for group in groups.values():
         group.sent_bytes = 0
-    executor = Executor(facts, units, groups, config.optimizer, device)
+    executor = Executor(facts, units, groups, config.optimizer, device, rank)
     gradients: dict[str, Any] = {}
 
     def observe(counter: int, step: Any) -> None:
@@ -191,7 +203,11 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
     losses, norms, peak = [], [], 0
     for number in range(STEPS):
         batch = global_batch(
-            number, config.batch.global_sequences, config.batch.sequence_length, model.vocab_size, facts.document_mask
+            number,
+            config.batch.global_sequences,
+            config.batch.sequence_length,
+            facts.model.vocab_size,
+            facts.document_mask,
         )
         data = RankData(batch, facts, rank)
         if track_memory:
@@ -205,9 +221,9 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
         "norms": norms,
         "gradients": gradients,
         "parameters": {name: unit.master.clone().numpy() for name, unit in units.items()},
-        "shard": index,
-        "sent": {axes: group.sent_bytes for axes, group in groups.items()},
-        "declared": {axes: size * STEPS for axes, size in ledger(program).items()},
+        "shards": {name: unit.index for name, unit in units.items()},
+        "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
+        "declared": {axes: size * STEPS for axes, size in ledger(program).items() if size},
         "peak": peak,
         "predicted_peak": memory_peak(program).bytes,
         "peak_at": program.instructions[memory_peak(program).index].short,
@@ -230,16 +246,26 @@ def measure_step(executor: Executor, program: Any, data: RankData, lr: float, un
 
 
 def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ranks: int) -> dict[str, torch.Tensor]:
-    """Full tensors by name from the shards of one replica."""
-    config = parse_run(table)
-    model = resolve_model(config.model)
-    layout = resolve_layout(config, model, ranks)
-    facts = Lowering.of(config, model, layout)
-    buffers = {}
-    for name, flat in facts.flats.items():
-        shards = [results[i][key][name] for i in range(flat.num_shards if facts.zero else 1)]
-        buffers[name] = torch.from_numpy(np.concatenate(shards))
-    return full_tensors(facts, buffers)
+    """Full tensors by name from the shards of every rank. Where several ranks have an element, they must agree on it."""
+    full: dict[str, torch.Tensor] = {}
+    for rank, result in enumerate(results):
+        _, facts = prepare_rank(rank, table, ranks)
+        coordinates = facts.layout.coordinates(rank)
+        for unit, values in result[key].items():
+            held = torch.from_numpy(values)
+            for local, start, end, part in shard_pieces(facts.flats[unit], result["shards"][unit], held):
+                empty = torch.full((local.spec.numel,), float("nan"), dtype=part.dtype)
+                whole = full.setdefault(local.name, empty)
+                for first, last, low, high in global_runs(local, coordinates, start, end):
+                    known = ~whole[first:last].isnan()
+                    same = whole[first:last][known] == part[low:high][known]
+                    assert same.all(), f"ranks differ in {key} of {local.name} (rank {rank})"
+                    whole[first:last] = part[low:high]
+    _, facts = prepare_rank(0, table, ranks)
+    shapes = {spec.name: spec.shape for segment in facts.segments for spec in segment.parameters}
+    for name, whole in full.items():
+        assert not whole.isnan().any(), f"nobody has all of {key} of {name}"
+    return {name: whole.view(shapes[name]) for name, whole in full.items()}
 
 
 def worst(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:

@@ -3,27 +3,31 @@
 params/U      unit U's parameters, whole, in the compute format        hidden/S/m   input of segment S for microbatch m
 shard/U       this rank's shard of them (ZeRO-3)                       dhidden/S/m  the gradient of that input
 master/U      the shard in the master format, where formats differ     saved/S/m    what S's backward needs beside its input
-moments/U     both AdamW moments of the shard                          batch/m      tokens, targets, positions
-grad/U        gradients of the whole unit                              reduce/U     landing space of a reduction
-grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               rope         rotary tables
+moments/U     both AdamW moments of the shard                          deferred/S/m what S's weight gradients need, once put off
+grad/U        gradients of the whole unit                              batch/m      tokens, targets, positions
+grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     landing space of a reduction
+rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
-from fourfold.model.spec import Segment, build_segments
+from fourfold.model.spec import Domain, Segment, build_segments
+from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
+from fourfold.program.stages import divide
 
 Transport = Literal["exchange", "native"]
+SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """What lowering reads: the model, the layout, the number formats and how reductions travel.
+    """What lowering reads: the model, the layout, the number formats and how reductions travel; seen from one pipeline rank.
 
     `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
     """
@@ -36,76 +40,238 @@ class Lowering:
     document_mask: bool = False
     transport: Transport = "exchange"
     moments: int = 2
+    pp_rank: int = 0
 
     @classmethod
     def of(cls, config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> "Lowering":
+        """The facts of a run; divides the segments among the stages. Raises `UserError` for a schedule that cannot be."""
         precision = config.precision
         wide = "fp64" if precision.compute == "fp64" else "fp32"
         master, gradients = precision.master or wide, precision.gradients or wide
-        return cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
+        check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
+        facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
+        placed = replace(
+            layout,
+            stages=_stages(config.layout.segments_per_stage, facts),
+            stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
+        )
+        return replace(facts, layout=placed)
+
+    def at(self, pp_rank: int) -> "Lowering":
+        """The same run seen from another pipeline rank."""
+        if pp_rank == self.pp_rank:
+            return self
+        other = replace(self, pp_rank=pp_rank)
+        for shared in ("orders", "segments", "_footprints", "_all_flats"):  # the same on every rank, and dear
+            if shared in self.__dict__:
+                other.__dict__[shared] = self.__dict__[shared]
+        return other
+
+    # Segments and stages
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
+        """All segments of the model."""
         return build_segments(self.model)
 
     @cached_property
-    def flats(self) -> dict[str, FlatLayout]:
+    def by_name(self) -> dict[str, Segment]:
+        return {segment.name: segment for segment in self.segments}
+
+    @cached_property
+    def following(self) -> dict[str, str]:
+        """Each segment's successor."""
+        return {a.name: b.name for a, b in zip(self.segments, self.segments[1:], strict=False)}
+
+    @cached_property
+    def stage_bounds(self) -> tuple[tuple[int, int], ...]:
+        """Every stage's segments as [start, end)."""
+        stages = self.layout.stages or (len(self.segments),)
+        ends = [sum(stages[: i + 1]) for i in range(len(stages))]
+        return tuple((end - size, end) for end, size in zip(ends, stages, strict=True))
+
+    def stage_segments(self, stage: int) -> tuple[Segment, ...]:
+        start, end = self.stage_bounds[stage]
+        return self.segments[start:end]
+
+    @cached_property
+    def stage_of(self) -> dict[str, int]:
+        """The stage of every segment."""
+        return {s.name: stage for stage in range(len(self.stage_bounds)) for s in self.stage_segments(stage)}
+
+    @cached_property
+    def local_stages(self) -> tuple[int, ...]:
+        """Stages on this pipeline rank, in model order."""
+        return tuple(stage for stage, rank in enumerate(self.layout.stage_ranks) if rank == self.pp_rank)
+
+    @cached_property
+    def local_segments(self) -> tuple[Segment, ...]:
+        return tuple(segment for stage in self.local_stages for segment in self.stage_segments(stage))
+
+    def boundary(self, segment: str) -> int | None:
+        """The pipeline rank that a segment's input comes from; None where it is made on the segment's own rank."""
+        stage = self.stage_of[segment]
+        if stage == 0 or self.stage_segments(stage)[0].name != segment:
+            return None
+        before, own = self.layout.stage_ranks[stage - 1], self.layout.stage_ranks[stage]
+        return before if before != own else None
+
+    @cached_property
+    def orders(self) -> tuple[tuple[Compute, ...], ...]:
+        """The compute order of every pipeline rank."""
+        layout = self.layout
+        times = self.stage_times() if layout.schedule == "auto" else None
+        return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+
+    def stage_times(self) -> StageTimes:
+        """How long each stage's forward, input gradient and weight gradient take, in FLOPs; transfers as if free."""
+        parts = [[self.footprint(s) for s in self.stage_segments(i)] for i in range(len(self.stage_bounds))]
+        return StageTimes(
+            forward=tuple(float(sum(f.forward_flops for f in stage)) for stage in parts),
+            input_gradient=tuple(float(sum(f.backward_flops - f.weight_flops for f in stage)) for stage in parts),
+            weight_gradient=tuple(float(sum(f.weight_flops for f in stage)) for stage in parts),
+            activations=tuple(float(sum(f.saved_bytes + f.output_bytes for f in stage)) for stage in parts),
+            weight_activations=tuple(float(sum(f.deferred_bytes for f in stage)) for stage in parts),
+        )
+
+    # Units
+
+    @cached_property
+    def _all_flats(self) -> dict[str, FlatLayout]:
         return flat_layouts(self.segments, self.layout)
+
+    @cached_property
+    def flats(self) -> dict[str, FlatLayout]:
+        """The units that this pipeline rank holds: its segments' own, and what a tied head reads."""
+        names = [unit for segment in self.local_segments for unit in (u.name for u in segment.own)]
+        names += [unit for segment in self.local_segments for unit in segment.units]
+        return {name: self._all_flats[name] for name in dict.fromkeys(names)}
+
+    @cached_property
+    def tied_unit(self) -> str | None:
+        """The unit that two pipeline ranks share, where this is one of them."""
+        tied = self.model.tie_embeddings and self.layout.degree("tied") > 1
+        return "embed" if tied and self.pp_rank in self.layout.tied_ranks else None
+
+    @cached_property
+    def moe_segments(self) -> tuple[Segment, ...]:
+        """This pipeline rank's mixtures of experts."""
+        return tuple(segment for segment in self.local_segments if segment.moe)
+
+    # Parallelism
+
+    def shard_axes(self, unit: str) -> tuple[str, ...]:
+        """The active axes over which ZeRO shards the unit."""
+        return self.layout.shard_axes(self._all_flats[unit].domain)
+
+    def zero_of(self, unit: str) -> int:
+        """The ZeRO stage that has an effect on the unit: 0 where there is nothing to shard over."""
+        return self.layout.zero if self.shard_axes(unit) else 0
+
+    def gradient_axes(self, unit: str) -> tuple[str, ...]:
+        """Active axes that the unit's gradient must be summed over whole."""
+        domain: Domain = self._all_flats[unit].domain
+        return self.layout.active(DATA_AXES if domain == "dense" else ("dp_replicate", "edp"))
+
+    def gradient_buffer(self, unit: str) -> str:
+        """Where the unit's reduced gradient lies."""
+        return f"{'grad_shard' if self.zero_of(unit) >= 2 else 'grad'}/{unit}"
+
+    def values_buffer(self, unit: str) -> str:
+        """What the optimizer updates, in the compute format."""
+        return f"{'shard' if self.zero_of(unit) == 3 else 'params'}/{unit}"
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Active axes whose ranks see different tokens."""
+        return self.layout.active(DATA_AXES)
+
+    @property
+    def loss_axes(self) -> tuple[str, ...]:
+        """Active axes over which the loss, for the record, is spread."""
+        return self.layout.active(("pp", *DATA_AXES))
+
+    @property
+    def router_axes(self) -> tuple[str, ...]:
+        """Active axes whose ranks route different tokens."""
+        return self.layout.active((*DATA_AXES, "tp"))
+
+    @property
+    def norm_axes(self) -> tuple[str, ...]:
+        """Active axes over which different parts of the gradient lie: the global norm is summed over them."""
+        layout = self.layout
+        spread = layout.zero > 0 or layout.ep * layout.etp > 1
+        return layout.active(("pp", *(("dp_shard", "cp") if spread else ()), "tp"))
+
+    @property
+    def loss_bytes(self) -> int:
+        """The recorded loss, and that of a router's auxiliary losses beside it."""
+        return SCALAR_BYTES * (2 if self.model.num_experts else 1)
+
+    # Sizes
 
     @cached_property
     def shape(self) -> Shape:
         layout = self.layout
         return Shape(
-            layout.microbatch_sequences, layout.sequence_length, self.compute, self.gradients, self.document_mask
+            sequences=layout.microbatch_sequences,
+            sequence_length=layout.sequence_length,
+            compute=self.compute,
+            gradients=self.gradients,
+            document_mask=self.document_mask,
+            tp=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            tp_copies=layout.tp_copy,
+            cp_ring=layout.cp_ring,
+            cp_ulysses=layout.cp_ulysses,
+            cp_gather=layout.cp_method == "all_gather",
+            ep=layout.ep,
+            etp=layout.etp,
         )
-
-    @property
-    def zero(self) -> int:
-        """The ZeRO stage that has an effect: 0 where there is nothing to shard over."""
-        return self.layout.zero if self.layout.dp_shard > 1 else 0
-
-    @property
-    def data_axes(self) -> tuple[str, ...]:
-        """Axes that every gradient must be summed over."""
-        return self.layout.active(DATA_AXES)
 
     @property
     def mixed(self) -> bool:
         """Whether the optimizer updates a copy in another format than the one computed in."""
         return self.compute != self.master
 
+    @cached_property
+    def _policies(self) -> dict[str, str]:
+        return {s.name: p for s, p in zip(self.segments, self.layout.recompute, strict=True)}
+
     def policy(self, segment: Segment) -> str:
-        return self.layout.recompute[self.segments.index(segment)]
+        return self._policies[segment.name]
 
     def footprint(self, segment: Segment) -> Footprint:
-        return self._footprints[segment.kind, self.policy(segment)]
+        return self._footprints[segment.kind, segment.moe, self.policy(segment)]
 
     @cached_property
-    def _footprints(self) -> dict[tuple[str, str], Footprint]:
-        pairs = {(s.kind, self.policy(s)): s for s in self.segments}
-        return {key: segment_footprint(s, self.model, self.shape, key[1]) for key, s in pairs.items()}
+    def _footprints(self) -> dict[tuple[str, bool, str], Footprint]:
+        kinds = {(s.kind, s.moe, self.policy(s)): s for s in self.segments}
+        return {key: segment_footprint(s, self.model, self.shape, key[2]) for key, s in kinds.items()}
 
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""
         return segment_footprint(segment, self.model, self.shape, "full").forward_workspace_bytes
 
-    @cached_property
-    def _segments_by_name(self) -> dict[str, Segment]:
-        return {segment.name: segment for segment in self.segments}
-
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name."""
         kind, _, rest = name.partition("/")
+        element, layout = self.shape.element_bytes, self.layout
+        rotated = self.model.rope_head_dim if self.model.is_latent else self.model.head_dim
         if kind == "rope":
-            return self.layout.sequence_length * self.model.head_dim * self.shape.element_bytes
+            return layout.sequence_length * rotated * element
         if kind == "batch":
-            positions = self.model.head_dim * self.shape.element_bytes if self.document_mask else 0
-            return self.shape.tokens * (2 * 8 + positions)
+            positions = rotated * element if self.document_mask or layout.cp > 1 else 0
+            return layout.tokens * (2 * 8 + positions)
         if kind in ("hidden", "dhidden"):
-            return self.shape.tokens * self.model.hidden_size * self.shape.element_bytes
-        if kind == "saved":
-            return self.footprint(self._segments_by_name[rest.partition("/")[0]]).saved_bytes
-        return self._unit_bytes(kind, self.flats[rest])
+            return layout.hidden_tokens * self.model.hidden_size * element
+        if kind == "router":
+            return 2 * SCALAR_BYTES * self.model.num_experts
+        segment = self.by_name.get(rest.partition("/")[0])
+        if kind in ("saved", "deferred") and segment is not None:
+            footprint = self.footprint(segment)
+            return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
+        return self._unit_bytes(kind, self._all_flats[rest])
 
     def _unit_bytes(self, kind: str, flat: FlatLayout) -> int:
         compute, master, gradient = (DTYPE_BYTES[d] for d in (self.compute, self.master, self.gradients))
@@ -123,11 +289,29 @@ class Lowering:
     def _landing_bytes(self, flat: FlatLayout, gradient: int) -> int:
         """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
         the shard (ZeRO-2, 3). An all-reduce works in place."""
-        if self.zero == 0:
+        zero = self.zero_of(flat.unit)
+        if zero == 0:
             return 0
         if self.transport == "native":
-            return flat.shard_numel * gradient if self.zero >= 2 else 0
-        return flat.shard_numel * (self.layout.dp_shard - 1) * gradient
+            return flat.shard_numel * gradient if zero >= 2 else 0
+        return flat.shard_numel * (flat.num_shards - 1) * gradient
+
+
+def _stages(stated: list[int] | None, facts: Lowering) -> tuple[int, ...]:
+    """The stated division of the segments among the stages, or one by cost: forward and backward FLOPs."""
+    layout = facts.layout
+    stages, total = layout.pp * layout.virtual_stages, len(facts.segments)
+    if stated is None:
+        costs = [facts.footprint(s).forward_flops + facts.footprint(s).backward_flops for s in facts.segments]
+        costs[-1] = facts.footprint(facts.segments[-1]).backward_flops  # the head's backward does its forward too
+        return divide([float(c) for c in costs], stages)
+    if len(stated) != stages or sum(stated) != total or min(stated) < 1:
+        fit = divide([1.0] * total, stages)
+        raise UserError(
+            f"layout.segments_per_stage = {stated} does not divide the {total} segments (embedding, "
+            f"{facts.model.num_layers} blocks, head) among {stages} stages; a value that works: {list(fit)}"
+        )
+    return tuple(stated)
 
 
 def hidden(segment: str, microbatch: int) -> str:
@@ -140,6 +324,10 @@ def dhidden(segment: str, microbatch: int) -> str:
 
 def saved(segment: str, microbatch: int) -> str:
     return f"saved/{segment}/m{microbatch}"
+
+
+def deferred(segment: str, microbatch: int) -> str:
+    return f"deferred/{segment}/m{microbatch}"
 
 
 def batch(microbatch: int) -> str:

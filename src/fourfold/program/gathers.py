@@ -2,18 +2,17 @@
 
 from fourfold.layout.mesh import axes_name
 from fourfold.program.buffers import Lowering
-from fourfold.program.instruction import COMPUTE_OPS, Collective, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.update import over
 
 
 def insert_gathers(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
     """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays."""
-    if facts.zero < 3:
-        return steps
     distance = facts.layout.prefetch
     computes = [i for i, step in enumerate(steps) if step.op in COMPUTE_OPS]
     uses: dict[str, list[int]] = {}
     for position, index in enumerate(computes):
-        for unit in _units_read(steps[index]):
+        for unit in _gathered_units(steps[index], facts):
             uses.setdefault(unit, []).append(position)
     gather_at: dict[int, list[str]] = {}
     wait_at: dict[int, list[str]] = {}
@@ -23,7 +22,9 @@ def insert_gathers(steps: list[Instruction], facts: Lowering) -> list[Instructio
             gather_at.setdefault(computes[max(0, first - distance)], []).append(unit)
             wait_at.setdefault(computes[first], []).append(unit)
             free_after.setdefault(computes[last], []).append(unit)
-    order = {segment.name: i for i, segment in enumerate(facts.segments)}
+    if not uses:
+        return steps
+    order = {unit: i for i, unit in enumerate(facts.flats)}
     result: list[Instruction] = []
     for index, step in enumerate(steps):
         wanted = sorted(gather_at.get(index, ()), key=lambda u: (u not in wait_at.get(index, ()), order[u]))
@@ -34,8 +35,10 @@ def insert_gathers(steps: list[Instruction], facts: Lowering) -> list[Instructio
     return result
 
 
-def _units_read(step: Instruction) -> list[str]:
-    return [read.removeprefix("params/") for read in step.reads if read.startswith("params/")]
+def _gathered_units(step: Instruction, facts: Lowering) -> list[str]:
+    """Units that the computation reads and that the rank does not hold whole."""
+    units = [read.removeprefix("params/") for read in step.reads if read.startswith("params/")]
+    return [unit for unit in units if facts.zero_of(unit) == 3]
 
 
 def _runs(positions: list[int], distance: int) -> list[tuple[int, int]]:
@@ -50,8 +53,13 @@ def _runs(positions: list[int], distance: int) -> list[tuple[int, int]]:
 
 
 def _gather(facts: Lowering, unit: str) -> Instruction:
-    axes = axes_name(("dp_shard",))
-    whole = Collective("all_gather", axes, facts.buffer_bytes(f"params/{unit}"), facts.layout.dp_shard)
+    axes = facts.shard_axes(unit)
+    whole = over(facts, "all_gather", axes, facts.buffer_bytes(f"params/{unit}"))
     return Instruction(
-        Op.GATHER, unit, reads=(f"shard/{unit}",), writes=(f"params/{unit}",), collectives=(whole,), stream=axes
+        Op.GATHER,
+        unit,
+        reads=(f"shard/{unit}",),
+        writes=(f"params/{unit}",),
+        collectives=(whole,),
+        stream=axes_name(axes),
     )

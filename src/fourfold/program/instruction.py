@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+
+from fourfold.model.traffic import CollectiveKind
 
 
 class Op(Enum):
@@ -18,7 +19,8 @@ class Op(Enum):
     GATHER, FREE     bring a unit's parameters together, drop them
     REDUCE           sum a unit's gradients over its groups
     REDUCE_TIED      sum the gradients of a tensor that two stages share
-    SUM_LOSS         sum the loss over all data ranks, for the record
+    SUM_LOSS         sum the loss over all ranks that have a part of it, for the record
+    BALANCE          sum the loads of the experts over all ranks that route tokens, move the balancing biases by them
     CLIP_NORM        the global gradient norm, and whether every gradient is finite
     UPDATE           the optimizer on the local shard
     PUBLISH          all-gather parameters that ZeRO-1 and 2 updated shard by shard
@@ -41,6 +43,7 @@ class Op(Enum):
     REDUCE = "R"
     REDUCE_TIED = "T"
     SUM_LOSS = "Y"
+    BALANCE = "E"
     CLIP_NORM = "C"
     UPDATE = "U"
     PUBLISH = "P"
@@ -53,13 +56,11 @@ SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, Op.COUNT, Op.SUM_LOSS}
 
-CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "recv"]
-
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective of a group. `axes` names the group (`dp_shard`, `dp_replicate+dp_shard`); `bytes` is the whole
-    buffer's size: what all_gather produces, what reduce_scatter and all_reduce consume."""
+    """One collective of a group. `axes` names the group (`dp_shard`, `dp_replicate+dp_shard`); `bytes` is the whole buffer's
+    size: what all_gather produces, what reduce_scatter, all_reduce and all_to_all consume, what a send or a shift sends."""
 
     kind: CollectiveKind
     axes: str
@@ -74,7 +75,7 @@ class Collective:
 
 def sent_bytes(kind: str, buffer_bytes: int, group_size: int) -> int:
     """Bytes one rank sends in a collective over `group_size` ranks on a buffer of `buffer_bytes`."""
-    if kind == "send":
+    if kind in ("send", "shift"):
         return buffer_bytes
     if kind == "recv":
         return 0

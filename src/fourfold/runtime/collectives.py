@@ -5,7 +5,8 @@ and all-gather in a fraction of their time; its all-reduce is as good as an exch
 collectives. A collective of several phases is a generator that yields what must complete before its next phase may start.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +18,7 @@ from fourfold.layout import Layout
 from fourfold.program.instruction import sent_bytes
 
 Phases = Iterator[Sequence[Any]]
+_TRANSFER_TAGS = 1 << 30
 
 
 class Handle:
@@ -56,6 +58,8 @@ class Group:
         self._process_group = process_group
         self._native = native
         self._sequence = 0
+        self._transfers: Counter[tuple[int, bool]] = Counter()
+        self._directions = (process_group, process_group)
 
     def all_gather(self, whole: Tensor, shard: Tensor) -> Handle:
         """Fills `whole` [size * n] with every rank's `shard` [n]; `shard` may be this rank's part of `whole`."""
@@ -64,22 +68,19 @@ class Group:
     def reduce_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Handle:
         """Sums this rank's part of `whole` [size * n] over the group into `into` [n]: assigned when `first`, else added.
         `into` may be that part of `whole` itself (then it is the sum)."""
-        return Handle(self._reduce_scatter(whole, landing, into, first))
+        return Handle(self.reduce_scatter_phases(whole, landing, into, first))
 
     def all_reduce(self, whole: Tensor) -> Handle:
         """Sums `whole` over the group in place."""
-        return Handle(self._all_reduce(whole))
+        return Handle(self.all_reduce_phases(whole))
 
-    def reduce_scatter_then(
-        self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool, outer: "Group"
-    ) -> Handle:
-        """HSDP: reduce-scatter in this group, then all-reduce of the shard over `outer`."""
+    def send(self, tensor: Tensor, peer: int) -> Handle:
+        """To the rank at index `peer`."""
+        return Handle(self._transfer(tensor, peer, sends=True))
 
-        def phases() -> Phases:
-            yield from self._reduce_scatter(whole, landing, into, first)
-            yield from outer._all_reduce(into)
-
-        return Handle(phases(), num_phases=2)
+    def receive(self, tensor: Tensor, peer: int) -> Handle:
+        """From the rank at index `peer`. Between two ranks, transfers pair up in the order in which each starts them."""
+        return Handle(self._transfer(tensor, peer, sends=False))
 
     def sum_scatter(self, whole: Tensor, into: Tensor) -> Handle:
         """`into` = this rank's part of the sum of every rank's `whole`; `whole` may be overwritten."""
@@ -103,6 +104,10 @@ class Group:
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Handle:
         """`sent` to the next rank of the group, `received` from the one before."""
         return Handle(self._shift(received, sent))
+
+    def use_directions(self, down: Any, up: Any) -> None:
+        """Process groups for transfers to lower and to higher ranks."""
+        self._directions = (down, up)
 
     def _count(self, kind: str, whole: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, whole.numel() * whole.element_size(), self.size)
@@ -136,7 +141,8 @@ class Group:
                 own.copy_(flat)
             yield works
 
-    def _reduce_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Phases:
+    def reduce_scatter_phases(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Phases:
+        """`reduce_scatter`, as a part of a collective of several phases."""
         own, others = self._parts(whole)
         in_place = own.data_ptr() == into.data_ptr()
         if self._native:
@@ -158,7 +164,8 @@ class Group:
         for part in received:
             into.add_(part)
 
-    def _all_reduce(self, whole: Tensor) -> Phases:
+    def all_reduce_phases(self, whole: Tensor) -> Phases:
+        """`all_reduce`, as a part of a collective of several phases."""
         self._count("all_reduce", whole)
         yield [dist.all_reduce(whole, group=self._process_group, async_op=True)]
 
@@ -184,6 +191,16 @@ class Group:
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
         yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._process_group, async_op=True)]
+
+    def _transfer(self, tensor: Tensor, peer: int, sends: bool) -> Phases:
+        """Each direction has its own process group: NCCL runs what it is given between two ranks one after the other."""
+        self._transfers[peer, sends] += 1
+        tag = _TRANSFER_TAGS + self._transfers[peer, sends]
+        upwards = (peer > self.index) == sends
+        group, function = self._directions[upwards], dist.isend if sends else dist.irecv
+        if sends:
+            self.sent_bytes += tensor.numel() * tensor.element_size()
+        yield [function(tensor, self.ranks[peer], group=group, tag=tag)]
 
     def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Phases:
         following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
@@ -214,17 +231,25 @@ def _reduce_scatter_single(shard: Tensor | None, whole: Tensor, group: Any) -> A
     return function(shard, whole, group=group, async_op=True)
 
 
-def make_groups(layout: Layout, rank: int, axes_names: Sequence[str], timeout_seconds: float) -> dict[str, Group]:
-    """Binds every group of axes that a program names to a process group. All ranks call it with the same names."""
+def make_groups(layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float) -> dict[str, Group]:
+    """Binds every group of axes that a program names to process groups. All ranks call it with the same names, though a rank may
+    be in no group of some (`tied`)."""
     native = dist.get_backend() == "nccl"
+    timeout = timedelta(seconds=timeout_seconds)
     result = {}
-    for name in axes_names:
-        ranks = layout.group_of(rank, tuple(name.split("+")))
-        if len(ranks) == dist.get_world_size():
-            process_group = dist.group.WORLD
-        else:
-            process_group = dist.new_group(
-                list(ranks), timeout=timedelta(seconds=timeout_seconds), use_local_synchronization=True
-            )
-        result[name] = Group(name, ranks, rank, process_group, native)
+    for name in sorted(axes_names):
+        axes = tuple(name.split("+"))
+        if "tied" in axes and layout.coordinates(rank)["pp"] not in layout.tied_ranks:
+            continue
+        ranks = layout.group_of(rank, axes)
+        group = Group(name, ranks, rank, _process_group(ranks, timeout), native)
+        if name == "pp" and native:
+            group.use_directions(_process_group(ranks, timeout, own=True), _process_group(ranks, timeout, own=True))
+        result[name] = group
     return result
+
+
+def _process_group(ranks: Sequence[int], timeout: timedelta, own: bool = False) -> Any:
+    if len(ranks) == dist.get_world_size() and not own:
+        return dist.group.WORLD
+    return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)

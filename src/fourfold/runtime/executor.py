@@ -6,16 +6,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from fourfold.config import RunFailure
 from fourfold.config.schema import OptimizerSection
-from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.segments import Microbatch
 from fourfold.program import Instruction, Op, Program
-from fourfold.program.buffers import Lowering, hidden
-from fourfold.runtime.collectives import Group, Handle
-from fourfold.runtime.optimizer import sum_of_squares
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import STARTS
+from fourfold.runtime.collectives import Group, Handle, Phases
+from fourfold.runtime.compute import Compute
+from fourfold.runtime.norm import GradientNorm
+from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
 Observer = Callable[[int, Instruction], None]
@@ -32,12 +33,14 @@ class StepData(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats."""
+    """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
+    routers' balance and z losses add up to."""
 
     loss: float
     grad_norm: float
     skipped: bool
     num_targets: int
+    auxiliary_loss: float = 0.0
 
 
 class StepTimeout(RunFailure):
@@ -58,6 +61,7 @@ class Executor:
         groups: Mapping[str, Group],
         optimizer: OptimizerSection,
         device: torch.device,
+        rank: int = 0,
         publish: Callable[[int], None] = lambda counter: None,
     ) -> None:
         self.facts = facts
@@ -68,21 +72,28 @@ class Executor:
         self._optimizer = optimizer
         self._device = device
         self._publish = publish
-        self._flats = flat_units(facts, units)
-        self._weights: dict[str, Any] = bind_segments(facts, units, self._flats)
-        self._segments = {segment.name: segment for segment in facts.segments}
-        self._next = {a.name: b.name for a, b in zip(facts.segments, facts.segments[1:], strict=False)}
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
+        flats = flat_units(facts, units)
+        weights = bind_segments(facts, units, flats)
+        self._compute = Compute(facts, units, flats, weights, bind_parallel(facts.layout, groups), self._live)
+        self._gradient_norm = GradientNorm(facts, units, rank)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
-            Op.FORWARD: self._forward,
-            Op.RECOMPUTE: self._recompute,
-            Op.BACKWARD: self._backward,
+            Op.FORWARD: self._compute.forward,
+            Op.RECOMPUTE: self._compute.recompute,
+            Op.BACKWARD: self._compute.backward,
+            Op.BACKWARD_INPUT: self._compute.backward_input,
+            Op.BACKWARD_WEIGHT: self._compute.backward_weight,
+            Op.SEND_ACTIVATION: self._send,
+            Op.SEND_GRADIENT: self._send,
+            Op.RECV_ACTIVATION: self._receive,
+            Op.RECV_GRADIENT: self._receive,
             Op.GATHER: self._gather,
             Op.FREE: lambda step: None,
             Op.REDUCE: self._reduce,
+            Op.REDUCE_TIED: self._reduce_tied,
             Op.SUM_LOSS: self._sum_loss,
             Op.CLIP_NORM: self._clip_norm,
             Op.UPDATE: self._update,
@@ -92,14 +103,14 @@ class Executor:
 
     def run(self, program: Program, data: StepData, lr: float = 0.0, observer: Observer | None = None) -> StepResult:
         """Runs one program. `observer(index, instruction)` is called after each instruction. Raises `StepTimeout`."""
-        self._begin(program, data, lr)
+        self._begin(data, lr)
         with torch.no_grad():
             for counter, step in enumerate(program.instructions):
                 self._publish(counter)
                 try:
                     self._handlers[step.op](step)
                 except RuntimeError as error:
-                    if step.op in (Op.WAIT, Op.CLIP_NORM, Op.GATHER, Op.REDUCE, Op.PUBLISH, Op.COUNT, Op.SUM_LOSS):
+                    if step.op in STARTS or step.op is Op.WAIT or step.collectives:
                         raise StepTimeout(counter, error) from error
                     raise
                 for name in step.frees:
@@ -107,14 +118,18 @@ class Executor:
                 if observer is not None:
                     observer(counter, step)
         self._publish(len(program.instructions))
-        total = int(self._num_targets.item())
-        return StepResult(self._loss.item() / max(total, 1), self._norm, self._skip, total)
+        if program.kind == "train" and not self._skip:
+            self.updates += 1
+        total = int(self._compute.num_targets.item())
+        losses = self._compute.loss.tolist()
+        return StepResult(losses[0] / max(total, 1), self._norm, self._skip, total, sum(losses[1:]))
 
-    def _begin(self, program: Program, data: StepData, lr: float) -> None:
+    def _begin(self, data: StepData, lr: float) -> None:
         self._data = data
         self._lr = lr
-        self._num_targets = torch.tensor(data.num_targets, dtype=torch.int64, device=self._device)
-        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._compute.num_targets = torch.tensor(data.num_targets, dtype=torch.int64, device=self._device)
+        parts = self.facts.loss_bytes // 8
+        self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
         self._norm = 0.0
         self._scale = 1.0
         self._skip = False
@@ -136,69 +151,14 @@ class Executor:
             return getattr(self.units[unit], kind)
         return None
 
-    def _allocate_gradients(self, step: Instruction) -> None:
-        for name in step.writes:
-            if name.startswith("grad/"):
-                grad = self.units[name.removeprefix("grad/")].grad
-                if not is_live(grad):
-                    set_storage(grad, live=True)
-                    self._flats[name.removeprefix("grad/")].begin_gradients()
-
-    # Compute
-
     def _load(self, step: Instruction) -> None:
         assert step.microbatch is not None
         self._live[f"batch/m{step.microbatch}"] = self._data.load(step.microbatch)
 
-    def _forward(self, step: Instruction) -> None:
-        segment, m = self._segments[step.segment or ""], step.microbatch
-        batch: Microbatch = self._live[f"batch/m{m}"]
-        weights = self._weights[segment.name]
-        if segment.kind == "embedding":
-            out = embedding_forward(batch.tokens, weights)
-        elif segment.kind == "head":
-            self._loss += head_loss(self._live[f"hidden/head/m{m}"], batch.targets, weights, self.facts.model)
-            return
-        elif any(name.startswith("saved/") for name in step.writes):
-            out = self._run_with_graph(segment.name, m)
-        else:
-            x = self._live[f"hidden/{segment.name}/m{m}"]
-            out = block_forward(x, weights, self.facts.model, batch, keep=False)
-        assert m is not None
-        self._live[hidden(self._next[segment.name], m)] = out
-
-    def _run_with_graph(self, name: str, m: int | None) -> Tensor:
-        """A block's forward on a detached input; its graph is kept by its root, so the output itself can be freed."""
-        x = self._live[f"hidden/{name}/m{m}"].detach().requires_grad_()
-        keep = self.facts.policy(self._segments[name]) != "selective"
-        with torch.enable_grad():
-            out = block_forward(x, self._weights[name], self.facts.model, self._live[f"batch/m{m}"], keep)
-        self._live[f"saved/{name}/m{m}"] = (x, get_gradient_edge(out))
-        return out.detach()
-
-    def _recompute(self, step: Instruction) -> None:
-        self._run_with_graph(step.segment or "", step.microbatch)
-
-    def _backward(self, step: Instruction) -> None:
-        self._allocate_gradients(step)
-        segment, m = self._segments[step.segment or ""], step.microbatch
-        weights = self._weights[segment.name]
-        if segment.kind == "head":
-            x, targets = self._live[f"hidden/head/m{m}"], self._live[f"batch/m{m}"].targets
-            loss, grad = head_loss_backward(x, targets, weights, self.facts.model, self._num_targets)
-            self._loss += loss
-            self._live[f"dhidden/head/m{m}"] = grad
-        elif segment.kind == "embedding":
-            upstream = self._live[f"dhidden/{self._next[segment.name]}/m{m}"]
-            embedding_backward(self._live[f"batch/m{m}"].tokens, upstream, weights)
-        else:
-            upstream = self._live[f"dhidden/{self._next[segment.name]}/m{m}"]
-            x, edge = self._live[f"saved/{segment.name}/m{m}"]
-            (self._live[f"dhidden/{segment.name}/m{m}"],) = torch.autograd.grad(edge, [x], [upstream])
-        for unit in segment.units:
-            self._flats[unit].settle_gradients()
-
     # Communication
+
+    def _group(self, step: Instruction, position: int = 0) -> Group:
+        return self.groups[step.collectives[position].axes]
 
     def _start(self, step: Instruction, handle: Handle) -> None:
         self._handles[step.short] = handle
@@ -210,19 +170,30 @@ class Executor:
         handle.wait()
 
     def _count(self, step: Instruction) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._num_targets))
+        self._start(step, self._group(step).all_reduce(self._compute.num_targets))
 
     def _sum_loss(self, step: Instruction) -> None:
-        self._start(step, self.groups[step.collectives[0].axes].all_reduce(self._loss))
+        self._start(step, self._group(step).all_reduce(self._compute.loss))
+
+    def _send(self, step: Instruction) -> None:
+        assert step.peer is not None
+        self._start(step, self.groups["pp"].send(self._live[step.reads[0]], step.peer))
+
+    def _receive(self, step: Instruction) -> None:
+        assert step.peer is not None
+        shape = (self.facts.layout.hidden_tokens, self.facts.model.hidden_size)
+        buffer = torch.empty(shape, dtype=next(iter(self.units.values())).params.dtype, device=self._device)
+        self._live[step.writes[0]] = buffer
+        self._start(step, self.groups["pp"].receive(buffer, step.peer))
 
     def _gather(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
         set_storage(unit.params, live=True)
-        self._start(step, self.groups[step.collectives[0].axes].all_gather(unit.params, unit.shard))
+        self._start(step, self._group(step).all_gather(unit.params, unit.shard))
 
     def _publish_unit(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        self._start(step, self.groups[step.collectives[0].axes].all_gather(unit.params, unit.shard))
+        self._start(step, self._group(step).all_gather(unit.params, unit.shard))
 
     def _reduce(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
@@ -231,25 +202,31 @@ class Executor:
         landing = unit.reduce if f"reduce/{step.segment}" in step.writes else None
         if landing is not None:
             set_storage(landing, live=True)
-        group = self.groups[step.collectives[0].axes]
-        if step.collectives[0].kind == "all_reduce":
-            self._start(step, group.all_reduce(unit.grad))
-            return
         first = f"grad_shard/{step.segment}" in step.writes and not is_live(unit.grad_shard)
         if first:
             set_storage(unit.grad_shard, live=True)
-        if len(step.collectives) == 1:
-            handle = group.reduce_scatter(unit.grad, landing, unit.grad_shard, first)
-        else:
-            outer = self.groups[step.collectives[1].axes]
-            handle = group.reduce_scatter_then(unit.grad, landing, unit.grad_shard, first, outer)
-        self._start(step, handle)
+        self._start(step, Handle(self._reduction(step, unit, landing, first), len(step.collectives)))
+
+    def _reduction(self, step: Instruction, unit: Unit, landing: Tensor | None, first: bool) -> Phases:
+        """The phases of a Reduce, in the order of its collectives: partial sums, then the data-parallel ranks."""
+        sums = len(unit.flat.sums)
+        for axis, start, end in unit.flat.sums:
+            yield from self.groups[axis].all_reduce_phases(unit.grad[start:end])
+        for collective in step.collectives[sums:]:
+            group = self.groups[collective.axes]
+            if collective.kind == "reduce_scatter":
+                yield from group.reduce_scatter_phases(unit.grad, landing, unit.grad_shard, first)
+            else:
+                whole = self.facts.zero_of(unit.flat.unit) == 0
+                yield from group.all_reduce_phases(unit.grad if whole else unit.grad_shard)
+
+    def _reduce_tied(self, step: Instruction) -> None:
+        self._start(step, self._group(step).all_reduce(self.units[step.segment or ""].grad_shard))
 
     # Update
 
     def _clip_norm(self, step: Instruction) -> None:
-        squares = [sum_of_squares(self.units[name.partition("/")[2]].grad_shard) for name in step.reads]
-        total = torch.stack(squares).sum()
+        total = self._gradient_norm.sum_of_squares()
         for collective in step.collectives:
             self.groups[collective.axes].all_reduce(total).wait()
         self._norm = total.sqrt().item()
@@ -263,5 +240,3 @@ class Executor:
             unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
             if unit.master is not unit.shard:
                 unit.shard.copy_(unit.master)
-        if step.segment == self.facts.segments[-1].name and not self._skip:
-            self.updates += 1

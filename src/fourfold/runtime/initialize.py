@@ -2,26 +2,60 @@
 
 import hashlib
 import math
+from collections.abc import Iterator, Mapping
+from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fourfold.layout import FlatLayout
+from fourfold.layout import FlatLayout, LocalParameter
 from fourfold.model.spec import ParameterSpec
 
 TRUNCATION = 3.0
 _CHUNK = 1 << 20
 
 
-def initialize_shard(flat: FlatLayout, index: int, seed: int, out: Tensor) -> None:
-    """Fills `out` [shard_numel] with shard `index` of the unit's initial parameters."""
+def initialize_shard(flat: FlatLayout, index: int, seed: int, coordinates: Mapping[str, int], out: Tensor) -> None:
+    """Fills `out` [shard_numel] with shard `index` of the unit's initial parameters, of the part that is held at `coordinates`."""
     out.zero_()
+    for local, start, end, target in shard_pieces(flat, index, out):
+        for first, last, low, high in global_runs(local, coordinates, start, end):
+            fill_range(local.spec, first, last, seed, target[low:high])
+
+
+def shard_pieces(flat: FlatLayout, index: int, out: Tensor) -> Iterator[tuple[LocalParameter, int, int, Tensor]]:
+    """(parameter, start, end, view of `out`): the elements of each local parameter, laid flat, that shard `index` has."""
     shard_start, shard_end = flat.shard_range(index)
-    for spec, start, end in flat.ranges():
+    for local, start, end in flat.ranges():
         low, high = max(start, shard_start), min(end, shard_end)
         if low < high:
-            fill_range(spec.spec, low - start, high - start, seed, out[low - shard_start : high - shard_start])
+            yield local, low - start, high - start, out[low - shard_start : high - shard_start]
+
+
+def global_runs(
+    local: LocalParameter, coordinates: Mapping[str, int], start: int, end: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Elements [start, end) of a rank's part, laid flat, as runs [first, last) of the whole parameter laid flat, with their place
+    [low, high) counted from `start`."""
+    if not local.splits:
+        yield start, end, 0, end - start
+        return
+    shape, box = local.spec.shape, local.box(coordinates)
+    inner = max(dim for dim, _, _ in local.splits)
+    run = prod(local.shape[inner:])
+    stride = prod(shape[inner + 1 :])
+    position = start
+    while position < end:
+        row, within = divmod(position, run)
+        taken = min(run - within, end - position)
+        first = 0
+        for dim in range(inner):
+            index, row = divmod(row, prod(local.shape[dim + 1 : inner]))
+            first = first * shape[dim] + box[dim][0] + index
+        first = (first * shape[inner] + box[inner][0]) * stride + within
+        yield first, first + taken, position - start, position - start + taken
+        position += taken
 
 
 def fill_range(spec: ParameterSpec, start: int, end: int, seed: int, out: Tensor) -> None:

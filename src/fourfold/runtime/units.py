@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fourfold.config.schema import OptimizerSection
 from fourfold.layout import FlatLayout
+from fourfold.layout.mesh import axes_name
 from fourfold.model.weights import FlatUnit, Weights, bind_weights, torch_dtype
 from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import Group
@@ -42,13 +43,19 @@ def is_live(tensor: Tensor) -> bool:
 
 
 def build_units(
-    facts: Lowering, shard_index: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
+    facts: Lowering, rank: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
 ) -> dict[str, Unit]:
-    """Allocates every unit and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
+    """Allocates every unit of the rank and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
     return {
-        name: _build_unit(facts, flat, shard_index if flat.num_shards > 1 else 0, optimizer, device, fill)
+        name: _build_unit(facts, flat, shard_index(facts, name, rank), optimizer, device, fill)
         for name, flat in facts.flats.items()
     }
+
+
+def shard_index(facts: Lowering, unit: str, rank: int) -> int:
+    """Which shard of the unit the rank has."""
+    axes = facts.shard_axes(unit)
+    return facts.layout.group_of(rank, axes).index(rank) if facts.zero_of(unit) > 0 else 0
 
 
 def _build_unit(
@@ -56,16 +63,17 @@ def _build_unit(
 ) -> Unit:
     compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (facts.compute, facts.master, facts.gradients))
     start, end = flat.shard_range(index)
+    zero = facts.zero_of(flat.unit)
     params = torch.empty(flat.padded_numel, dtype=compute, device=device)
     shard = params[start:end]
-    if facts.zero == 3:
+    if zero == 3:
         set_storage(params, live=False)
         shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
     master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if facts.mixed else shard
     fill(flat, index, master)
     grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
     grad_shard = grad[start:end]
-    if facts.zero >= 2:
+    if zero >= 2:
         grad_shard = torch.empty(flat.shard_numel, dtype=grad_dtype, device=device)
     landing = facts.buffer_bytes(f"reduce/{flat.unit}") // grad.element_size()
     reduce = torch.empty(landing, dtype=grad_dtype, device=device)
@@ -86,11 +94,11 @@ def _build_unit(
 
 def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, Group]) -> None:
     """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
-    for unit in units.values():
+    for name, unit in units.items():
         if facts.mixed:
             unit.shard.copy_(unit.master)
-        if facts.zero in (1, 2):
-            groups["dp_shard"].all_gather(unit.params, unit.shard).wait()
+        if facts.zero_of(name) in (1, 2):
+            groups[axes_name(facts.shard_axes(name))].all_gather(unit.params, unit.shard).wait()
 
 
 def flat_units(facts: Lowering, units: dict[str, Unit]) -> dict[str, FlatUnit]:
@@ -101,7 +109,7 @@ def flat_units(facts: Lowering, units: dict[str, Unit]) -> dict[str, FlatUnit]:
 def bind_segments(facts: Lowering, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
     """The weights that each segment's function takes, as views that outlive gathers and frees."""
     weights = {}
-    for segment in facts.segments:
+    for segment in facts.local_segments:
         freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]
         for tensor in freed:  # a view can only be taken of storage that is there
             set_storage(tensor, live=True)

@@ -1,0 +1,185 @@
+"""From the compute order of stages to the instructions of their segments, with recomputation and the batches they read."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fourfold.model.spec import Segment
+from fourfold.model.traffic import Traffic
+from fourfold.program import buffers as name
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
+from fourfold.program.schedule import Compute
+
+
+def expand_segments(order: Iterable[Compute], facts: Lowering, training: bool = True) -> list[list[Instruction]]:
+    """Stage -> its segments; backward in reverse. One list of instructions for every entry of the order.
+
+    The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
+    takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
+    embedding has no input gradient: its backward stands where the weight gradients do.
+    """
+    return [_expand(facts, compute, training) for compute in order]
+
+
+def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instruction]:
+    op, stage, m = compute
+    segments = facts.stage_segments(stage)
+    if op is Op.FORWARD:
+        return [_forward(facts, s, m, training) for s in segments if s.kind != "head" or not training]
+    steps = []
+    for segment in reversed(segments):
+        if op is Op.BACKWARD or segment.kind == ("embedding" if op is Op.BACKWARD_WEIGHT else "head"):
+            steps.append(_backward(facts, segment, m))
+        elif segment.kind == "block":
+            half = _backward_input if op is Op.BACKWARD_INPUT else _backward_weight
+            steps.append(half(facts, segment, m))
+    return steps
+
+
+def collectives(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
+    """What a segment's own collectives are on this mesh."""
+    return tuple(Collective(t.kind, t.axes, t.bytes, facts.layout.group_size((t.axes,))) for t in traffic)
+
+
+def _router(segment: Segment) -> list[str]:
+    return [f"router/{segment.name}"] if segment.moe else []
+
+
+def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instruction:
+    policy, footprint = facts.policy(segment), facts.footprint(segment)
+    reads = [f"params/{unit}" for unit in segment.units]
+    writes, frees = [], []
+    if segment.kind != "embedding":
+        reads.append(name.hidden(segment.name, m))
+    reads += [name.batch(m)] if segment.kind != "block" else [name.batch(m), "rope"]
+    if segment.moe:
+        reads += _router(segment)
+        writes += _router(segment) if training else []
+    if segment.kind != "head":
+        writes.append(name.hidden(facts.following[segment.name], m))
+    if training and segment.kind == "block" and policy != "full":
+        writes.append(name.saved(segment.name, m))
+    workspace = footprint.forward_workspace_bytes
+    if not training:
+        frees += [name.hidden(segment.name, m)] if segment.kind != "embedding" else []
+        if segment.kind == "block":
+            workspace = facts.evaluation_workspace(segment)
+    return Instruction(
+        Op.FORWARD,
+        segment.name,
+        m,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        frees=tuple(frees),
+        collectives=collectives(footprint.forward_collectives, facts),
+        flops=footprint.forward_flops,
+        workspace_bytes=workspace,
+    )
+
+
+def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
+    footprint = facts.footprint(segment)
+    reads = [name.batch(m)]
+    writes = [f"grad/{unit}" for unit in segment.units]
+    frees: list[str] = []
+    if segment.kind != "embedding":
+        reads += [f"params/{unit}" for unit in segment.units]
+        reads.append(name.hidden(segment.name, m))
+        writes.append(name.dhidden(segment.name, m))
+        frees.append(name.hidden(segment.name, m))
+    if segment.kind != "head":
+        upstream = name.dhidden(facts.following[segment.name], m)
+        reads.append(upstream)
+        frees.append(upstream)
+    if segment.kind == "block":
+        reads.append(name.saved(segment.name, m))
+        frees.append(name.saved(segment.name, m))
+    return Instruction(
+        Op.BACKWARD,
+        segment.name,
+        m,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        frees=tuple(frees),
+        collectives=collectives(footprint.backward_collectives, facts),
+        flops=footprint.backward_flops,
+        workspace_bytes=footprint.backward_workspace_bytes,
+    )
+
+
+def _backward_input(facts: Lowering, segment: Segment, m: int) -> Instruction:
+    """A block's input gradient; norms' weight gradients come with it, the products' are put off."""
+    footprint, whole = facts.footprint(segment), _backward(facts, segment, m)
+    return replace(
+        whole,
+        op=Op.BACKWARD_INPUT,
+        writes=(*whole.writes, name.deferred(segment.name, m)),
+        collectives=collectives(footprint.input_collectives, facts),
+        flops=footprint.input_flops,
+        workspace_bytes=footprint.input_workspace_bytes,
+    )
+
+
+def _backward_weight(facts: Lowering, segment: Segment, m: int) -> Instruction:
+    footprint = facts.footprint(segment)
+    return Instruction(
+        Op.BACKWARD_WEIGHT,
+        segment.name,
+        m,
+        reads=(name.deferred(segment.name, m),),
+        writes=tuple(f"grad/{unit}" for unit in segment.units),
+        frees=(name.deferred(segment.name, m),),
+        collectives=collectives(footprint.weight_collectives, facts),
+        flops=footprint.weight_flops,
+        workspace_bytes=footprint.weight_workspace_bytes,
+    )
+
+
+def insert_recompute(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+    """Before the backward of a segment whose forward kept nothing: its forward again (Chen et al. 2016)."""
+    full = {s.name: s for s in facts.local_segments if facts.policy(s) == "full"}
+    result = []
+    for step in steps:
+        segment = full.get(step.segment or "")
+        if segment is not None and step.op in BACKWARD_OPS - {Op.BACKWARD_WEIGHT}:
+            m = step.microbatch
+            assert m is not None
+            footprint = facts.footprint(segment)
+            params = [f"params/{unit}" for unit in segment.units]
+            result.append(
+                Instruction(
+                    Op.RECOMPUTE,
+                    segment.name,
+                    m,
+                    reads=(*params, name.hidden(segment.name, m), name.batch(m), "rope", *_router(segment)),
+                    writes=(name.saved(segment.name, m),),
+                    collectives=collectives(footprint.forward_collectives, facts),
+                    flops=footprint.forward_flops,
+                    workspace_bytes=footprint.recompute_workspace_bytes,
+                )
+            )
+        result.append(step)
+    return result
+
+
+def insert_loads(steps: list[Instruction]) -> list[Instruction]:
+    """Each microbatch is fetched before the first instruction that reads it and dropped after the last."""
+    first: dict[int, list[int]] = {}
+    last: dict[str, int] = {}
+    seen: set[str] = set()
+    for index, step in enumerate(steps):
+        if step.microbatch is None or name.batch(step.microbatch) not in step.reads:
+            continue
+        batch = name.batch(step.microbatch)
+        last[batch] = index
+        if batch not in seen:
+            seen.add(batch)
+            first.setdefault(index, []).append(step.microbatch)
+    drops: dict[int, list[str]] = {}
+    for batch, index in last.items():
+        drops.setdefault(index, []).append(batch)
+    result: list[Instruction] = []
+    for index, step in enumerate(steps):
+        result += [Instruction(Op.LOAD, microbatch=m, writes=(name.batch(m),)) for m in first.get(index, ())]
+        result.append(replace(step, frees=(*step.frees, *drops[index])) if index in drops else step)
+    return result

@@ -1,0 +1,46 @@
+"""Which segments make a pipeline stage: consecutive ones, divided so that the slowest stage is as fast as can be."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+def divide(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """How many consecutive segments each stage gets, at least one each.
+
+    The largest stage's cost is the least possible; among the divisions that reach it, the one whose costs are most even (least sum
+    of squares); among those, the one that gives early stages more. Needs `num_stages` <= number of segments.
+    """
+    total = len(costs)
+    sums = [0.0, *accumulate(costs)]
+    worst = _least_maximum(sums, num_stages) * (1 + 1e-12)
+    # best[i]: (sum of squares, sizes) of segments i.. divided among the stages that remain
+    best: list[tuple[float, tuple[int, ...]] | None] = [None] * total + [(0.0, ())]
+    for stages_left in range(1, num_stages + 1):
+        following, best = best, [None] * (total + 1)
+        for start in range(total - stages_left, -1, -1):
+            for end in range(total - stages_left + 1, start, -1):
+                rest, cost = following[end], sums[end] - sums[start]
+                if rest is None or cost > worst:
+                    continue
+                candidate = (rest[0] + cost * cost, (end - start, *rest[1]))
+                current = best[start]
+                if current is None or candidate[0] < current[0] * (1 - 1e-12):
+                    best[start] = candidate
+    found = best[0]
+    assert found is not None
+    return found[1]
+
+
+def _least_maximum(sums: Sequence[float], num_stages: int) -> float:
+    """The least possible cost of the largest stage."""
+    total = len(sums) - 1
+    worst = [sums[total] - sums[start] for start in range(total)] + [float("inf")]
+    for stages_left in range(2, num_stages + 1):
+        worst = [
+            min(
+                (max(sums[end] - sums[start], worst[end]) for end in range(start + 1, total - stages_left + 2)),
+                default=float("inf"),
+            )
+            for start in range(total + 1)
+        ]
+    return worst[0]

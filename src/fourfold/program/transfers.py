@@ -1,0 +1,153 @@
+"""The transfer pass: what crosses between pipeline ranks is sent when it is made and received one computation ahead of its use.
+
+No order can deadlock here. All ranks' computations are put in one order of time in which each follows what it needs. A receive is
+started at its rank's computation before the one that needs it, a send is joined at its rank's first computation after that; so
+whoever waits, waits for something earlier in that order. Between two ranks, receives are started in the order of the sends,
+since NCCL pairs them by order alone.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fourfold.program import buffers as name
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import Collective, Instruction, Op
+from fourfold.program.schedule import Compute, StageTimes
+from fourfold.program.schedule.execution import execute
+
+Entry = tuple[int, int]
+"""A pipeline rank and a position in its order."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A hidden state, or its gradient, from rank to rank, with places in time: of the computation that makes it, of the one before
+    which its receive starts, of the one that needs it."""
+
+    source: int
+    target: int
+    segment: str
+    microbatch: int
+    gradient: bool
+    made: int
+    received: int
+    needed: int
+
+    @property
+    def buffer(self) -> str:
+        return (name.dhidden if self.gradient else name.hidden)(self.segment, self.microbatch)
+
+    def send(self, facts: Lowering) -> Instruction:
+        op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
+        collective = Collective("send", "pp", facts.buffer_bytes(self.buffer), 2)
+        return Instruction(
+            op,
+            self.segment,
+            self.microbatch,
+            self.target,
+            reads=(self.buffer,),
+            collectives=(collective,),
+            stream="pp",
+        )
+
+    def receive(self, facts: Lowering) -> Instruction:
+        op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
+        collective = Collective("recv", "pp", facts.buffer_bytes(self.buffer), 2)
+        return Instruction(
+            op,
+            self.segment,
+            self.microbatch,
+            self.source,
+            writes=(self.buffer,),
+            collectives=(collective,),
+            stream="pp",
+        )
+
+
+@dataclass(frozen=True)
+class TransferPlan:
+    """`places`: of every rank's computations in time. `transfers`: those that each rank is an end of."""
+
+    places: list[list[int]]
+    transfers: list[list[Transfer]]
+
+
+def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, facts: Lowering) -> list[Instruction]:
+    """Recv ahead, Send when ready, Wait where needed. `groups`: the instructions of each entry of this rank's order."""
+    places = plan.places[facts.pp_rank]
+    before: dict[int, list[Instruction]] = {}
+    waits: dict[int, list[Instruction]] = {}
+    after: dict[int, list[Instruction]] = {}
+    for transfer in plan.transfers[facts.pp_rank]:
+        if transfer.target == facts.pp_rank:
+            start = transfer.receive(facts)
+            before.setdefault(transfer.received, []).append(start)
+            waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
+        else:
+            start = transfer.send(facts)
+            after.setdefault(transfer.made, []).append(start)
+            join = Instruction(Op.WAIT, handle=start.short, frees=(transfer.buffer,))
+            later = bisect_right(places, max(transfer.received, transfer.made))
+            if later < len(places):
+                waits.setdefault(places[later], []).append(join)
+            else:
+                after.setdefault(places[-1], []).append(join)
+    result: list[Instruction] = []
+    for place, group in zip(places, groups, strict=True):
+        result += [*before.get(place, ()), *waits.get(place, ()), *group, *after.get(place, ())]
+    return result
+
+
+def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[list[int]]:
+    """The place in time of every rank's computations, all different, each after what it needs."""
+    starts = execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).starts
+    flat = sorted((start, rank, index) for rank, row in enumerate(starts) for index, start in enumerate(row))
+    places = [[0] * len(row) for row in starts]
+    for place, (_, rank, index) in enumerate(flat):
+        places[rank][index] = place
+    return places
+
+
+def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> TransferPlan:
+    """Every transfer of the pipeline; those between two ranks stand in the order of sending."""
+    times = linear_order(orders, facts.layout.stage_ranks)
+    makers: dict[tuple[bool, int, int], Entry] = {}
+    users: dict[tuple[bool, int, int], Entry] = {}
+    for rank, order in enumerate(orders):
+        for index, (op, stage, m) in enumerate(order):
+            if op is Op.FORWARD:
+                makers[False, stage + 1, m] = users[False, stage, m] = (rank, index)
+            elif op is not Op.BACKWARD_WEIGHT:
+                makers[True, stage, m] = users[True, stage + 1, m] = (rank, index)
+    channels: dict[tuple[int, int], list[Transfer]] = {}
+    for key in makers.keys() & users.keys():
+        (source, made), (target, position), (gradient, stage, m) = makers[key], users[key], key
+        if source == target:
+            continue
+        transfer = Transfer(
+            source,
+            target,
+            facts.stage_segments(stage)[0].name,
+            m,
+            gradient,
+            made=times[source][made],
+            received=times[target][max(0, position - 1)],
+            needed=times[target][position],
+        )
+        channels.setdefault((source, target), []).append(transfer)
+    transfers: list[list[Transfer]] = [[] for _ in orders]
+    for (source, target), channel in sorted(channels.items()):
+        ordered = _in_order(channel)
+        transfers[source] += ordered
+        transfers[target] += ordered
+    return TransferPlan(times, transfers)
+
+
+def _in_order(channel: list[Transfer]) -> list[Transfer]:
+    """By time of sending, with receives brought forward so that they start in the same order."""
+    result: list[Transfer] = []
+    for transfer in sorted(channel, key=lambda t: t.made, reverse=True):
+        latest = min(transfer.received, result[-1].received) if result else transfer.received
+        result.append(replace(transfer, received=latest))
+    return result[::-1]

@@ -1,0 +1,94 @@
+"""The end of a step: tied gradients, loads of experts, norm, optimizer, publishing; and the sums that the loss needs."""
+
+from fourfold.config import DTYPE_BYTES
+from fourfold.layout.mesh import axes_name
+from fourfold.program.buffers import SCALAR_BYTES, Lowering
+from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
+
+
+def over(facts: Lowering, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
+    """A collective over these axes, all active."""
+    return Collective(kind, axes_name(axes), size, facts.layout.group_size(axes))
+
+
+def append_update(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+    """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the publishing of what was updated, behind the next update."""
+    grads = tuple(facts.gradient_buffer(unit) for unit in facts.flats)
+    norm = (over(facts, "all_reduce", facts.norm_axes, SCALAR_BYTES),) if facts.norm_axes else ()
+    result = [*steps, *_reduce_tied(facts), *_balance(facts), Instruction(Op.CLIP_NORM, reads=grads, collectives=norm)]
+    waits = []
+    for unit, flat in facts.flats.items():
+        values, gradient = facts.values_buffer(unit), facts.gradient_buffer(unit)
+        state = (values, f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
+        converted = flat.shard_numel * DTYPE_BYTES[facts.master] if facts.gradients != facts.master else 0
+        update = Instruction(
+            Op.UPDATE,
+            unit,
+            reads=(gradient, *state),
+            writes=state,
+            frees=(gradient,),
+            workspace_bytes=converted,
+        )
+        result.append(update)
+        if facts.zero_of(unit) in (1, 2):
+            axes = facts.shard_axes(unit)
+            gather = over(facts, "all_gather", axes, facts.buffer_bytes(f"params/{unit}"))
+            publish = Instruction(
+                Op.PUBLISH, unit, reads=(values,), writes=(values,), collectives=(gather,), stream=axes_name(axes)
+            )
+            result.append(publish)
+            waits.append(Instruction(Op.WAIT, handle=publish.short))
+    return result + waits
+
+
+def _reduce_tied(facts: Lowering) -> list[Instruction]:
+    """Both stages that hold the tied embedding add their gradients of it, once a step, after their own reductions."""
+    unit = facts.tied_unit
+    if unit is None:
+        return []
+    gradient = facts.gradient_buffer(unit)
+    kept = facts.flats[unit].shard_numel * DTYPE_BYTES[facts.gradients]
+    tied = Instruction(
+        Op.REDUCE_TIED,
+        unit,
+        reads=(gradient,),
+        writes=(gradient,),
+        collectives=(over(facts, "all_reduce", ("tied",), kept),),
+        stream="tied",
+    )
+    return [tied, Instruction(Op.WAIT, handle=tied.short)]
+
+
+def _balance(facts: Lowering) -> list[Instruction]:
+    """The experts' loads summed over all that routed tokens, and the balancing biases moved by them."""
+    routers = tuple(f"router/{segment.name}" for segment in facts.moe_segments)
+    if not routers:
+        return []
+    counts = len(routers) * facts.model.num_experts * SCALAR_BYTES
+    loads = (over(facts, "all_reduce", facts.router_axes, counts),) if facts.router_axes else ()
+    return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=counts)]
+
+
+def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+    """The number of valid targets before the first loss is divided by it, and the loss for the record after the last."""
+    heads = [i for i, step in enumerate(steps) if step.segment == "head" and step.op in BACKWARD_OPS | {Op.FORWARD}]
+    first = heads[0] if heads else len(steps)
+    if facts.data_axes:
+        axes = facts.data_axes
+        count = Instruction(
+            Op.COUNT, collectives=(over(facts, "all_reduce", axes, SCALAR_BYTES),), stream=axes_name(axes)
+        )
+        steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
+    if facts.loss_axes:
+        axes = facts.loss_axes
+        loss = Instruction(
+            Op.SUM_LOSS, collectives=(over(facts, "all_reduce", axes, facts.loss_bytes),), stream=axes_name(axes)
+        )
+        last = max((i for i, step in enumerate(steps) if step.op in _GIVES_LOSS), default=len(steps) - 1)
+        if facts.layout.pp == 1 and not facts.moe_segments:
+            last = max(i for i, step in enumerate(steps) if step.segment == "head" and step.op in _GIVES_LOSS)
+        steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
+    return steps
+
+
+_GIVES_LOSS = BACKWARD_OPS | {Op.FORWARD}

@@ -1,0 +1,122 @@
+"""The computing instructions: a segment's function on buffers by name, its backward on its own graph."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.parallel import Parallel
+from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.weights import FlatUnit, deferring
+from fourfold.program import Instruction
+from fourfold.program.buffers import Lowering, deferred, dhidden, hidden, saved
+from fourfold.runtime.units import Unit, is_live, set_storage
+
+
+class Compute:
+    """Runs the segments of one rank. `live` holds what lives within a step, by buffer name; the executor shares it."""
+
+    def __init__(
+        self,
+        facts: Lowering,
+        units: Mapping[str, Unit],
+        flats: Mapping[str, FlatUnit],
+        weights: Mapping[str, Any],
+        parallel: Parallel,
+        live: dict[str, Any],
+    ) -> None:
+        self._facts = facts
+        self._units = units
+        self._flats = flats
+        self._weights = weights
+        self._parallel = parallel
+        self._live = live
+        self.num_targets: Tensor
+        """Valid targets of the global batch, once they are counted."""
+        self.loss: Tensor
+        """Sum of the token losses that this rank has computed, and of its auxiliary losses."""
+
+    def forward(self, step: Instruction) -> None:
+        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        batch: Microbatch = self._live[f"batch/m{m}"]
+        weights = self._weights[segment.name]
+        if segment.kind == "embedding":
+            out = embedding_forward(batch.tokens, weights, self._parallel)
+        elif segment.kind == "head":
+            x = self._live[hidden("head", m)]
+            self.loss[0] += head_loss(x, batch.targets, weights, self._facts.model, self._parallel)
+            return
+        elif saved(segment.name, m) in step.writes:
+            out = self._run_with_graph(segment.name, m)
+        else:
+            x = self._live[hidden(segment.name, m)]
+            out = block_forward(x, weights, self._facts.model, batch, self._parallel, keep=False)
+        self._live[hidden(self._facts.following[segment.name], m)] = out
+
+    def recompute(self, step: Instruction) -> None:
+        self._run_with_graph(step.segment or "", _microbatch(step))
+
+    def _run_with_graph(self, name: str, m: int) -> Tensor:
+        """A block's forward on a detached input; its graph is kept by its root, so the output itself can be freed."""
+        x = self._live[hidden(name, m)].detach().requires_grad_()
+        keep = self._facts.policy(self._facts.by_name[name]) != "selective"
+        batch = self._live[f"batch/m{m}"]
+        with torch.enable_grad():
+            out = block_forward(x, self._weights[name], self._facts.model, batch, self._parallel, keep)
+        self._live[saved(name, m)] = (x, get_gradient_edge(out))
+        return out.detach()
+
+    def backward(self, step: Instruction) -> None:
+        self._allocate_gradients(step)
+        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        weights = self._weights[segment.name]
+        if segment.kind == "head":
+            x, targets = self._live[hidden("head", m)], self._live[f"batch/m{m}"].targets
+            loss, grad = head_loss_backward(
+                x, targets, weights, self._facts.model, self.num_targets, parallel=self._parallel
+            )
+            self.loss[0] += loss
+            self._live[dhidden("head", m)] = grad
+        elif segment.kind == "embedding":
+            upstream = self._live[dhidden(self._facts.following[segment.name], m)]
+            embedding_backward(self._live[f"batch/m{m}"].tokens, upstream, weights, self._parallel)
+        else:
+            self._input_gradient(segment.name, m)
+        self._settle(segment.units)
+
+    def backward_input(self, step: Instruction) -> None:
+        self._allocate_gradients(step)
+        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        with deferring(self._flats[unit] for unit in segment.units) as pending:
+            self._input_gradient(segment.name, m)
+        self._live[deferred(segment.name, m)] = pending
+
+    def backward_weight(self, step: Instruction) -> None:
+        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        self._live[deferred(segment.name, m)].run()
+        self._settle(segment.units)
+
+    def _input_gradient(self, name: str, m: int) -> None:
+        upstream = self._live[dhidden(self._facts.following[name], m)]
+        x, edge = self._live[saved(name, m)]
+        (self._live[dhidden(name, m)],) = torch.autograd.grad(edge, [x], [upstream])
+
+    def _allocate_gradients(self, step: Instruction) -> None:
+        for name in step.writes:
+            if name.startswith("grad/"):
+                unit = name.removeprefix("grad/")
+                if not is_live(self._units[unit].grad):
+                    set_storage(self._units[unit].grad, live=True)
+                    self._flats[unit].begin_gradients()
+
+    def _settle(self, units: tuple[str, ...]) -> None:
+        for unit in units:
+            self._flats[unit].settle_gradients()
+
+
+def _microbatch(step: Instruction) -> int:
+    assert step.microbatch is not None
+    return step.microbatch

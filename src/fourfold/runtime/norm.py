@@ -1,0 +1,65 @@
+"""The global gradient norm, to which each element of each parameter counts once, however many ranks hold it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fourfold.layout import Layout
+from fourfold.layout.mesh import AXES
+from fourfold.program.buffers import Lowering
+from fourfold.runtime.optimizer import sum_of_squares
+from fourfold.runtime.units import Unit
+
+
+class GradientNorm:
+    """This rank's share of the norm. Its sum over the ranks of `facts.norm_axes` is the whole."""
+
+    def __init__(self, facts: Lowering, units: Mapping[str, Unit], rank: int) -> None:
+        self._parts: list[tuple[Unit, list[tuple[int, int]]]] = []
+        for name, unit in units.items():
+            if is_counted(facts, name, rank):
+                self._parts.append((unit, _counted_ranges(unit, facts.layout.coordinates(rank))))
+
+    def sum_of_squares(self) -> Tensor:
+        """A scalar in fp64, of the reduced gradients."""
+        squares = [
+            sum_of_squares(unit.grad_shard[start:end])
+            for unit, ranges in self._parts
+            for start, end in ranges
+            if start < end
+        ]
+        if not squares:
+            device = next((unit.grad.device for unit, _ in self._parts), torch.device("cpu"))
+            return torch.zeros((), dtype=torch.float64, device=device)
+        return torch.stack(squares).sum()
+
+
+def is_counted(facts: Lowering, unit: str, rank: int) -> bool:
+    """Whether this rank is the first of those in its norm group that hold the same reduced gradient of the unit."""
+    layout, flat = facts.layout, facts.flats[unit]
+    if unit == facts.tied_unit and facts.pp_rank != layout.tied_ranks[0]:
+        return False
+    keys: tuple[str, ...] = ("pp", "tp") if flat.domain == "dense" else ("pp", "ep", "etp")
+    if facts.zero_of(unit) > 0:
+        keys += ("dp_shard", "cp") if flat.domain == "dense" else ("edp",)
+    own = _place(layout, rank, keys)
+    members = layout.group_of(rank, facts.norm_axes or AXES[:1])
+    return all(member >= rank or _place(layout, member, keys) != own for member in members)
+
+
+def _place(layout: Layout, rank: int, keys: tuple[str, ...]) -> tuple[int, ...]:
+    coordinates = layout.coordinates(rank)
+    return tuple(coordinates[key] for key in keys)
+
+
+def _counted_ranges(unit: Unit, coordinates: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Ranges of the shard without the elements of which a rank before this one along a tensor-parallel axis has a copy."""
+    low, high = unit.flat.shard_range(unit.index)
+    ranges, start = [], low
+    for axis, first, last in unit.flat.copied_ranges():
+        if coordinates[axis] == 0 or unit.flat.domain == "expert":
+            continue
+        ranges.append((start - low, max(min(first, high), start) - low))
+        start = max(start, min(last, high))
+    return [*ranges, (start - low, high - low)]
