@@ -12,7 +12,7 @@ from fourfold.config import ModelConfig, ModelSection, UserError, parse_run, pre
 from fourfold.config.huggingface import parse_config, to_config
 from fourfold.config.schema import RopeScaling
 from fourfold.layout import resolve_layout
-from fourfold.model.spec import num_parameters
+from fourfold.model.spec import num_active_parameters, num_parameters
 
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,
@@ -25,6 +25,21 @@ PUBLISHED = {
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
     "smollm2-135m": 134_515_008,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,  # "141B"
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_026_404_352,  # 671,026,419,200 with its balancing biases, 58 x 256; without multi-token prediction
+    "gpt3-175b": 174_604_259_328,  # "174.6B": table 2.1's "175.0B" is rounded
+    "megatron-1t": 1_008_038_758_400,  # "1008.0B", table 1
+}
+ACTIVE = {
+    "mixtral-8x7b": 12.88e9,
+    "mixtral-8x22b": 39.15e9,
+    "qwen3-30b-a3b": 3.35e9,
+    "qwen3-235b-a22b": 22.19e9,
+    "deepseek-v3": 37.55e9,
+    "llama3-405b": 405.85e9,
 }
 
 
@@ -39,6 +54,20 @@ def test_every_preset_but_the_toy_has_a_published_size() -> None:
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(preset: str) -> None:
     assert num_parameters(_resolve(preset)) == PUBLISHED[preset]
+
+
+@pytest.mark.parametrize("preset", ACTIVE)
+def test_a_token_passes_the_published_number_of_parameters(preset: str) -> None:
+    assert num_active_parameters(_resolve(preset)) == pytest.approx(ACTIVE[preset], rel=1e-3)
+
+
+def test_narayanans_formula_for_the_size_of_a_gpt_model() -> None:
+    """Formula 2 of Narayanan et al. 2021, which leaves out the last LayerNorm."""
+    for preset in ("gpt3-175b", "megatron-1t"):
+        m = _resolve(preset)
+        layers, hidden, vocab, length = m.num_layers, m.hidden_size, m.vocab_size, m.max_position
+        formula = layers * hidden * (12 * hidden + 13) + (vocab + length) * hidden
+        assert num_parameters(m) == formula + 2 * hidden
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
@@ -239,21 +268,24 @@ def _config(**changes: Any) -> dict[str, Any]:
     return {"model_type": "llama", **BARE, **changes}
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, ["model_type = 'gpt2'", "llama, mistral, qwen2, qwen3"]),
+        ({"model_type": "bert"}, ["model_type = 'bert'", "llama, mistral, qwen2, qwen3, mixtral, qwen3_moe, deepseek_v3"]),
         ({"model_type": None}, ["model_type = None", "llama"]),
         ({"model_type": ["llama"]}, ["model_type"]),
         ({"mlp_bias": True}, ["mlp_bias = true", "false"]),
         ({"attention_bias": True}, ["attention_bias = true", "false"]),
         ({"model_type": "qwen3", "attention_bias": True}, ["attention_bias = true", "qwen3"]),
         ({"hidden_act": "gelu"}, ["hidden_act = 'gelu'", "'silu'"]),
-        ({"rope_scaling": YARN}, ["rope_type = 'yarn'", "'llama3'"]),
-        ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, ["rope_type = 'yarn'", "'llama3'"]),
+        ({"rope_scaling": {**YARN, "attention_factor": 1.2}}, ["attention_factor = 1.2", "null"]),
+        ({"rope_scaling": {**YARN, "truncate": False}}, ["truncate = false", "true"]),
+        ({"rope_scaling": {**YARN, "factor": 0.5}}, ["factor = 0.5", "at least 1"]),
+        ({"rope_scaling": {**YARN, "beta_slow": 64.0}}, ["beta_slow = 64.0", "beta_fast = 32.0"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ["lacks the key 'original_max_position_embeddings'"]),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, ["rope_type = 'linear'"]),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_type = 'dynamic'"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["lacks the key 'low_freq_factor'"]),

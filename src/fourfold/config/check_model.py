@@ -145,8 +145,6 @@ def _balancing(model: ModelConfig) -> str | None:
             f"model.capacity_factor = {factor} would drop tokens even of a perfect balance; allowed: at least 1, or 0 for "
             f"dropless; a value that works: 1.25"
         )
-    if model.mtp_loss and not model.mtp_layers:
-        return f"model.mtp_loss = {model.mtp_loss} needs model.mtp_layers > 0; a value that works: mtp_layers = 1"
     return None
 
 

@@ -83,4 +83,5 @@ def departures(model: ModelConfig, family: str) -> dict[str, Any]:
 
 def nearest_family(model: ModelConfig) -> tuple[str, dict[str, Any]]:
     """The family that has the most of the model, and what it lacks."""
-    return min(((family, departures(model, family)) for family in _FIXED), key=lambda pair: len(pair[1]))
+    families = [f for f in _FIXED if not model.num_experts or "num_experts" not in _FIXED[f]]
+    return min(((family, departures(model, family)) for family in families), key=lambda pair: len(pair[1]))

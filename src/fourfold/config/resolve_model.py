@@ -120,7 +120,9 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "capacity_factor",
     ),
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
+    "mtp_layers": ("mtp_loss",),
 }
+_EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1}
 """Keys that mean nothing where the first is 0."""
 
 
@@ -137,10 +139,9 @@ def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:
         for key in keys:
             value = stated.get(key, defaults[key])
             if value != defaults[key] and not (key in _NONE_AS_ZERO and value == 0):
-                example = 8 if needed == "num_experts" else 512
                 raise UserError(
                     f"model.{key} = {_toml(value)} needs model.{needed} > 0; leave it out, or state for example "
-                    f"{needed} = {example}"
+                    f"{needed} = {_EXAMPLES[needed]}"
                 )
             values.pop(key, None)
 

@@ -1,0 +1,88 @@
+"""Rotary positions in a Hugging Face `config.json`: transformers 4 has `rope_theta` and `rope_scaling`, 5 one `rope_parameters`."""
+
+from typing import Any
+
+from fourfold.config.errors import UserError
+from fourfold.config.huggingface_values import number
+from fourfold.config.model_config import ModelConfig
+from fourfold.config.schema import RopeScaling, YarnScaling
+
+_LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ORIGINAL = "original_max_position_embeddings"
+
+
+def read_rope(raw: dict[str, Any], values: dict[str, Any], source: str) -> None:
+    """Fills `rope_theta` and `rope_scaling` or `yarn_scaling`. Raises `UserError` for another kind of scaling."""
+    for key in ("rope_scaling", "rope_parameters"):
+        if not isinstance(raw.get(key) or {}, dict):
+            raise UserError(f"{source}: {key} = {raw[key]!r} must be an object or null")
+    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    theta = rope.get("rope_theta", raw.get("rope_theta"))
+    if theta is not None:
+        values["rope_theta"] = number(theta, "rope_theta", source, float)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return
+    if kind == "llama3":
+        values["rope_scaling"] = _llama3(rope, source)
+    elif kind == "yarn":
+        values["yarn_scaling"] = _yarn(rope, source)
+    else:
+        raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: 'default', 'llama3', 'yarn'")
+
+
+def _llama3(rope: dict[str, Any], source: str) -> RopeScaling:
+    for key, example in _LLAMA31.items():
+        if key not in rope:
+            raise UserError(f"{source}: rope scaling 'llama3' lacks the key {key!r}; Llama 3.1 has {example}")
+    return RopeScaling(
+        factor=number(rope["factor"], "factor", source, float),
+        low_freq_factor=number(rope["low_freq_factor"], "low_freq_factor", source, float),
+        high_freq_factor=number(rope["high_freq_factor"], "high_freq_factor", source, float),
+        original_max_position=number(rope[_ORIGINAL], _ORIGINAL, source, int),
+    )
+
+
+def _yarn(rope: dict[str, Any], source: str) -> YarnScaling:
+    for key, example in (("factor", 40.0), (_ORIGINAL, 4096)):
+        if rope.get(key) is None:
+            raise UserError(f"{source}: rope scaling 'yarn' lacks the key {key!r}; DeepSeek-V3 has {example}")
+    if rope.get("attention_factor") is not None:
+        raise UserError(
+            f"{source}: rope scaling's attention_factor = {rope['attention_factor']!r} is not supported; allowed: null"
+        )
+    if rope.get("truncate") is False:
+        raise UserError(f"{source}: rope scaling's truncate = false is not supported; allowed: true")
+    values: dict[str, Any] = {}
+    for key in ("beta_fast", "beta_slow"):
+        if rope.get(key):
+            values[key] = number(rope[key], key, source, float)
+    for key in ("mscale", "mscale_all_dim"):
+        if rope.get(key) is not None:
+            values[key] = number(rope[key], key, source, float, zero=True)
+    factor = number(rope["factor"], "factor", source, float)
+    if factor < 1:
+        raise UserError(f"{source}: rope scaling's factor = {factor} is not supported; allowed: at least 1")
+    return YarnScaling(factor=factor, original_max_position=number(rope[_ORIGINAL], _ORIGINAL, source, int), **values)
+
+
+def write_rope(model: ModelConfig) -> dict[str, Any]:
+    """The keys of both versions of transformers."""
+    scaling: dict[str, Any] = {"rope_type": "default"}
+    if model.rope_scaling is not None:
+        scaling = {
+            "rope_type": "llama3",
+            "factor": model.rope_scaling.factor,
+            "low_freq_factor": model.rope_scaling.low_freq_factor,
+            "high_freq_factor": model.rope_scaling.high_freq_factor,
+            _ORIGINAL: model.rope_scaling.original_max_position,
+        }
+    elif model.yarn_scaling is not None:
+        stated = model.yarn_scaling.model_dump(exclude_none=True)
+        stated[_ORIGINAL] = stated.pop("original_max_position")
+        scaling = {"rope_type": "yarn", **stated}
+    return {
+        "rope_theta": model.rope_theta,
+        "rope_scaling": scaling if scaling["rope_type"] != "default" else None,
+        "rope_parameters": {**scaling, "rope_theta": model.rope_theta},
+    }
