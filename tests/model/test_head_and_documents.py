@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import head
-from fourfold.model.footprint import chunk_tokens
 from fourfold.model.segments import causal_attention
+from fourfold.model.shape import chunk_tokens
 from tests.support.plain_model import PlainModel, random_tokens
 
 MODEL = ModelConfig(2, 16, 4, 2, 4, 24, 37)

@@ -107,7 +107,7 @@ def losses(rank: int, sequence: bool) -> tuple[float, float]:
     """The head's loss in training and evaluation, with logits far from each other on different ranks."""
     whole = PlainModel(BASE, torch.float32)
     whole.parameters()["lm_head.weight"].mul_(300.0)
-    split = SplitModel(whole, tensor_layout(BASE, 2, sequence), rank)
+    split = SplitModel(whole, tensor_layout(BASE, 2, sequence), rank, torch.float32)
     tokens, targets = random_tokens(BASE, ROWS, LENGTH)
     batch = whole.microbatch(tokens, targets)
     parallel = Parallel(tp=world_group(rank), sequence=sequence)

@@ -146,7 +146,7 @@ def run_segments(
 class SplitModel:
     """One rank's part of a plain model."""
 
-    def __init__(self, whole: PlainModel, layout: Layout, rank: int) -> None:
+    def __init__(self, whole: PlainModel, layout: Layout, rank: int, gradients: torch.dtype = torch.float64) -> None:
         self.layout, self.coordinates = layout, layout.coordinates(rank)
         self.model, self.segments = whole.model, whole.segments
         self.flats: dict[str, FlatLayout] = flat_layouts(whole.segments, layout)
@@ -155,7 +155,7 @@ class SplitModel:
         for name, flat in self.flats.items():
             parts = [take_box(parameters[p.name], p.box(self.coordinates)).reshape(-1) for p in flat.parameters]
             values = torch.cat(parts)
-            self.units[name] = FlatUnit(flat.parameters, values, torch.zeros_like(values))
+            self.units[name] = FlatUnit(flat.parameters, values, torch.zeros_like(values, dtype=gradients))
         self.weights = {s.name: bind_weights(s, self.model, self.units) for s in self.segments}
 
     def summed_gradients(self) -> dict[str, Tensor]:

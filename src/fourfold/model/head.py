@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.footprint import chunk_tokens
 from fourfold.model.norm import rms_norm, rms_norm_backward, wide
 from fourfold.model.parallel import ALONE, Group, Parallel
+from fourfold.model.shape import chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import HeadWeights
 

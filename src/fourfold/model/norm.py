@@ -16,14 +16,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     source = wide(x)
     scale = torch.linalg.vector_norm(source, dim=-1, keepdim=True)
     scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return apply_rms(x, scale, weight), scale
+    return _scaled(source, x, scale, weight), scale
 
 
 def apply_rms(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
     """The norm's output again, from its saved 1/rms."""
-    if x.dtype == scale.dtype:
+    return _scaled(wide(x), x, scale, weight)
+
+
+def _scaled(source: Tensor, x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """`source`: x itself, or a converted copy of it, which is overwritten."""
+    if source is x:
         return (x * scale).mul_(weight)
-    return (wide(x) * scale).to(x.dtype).mul_(weight)
+    return source.mul_(scale).to(x.dtype).mul_(weight)
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, scale: Tensor, weight: Weight) -> Tensor:

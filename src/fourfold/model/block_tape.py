@@ -1,0 +1,157 @@
+"""A decoder block's passes, line by line after `operators.py`: grouped-query attention and the gated feed-forward.
+
+Symbols: T tokens, t those whose hidden states the rank holds, h hidden, q heads x head_dim, kv kv_heads x head_dim, f ffn, the
+latter three this rank's; e bytes of the compute format, w bytes of the format of norms and losses.
+"""
+
+from fourfold.config import ModelConfig
+from fourfold.model.shape import Shape
+from fourfold.model.spec import Segment
+from fourfold.model.tape import Tape, norm_backward, norm_forward, rebuild_normed
+
+
+def block_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool, graph: bool = True) -> Tape:
+    """What is live at the end: the saved tensors (none without a graph) and `output`."""
+    tape = Tape()
+    _attention_forward(tape, model, shape, keep, graph)
+    _feed_forward_forward(tape, model, shape, keep, graph)
+    return tape
+
+
+def block_backward(
+    segment: Segment, model: ModelConfig, shape: Shape, saved: dict[str, int], keep: bool, apart: bool = False
+) -> Tape:
+    """What is live at the end: `grad`, and with `apart` the operands of weight gradients."""
+    tape = Tape(apart)
+    tape.alloc(**saved)
+    _feed_forward_backward(tape, model, shape, keep)
+    _attention_backward(tape, model, shape, keep)
+    return tape
+
+
+def _attention_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
+    tokens, part, h, e, w = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes, shape.wide_bytes
+    heads, kv_heads = shape.heads(model)
+    q, kv = heads * model.head_dim, kv_heads * model.head_dim
+    norm_forward(tape, shape, part, h, "1")
+    tape.gather_tokens(shape, h, "gathered_1")
+    tape.alloc(qkv=tokens * (q + 2 * kv) * e)
+    tape.drop("gathered_1")
+    tape.flops += 2 * tokens * h * (q + 2 * kv)
+    if model.qk_norm:
+        tape.alloc(unnormed=tokens * (q + kv) * e, head_scale=tokens * (heads + kv_heads) * w)
+        tape.brief(tokens * (q + kv) * (e + (w if shape.converts else 0)))
+    tape.brief(tokens * (q + kv) // 2 * e)
+    if not keep:
+        tape.free("normed_1")
+    if not graph:
+        tape.free("scale_1")
+        tape.drop("unnormed", "head_scale")
+    _inner_forward(tape, model, shape, graph)
+    tape.alloc(partial_1=tokens * h * e)
+    tape.flops += 2 * tokens * q * h
+    tape.start_sum(shape, "partial_1", "middle")
+    tape.finish_sum("partial_1")
+    if not graph:
+        tape.free("attention")
+
+
+def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) -> None:
+    """Attention between the products: q, k, v (`qkv`) -> `attention`. Two products, each half of the square for causality."""
+    heads, _ = shape.heads(model)
+    tokens, e, q = shape.tokens, shape.element_bytes, heads * model.head_dim
+    tape.alloc(attention=tokens * q * e, logsumexp=tokens * heads * shape.wide_bytes)
+    tape.flops += 2 * tokens * shape.sequence_length * q
+    if shape.document_mask:
+        tape.alloc(concatenated=tokens * q * e)
+    if not graph:
+        tape.drop("concatenated", "qkv", "logsumexp")
+
+
+def _inner_backward(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """The gradients of q, k and v: `grad_heads`. Flash attention's backward does five products for two (Dao 2023)."""
+    heads, kv_heads = shape.heads(model)
+    q, kv = heads * model.head_dim, kv_heads * model.head_dim
+    size = shape.tokens * (q + 2 * kv) * shape.element_bytes
+    if shape.document_mask:  # each document's output goes as its gradients come; rows are joined at the end
+        tape.release("concatenated")
+        tape.free("attention")
+    tape.alloc(grad_heads=size)
+    if not shape.document_mask:
+        tape.release("attention")
+    tape.free("qkv", "logsumexp", "grad_attention")
+    if shape.document_mask:
+        tape.brief(shape.tokens * q * shape.element_bytes)
+    tape.flops += 5 * shape.tokens * shape.sequence_length * q
+
+
+def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
+    tokens, part, h, e = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes
+    heads, kv_heads = shape.heads(model)
+    q, kv = heads * model.head_dim, kv_heads * model.head_dim
+    tape.gather_tokens(shape, h, "grad_output")
+    upstream = "grad_output" if shape.sequence_parallel else "grad_middle"
+    tape.product(shape, h, q, upstream, "concatenated" if shape.document_mask else "attention")
+    tape.alloc(grad_attention=tokens * q * e)
+    tape.flops += 2 * tokens * q * h
+    tape.release("grad_output")
+    _inner_backward(tape, model, shape)
+    tape.alloc(grad_qkv=tokens * (q + 2 * kv) * e)
+    tape.brief(tokens * (q + kv) // 2 * e)
+    if model.qk_norm:
+        tape.brief(tokens * q * (e + shape.wide_bytes * (3 if shape.converts else 1)))
+        tape.free("unnormed", "head_scale")
+    if not keep:
+        rebuild_normed(tape, shape, part, h, "1")
+    tape.column_input(shape, h, "1")
+    tape.alloc(grad_whole_1=tokens * h * e)
+    tape.flops += 2 * tokens * h * (q + 2 * kv)
+    tape.start_sum(shape, "grad_whole_1", "grad")
+    tape.product(shape, q + 2 * kv, h, "normed_1", "grad_qkv", gathered=True)
+    tape.release("normed_1", "gathered_1", "grad_qkv")
+    tape.finish_sum("grad_whole_1")
+    norm_backward(tape, shape, part, h)
+
+
+def _feed_forward_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
+    tokens, h, f, e = shape.tokens, model.hidden_size, model.ffn_size // shape.tp, shape.element_bytes
+    norm_forward(tape, shape, shape.hidden_tokens, h, "2")
+    tape.gather_tokens(shape, h, "gathered_2")
+    tape.alloc(gate_up=tokens * 2 * f * e)
+    tape.drop("gathered_2")
+    if not keep:
+        tape.free("normed_2")
+    tape.alloc(product=tokens * f * e)
+    tape.alloc(partial_2=tokens * h * e)
+    tape.start_sum(shape, "partial_2", "output")
+    tape.finish_sum("partial_2")
+    tape.flops += 6 * tokens * h * f
+    if not keep:
+        tape.free("product")
+    if not graph:
+        tape.free("scale_2", "gate_up", "middle")
+
+
+def _feed_forward_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
+    tokens, h, f, e = shape.tokens, model.hidden_size, model.ffn_size // shape.tp, shape.element_bytes
+    tape.gather_tokens(shape, h, "upstream")
+    tape.alloc(activated=tokens * f * e)
+    if not keep:
+        tape.alloc(product=tokens * f * e)
+    tape.product(shape, h, f, "upstream", "product")
+    tape.release("product")
+    tape.alloc(grad_product=tokens * f * e)
+    tape.release("upstream")
+    tape.brief(tokens * f * e)
+    tape.free("activated", "grad_product")
+    if not keep:
+        rebuild_normed(tape, shape, shape.hidden_tokens, h, "2")
+    tape.column_input(shape, h, "2")
+    tape.alloc(grad_whole_2=tokens * h * e)
+    tape.flops += 6 * tokens * h * f
+    tape.start_sum(shape, "grad_whole_2", "grad_middle")
+    tape.product(shape, 2 * f, h, "normed_2", "gate_up", gathered=True)
+    tape.release("normed_2", "gate_up", "gathered_2")
+    tape.finish_sum("grad_whole_2")
+    norm_backward(tape, shape, shape.hidden_tokens, h)
+    tape.free("middle", "scale_2")

@@ -1,0 +1,68 @@
+"""One microbatch on one rank, as the formulas of footprints see it: sizes, number formats and degrees."""
+
+from dataclasses import dataclass
+
+from fourfold.config import DTYPE_BYTES, ModelConfig
+
+LOGITS_CHUNK_ELEMENTS = 2**21
+MIN_CHUNK_TOKENS = 128
+
+
+def chunk_tokens(vocab_size: int) -> int:
+    """Tokens whose logits over `vocab_size` columns (a rank's part of the vocabulary) the head holds at once."""
+    return max(MIN_CHUNK_TOKENS, LOGITS_CHUNK_ELEMENTS // vocab_size)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One microbatch on one rank: `sequences` of `sequence_length` tokens, computed in `compute` with gradients in `gradients`.
+
+    `exchange`: a sum that is scattered travels as parts to their owners, who need landing space (gloo), and is not the
+    library's own (NCCL).
+    """
+
+    sequences: int
+    sequence_length: int
+    compute: str
+    gradients: str
+    document_mask: bool
+    tp: int = 1
+    sequence_parallel: bool = False
+    tp_copies: int = 1
+    cp_ring: int = 1
+    cp_ulysses: int = 1
+    cp_gather: bool = False
+    ep: int = 1
+    etp: int = 1
+    exchange: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """T: tokens of the microbatch on one rank of `tp`, before sequence parallelism splits them."""
+        return self.sequences * self.sequence_length // (self.cp_ring * self.cp_ulysses)
+
+    @property
+    def hidden_tokens(self) -> int:
+        """t: those whose hidden states the rank holds."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.compute]
+
+    @property
+    def wide_bytes(self) -> int:
+        return max(4, self.element_bytes)
+
+    @property
+    def converts(self) -> bool:
+        """Whether norms work on converted copies (bf16)."""
+        return self.wide_bytes != self.element_bytes
+
+    def heads(self, model: ModelConfig) -> tuple[int, int]:
+        """(query heads, key and value heads) of one rank."""
+        return model.num_heads // self.tp, model.num_kv_heads * self.tp_copies // self.tp
+
+    def product_temporary(self, rows: int, columns: int) -> int:
+        """Bytes of a weight gradient's product where it cannot be added in place, formats differing."""
+        return 0 if self.compute == self.gradients else rows * columns * self.element_bytes

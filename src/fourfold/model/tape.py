@@ -1,0 +1,150 @@
+"""What one pass over a segment allocates and frees, sends and computes, in the order in which its functions do."""
+
+from dataclasses import dataclass
+
+from fourfold.model.shape import Shape
+from fourfold.model.traffic import CollectiveKind, Traffic
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """A weight's gradient as a matrix product that was put off: `operands` are dropped after it; `gathered`: bytes of its input
+    that sequence parallelism brings together first; `temporary`: bytes of the product where formats differ."""
+
+    operands: tuple[str, ...]
+    flops: int
+    temporary: int
+    gathered: int = 0
+
+
+class Tape:
+    """Named allocations in bytes, with the peak; collectives in the order of starting; arithmetic. `apart`: weight gradients are
+    put off (`BackwardInput`), noted in `products`, their operands staying live."""
+
+    def __init__(self, apart: bool = False) -> None:
+        self.live: dict[str, int] = {}
+        self.peak = 0
+        self.flops = 0
+        self.collectives: list[Traffic] = []
+        self.apart = apart
+        self.products: list[WeightProduct] = []
+
+    def alloc(self, **sizes: int) -> None:
+        self.live.update(sizes)
+        self.peak = max(self.peak, self.total)
+
+    def free(self, *names: str) -> None:
+        for name in names:
+            del self.live[name]
+
+    def drop(self, *names: str) -> None:
+        """Frees those of the names that are live."""
+        for name in names:
+            self.live.pop(name, None)
+
+    def rename(self, before: str, after: str) -> None:
+        self.live[after] = self.live.pop(before)
+
+    def brief(self, *sizes: int) -> None:
+        """An allocation freed at once."""
+        self.peak = max(self.peak, self.total + sum(sizes))
+
+    def send(self, kind: CollectiveKind, axes: str, size: int) -> None:
+        self.collectives.append(Traffic(kind, axes, size))
+
+    @property
+    def total(self) -> int:
+        return sum(self.live.values())
+
+    # Hidden states over `tp`, as in tensor_parallel.py
+
+    def gather_tokens(self, shape: Shape, width: int, name: str) -> None:
+        """Allocates `name` [T, width] and gathers into it, where tokens are split; `drop(name)` undoes it."""
+        if shape.sequence_parallel:
+            size = shape.tokens * width * shape.element_bytes
+            self.alloc(**{name: size})
+            self.send("all_gather", "tp", size)
+
+    def start_sum(self, shape: Shape, name: str, result: str) -> None:
+        """Starts the sum over `tp` of `name` [T, width] into `result` [t, width]."""
+        size = self.live[name]
+        if not shape.sequence_parallel:
+            if shape.tp > 1:
+                self.send("all_reduce", "tp", size)
+            self.rename(name, result)
+            return
+        part = size // shape.tp
+        self.alloc(**{result: part, "landing": size - part if shape.exchange else 0})
+        self.send("reduce_scatter", "tp", size)
+
+    def finish_sum(self, name: str) -> None:
+        self.drop(name, "landing")
+
+    # Weight gradients
+
+    def product(self, shape: Shape, rows: int, columns: int, *operands: str, gathered: bool = False) -> None:
+        """A weight gradient [rows, columns] over T tokens, now or put off with its operands. `gathered`: put off, its input is
+        gathered first where tokens are split."""
+        size = shape.tokens * columns * shape.element_bytes if gathered and shape.sequence_parallel else 0
+        flops = 2 * shape.tokens * rows * columns
+        product = WeightProduct(operands, flops, shape.product_temporary(rows, columns), size)
+        if self.apart:
+            self.products.append(product)
+        else:
+            self.flops += flops
+            self.brief(product.temporary)
+
+    def release(self, *names: str) -> None:
+        """Frees what only a weight gradient still needs, unless that is put off."""
+        if not self.apart:
+            self.drop(*names)
+
+    def operands(self) -> dict[str, int]:
+        """What the products that were put off keep."""
+        names = {name for product in self.products for name in product.operands}
+        return {name: size for name, size in self.live.items() if name in names}
+
+    def column_input(self, shape: Shape, width: int, name: str) -> None:
+        """`ColumnInput`: starts gathering `name` for a weight gradient, unless that is put off."""
+        if not self.apart:
+            self.gather_tokens(shape, width, f"gathered_{name}")
+
+
+def replay(products: list[WeightProduct], operands: dict[str, int]) -> Tape:
+    """The pass that runs weight gradients put off (`Deferred.run`): each gather starts one product ahead."""
+    tape = Tape()
+    tape.alloc(**operands)
+
+    def begin(index: int) -> None:
+        if index < len(products) and products[index].gathered:
+            tape.alloc(**{f"gathered {index}": products[index].gathered})
+            tape.send("all_gather", "tp", products[index].gathered)
+
+    begin(0)
+    for index, product in enumerate(products):
+        begin(index + 1)
+        tape.brief(product.temporary)
+        tape.flops += product.flops
+        tape.drop(*product.operands, f"gathered {index}")
+    return tape
+
+
+def norm_forward(tape: Tape, shape: Shape, tokens: int, width: int, name: str) -> None:
+    """`rms_norm`: allocates `scale_{name}` and `normed_{name}`."""
+    tape.alloc(**{f"scale_{name}": tokens * shape.wide_bytes})
+    rebuild_normed(tape, shape, tokens, width, name)
+
+
+def rebuild_normed(tape: Tape, shape: Shape, tokens: int, width: int, name: str) -> None:
+    """`apply_rms`: allocates `normed_{name}`."""
+    if shape.converts:
+        tape.brief(tokens * width * (shape.wide_bytes + shape.element_bytes))
+    tape.alloc(**{f"normed_{name}": tokens * width * shape.element_bytes})
+
+
+def norm_backward(tape: Tape, shape: Shape, tokens: int, width: int) -> None:
+    """`rms_norm_backward`: the projected gradient and its mean, and converted copies for bf16."""
+    if shape.converts:
+        tape.brief((3 * tokens * width + tokens + width) * shape.wide_bytes)
+    else:
+        tape.brief((tokens * width + tokens) * shape.wide_bytes)

@@ -1,0 +1,96 @@
+"""What a footprint declares is what a segment does: peak and remaining live bytes, and every collective with its bytes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fourfold.config import ModelConfig
+from fourfold.model.footprint import Shape, segment_footprint
+from fourfold.model.spec import build_segments
+from tests.support.ranks import run_on_ranks
+from tests.support.segment_memory import measure
+
+MODEL = ModelConfig(1, 192, 6, 2, 32, 512, 2048)
+WIDE_ATTENTION = replace(MODEL, ffn_size=64, num_kv_heads=6)
+WIDE_VOCABULARY = replace(MODEL, vocab_size=32768, tie_embeddings=True)
+ONE_KEY = replace(MODEL, num_kv_heads=1, qk_norm=True, qkv_bias=True)
+KINDS = [(1, False), (2, False), (2, True)]
+KIND_NAMES = ["one rank", "tp", "tp+sequence"]
+
+
+def check_phases(tp: int, tolerance: float = 0.003, **options: Any) -> None:
+    for phases in run_on_ranks(tp, measure, tp=tp, **options):
+        for name, phase in phases.items():
+            assert phase.collectives == phase.predicted_collectives, name
+            assert phase.sent == phase.predicted_sent, name
+            assert phase.after == phase.predicted_after, name
+            assert phase.predicted_peak == pytest.approx(phase.peak, rel=tolerance), name
+
+
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+def test_bytes_and_collectives_are_as_declared(
+    tp: int, sequence: bool, policy: str, compute: str, documents: bool
+) -> None:
+    check_phases(tp, model=MODEL, sequence=sequence, compute=compute, policy=policy, documents=documents)
+
+
+@pytest.mark.parametrize("policy", ["none", "selective"])
+@pytest.mark.parametrize(
+    ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]
+)
+@pytest.mark.parametrize(
+    "model", [WIDE_ATTENTION, WIDE_VOCABULARY, ONE_KEY], ids=["wide attention", "wide vocabulary", "one key head"]
+)
+def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) -> None:
+    model = replace(model, num_heads=8, num_kv_heads=8 if model.num_kv_heads == 6 else model.num_kv_heads)
+    check_phases(tp, model=model, sequence=sequence, compute="fp32", policy=policy, length=256, tolerance=0.01)
+
+
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+def test_the_two_halves_of_backward_do_what_the_whole_does(tp: int, sequence: bool, policy: str) -> None:
+    """The same arithmetic and the same collectives, in another order; the operands of W were made or kept by I."""
+    shape = Shape(4, 128, "fp32", "fp32", False, tp=tp, sequence_parallel=sequence)
+    block = build_segments(MODEL)[1]
+    footprint = segment_footprint(block, MODEL, shape, policy)
+    assert footprint.input_flops + footprint.weight_flops == footprint.backward_flops
+    halves = [*footprint.input_collectives, *footprint.weight_collectives]
+    assert sorted(halves, key=repr) == sorted(footprint.backward_collectives, key=repr)
+    assert footprint.deferred_bytes > 0
+
+
+def test_sequence_parallelism_sends_what_tensor_parallelism_does_and_the_gathers_for_weight_gradients() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: a reduce-scatter and an all-gather for an all-reduce; what is gathered anew in
+    backward is extra."""
+    block = build_segments(MODEL)[1]
+    sent = {}
+    for sequence in (False, True):
+        shape = Shape(4, 128, "fp32", "fp32", False, tp=2, sequence_parallel=sequence)
+        footprint = segment_footprint(block, MODEL, shape, "none")
+        factor = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+        for name in ("forward", "backward"):
+            collectives = getattr(footprint, f"{name}_collectives")
+            sent[name, sequence] = sum(factor[c.kind] * c.bytes for c in collectives)
+    hidden = 4 * 128 * 192 * 4
+    assert sent["forward", False] == sent["forward", True] == 4 * hidden
+    assert sent["backward", False] == 4 * hidden
+    assert sent["backward", True] == 6 * hidden
+
+
+def test_activations_follow_the_published_formula() -> None:
+    """With sequence parallelism and nothing rebuilt, what a block keeps divides by the tensor-parallel degree (Korthikanti et al.
+    2022, equation 4); without it the norms' inputs and outputs do not."""
+    model = ModelConfig(1, 1024, 16, 16, 64, 4096, 32000)
+    block = build_segments(model)[1]
+
+    def kept(tp: int, sequence: bool) -> int:
+        shape = Shape(1, 2048, "bf16", "fp32", False, tp=tp, sequence_parallel=sequence)
+        return segment_footprint(block, model, shape, "none").saved_bytes
+
+    for tp in (2, 4, 8):
+        assert kept(tp, True) * tp == kept(1, False)
+        assert kept(tp, True) < kept(tp, False)

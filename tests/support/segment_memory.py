@@ -1,0 +1,215 @@
+"""Live bytes, sent bytes and collectives of every phase of a segment on one rank, measured beside its footprint."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from fourfold.config import ModelConfig
+from fourfold.model.footprint import Footprint, Shape, segment_footprint
+from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.parallel import Parallel, Work
+from fourfold.model.segments import block_forward, embedding_backward, embedding_forward
+from fourfold.model.weights import deferring, torch_dtype
+from fourfold.program.instruction import sent_bytes
+from fourfold.runtime.tracker import MemoryTracker
+from tests.support.plain_model import PlainModel, random_tokens
+from tests.support.split_model import CountingGroup, SplitModel, tensor_layout, world_group
+
+ROWS = 4
+
+
+class PatientWork:
+    """gloo's own thread lets go of a tensor a moment after the collective is complete; this waits for that moment."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self) -> None:
+        self._work.wait()
+        time.sleep(0.002)
+
+
+class PatientGroup(CountingGroup):
+    """A counting group whose tensors are free once they are waited for."""
+
+    def all_reduce(self, whole: torch.Tensor) -> Work:
+        return PatientWork(super().all_reduce(whole))
+
+
+@dataclass
+class Phase:
+    """Bytes above what is always there. `collectives`: (kind, bytes) in order; `sent`: what the group counted."""
+
+    peak: int
+    predicted_peak: int
+    after: int
+    predicted_after: int
+    collectives: list[tuple[str, int]]
+    predicted_collectives: list[tuple[str, int]]
+    sent: int
+    predicted_sent: int
+
+
+class Meter:
+    """Runs phases under a tracker that knows what is always there."""
+
+    def __init__(self, group: Any, constant: list[torch.Tensor]) -> None:
+        self.tracker = MemoryTracker()
+        self.group = group
+        self.phases: dict[str, Phase] = {}
+        for tensor in constant:
+            self.tracker.watch(tensor)
+        self.base = self.tracker.live_bytes
+
+    def run(
+        self, name: str, call: Callable[[], Any], collectives: Any, before: int, written: int, ws: int, after: int
+    ) -> Any:
+        self.tracker.peak_bytes = self.tracker.live_bytes
+        started, sent = len(self.group.started) if self.group else 0, self.group.sent_bytes if self.group else 0
+        with self.tracker:
+            result = call()
+        predicted = [(c.kind, c.bytes) for c in collectives]
+        self.phases[name] = Phase(
+            peak=self.tracker.peak_bytes - self.base,
+            predicted_peak=before + written + ws,
+            after=self.tracker.live_bytes - self.base,
+            predicted_after=after,
+            collectives=self.group.started[started:] if self.group else [],
+            predicted_collectives=predicted,
+            sent=self.group.sent_bytes - sent if self.group else 0,
+            predicted_sent=sum(sent_bytes(kind, size, self.group.size) for kind, size in predicted)
+            if self.group
+            else 0,
+        )
+        return result
+
+
+def measure(
+    rank: int,
+    model: ModelConfig,
+    tp: int,
+    sequence: bool,
+    compute: str,
+    policy: str,
+    length: int = 128,
+    documents: bool = False,
+) -> dict[str, Phase]:
+    """Every phase of the embedding, a block and the head on one rank of `tp`; gradients in fp32, or fp64 for fp64."""
+    gradients = "fp64" if compute == "fp64" else "fp32"
+    dtype = torch_dtype(compute)
+    whole = PlainModel(model, dtype)
+    layout = tensor_layout(model, tp, sequence)
+    split = SplitModel(whole, layout, rank, torch_dtype(gradients))
+    shape = Shape(
+        ROWS, length, compute, gradients, documents, tp=tp, sequence_parallel=sequence, tp_copies=layout.tp_copy
+    )
+    tokens, targets = random_tokens(model, ROWS, length)
+    batch = whole.microbatch(tokens, targets, [[length - 9, 9]] * ROWS if documents else None)
+    group = PatientGroup(world_group(rank)._group) if tp > 1 else None
+    parallel = Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy)
+    constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
+    meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin])
+    embed, block, *_, head = split.segments
+    footprints = {s.name: segment_footprint(s, model, shape, policy) for s in (embed, block, head)}
+    with torch.no_grad():
+        x = _embedding(meter, footprints["embed"], tokens, split, parallel)
+        grad = _head(meter, footprints["head"], x, targets, split, model, parallel)
+    for apart in (False, True):
+        grad = _block(meter, footprints[block.name], block, x, grad, split, batch, parallel, policy, apart)
+    h = footprints["embed"].output_bytes
+    f = footprints["embed"]
+    with torch.no_grad():
+        meter.run(
+            "embedding backward",
+            lambda: embedding_backward(tokens, grad, split.weights["embed"], parallel),  # type: ignore[arg-type]
+            f.backward_collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
+        )  # fmt: skip
+    return meter.phases
+
+
+def _embedding(meter: Meter, f: Footprint, tokens: Any, split: SplitModel, parallel: Parallel) -> torch.Tensor:
+    return meter.run(
+        "embedding forward",
+        lambda: embedding_forward(tokens, split.weights["embed"], parallel),  # type: ignore[arg-type]
+        f.forward_collectives, 0, f.output_bytes, f.forward_workspace_bytes, f.output_bytes,
+    )  # fmt: skip
+
+
+def _head(
+    meter: Meter, f: Footprint, x: torch.Tensor, targets: Any, split: SplitModel, model: ModelConfig, parallel: Parallel
+) -> torch.Tensor:
+    h, weights = x.numel() * x.element_size(), split.weights["head"]
+    meter.run(
+        "head forward",
+        lambda: head_loss(x, targets, weights, model, parallel).item(),  # type: ignore[arg-type]
+        f.forward_collectives, h, 0, f.forward_workspace_bytes, h,
+    )  # fmt: skip
+    divisor = torch.tensor(100)
+    return meter.run(
+        "head backward",
+        lambda: head_loss_backward(x, targets, weights, model, divisor, parallel)[1],  # type: ignore[arg-type]
+        f.backward_collectives, h, h, f.backward_workspace_bytes, 2 * h,
+    )  # fmt: skip
+
+
+def _block(
+    meter: Meter,
+    f: Footprint,
+    block: Any,
+    x: torch.Tensor,
+    upstream: torch.Tensor,
+    split: SplitModel,
+    batch: Any,
+    parallel: Parallel,
+    policy: str,
+    apart: bool,
+) -> torch.Tensor:
+    """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient."""
+    h, keep, weights = f.output_bytes, policy != "selective", split.weights[block.name]
+
+    def forward() -> Any:
+        leaf = x.detach().requires_grad_()
+        with torch.enable_grad():
+            out = block_forward(leaf, weights, split.model, batch, parallel, keep)  # type: ignore[arg-type]
+        return leaf, get_gradient_edge(out)
+
+    def without_graph() -> torch.Tensor:
+        with torch.no_grad():
+            return block_forward(x, weights, split.model, batch, parallel, keep=False)  # type: ignore[arg-type]
+
+    if policy == "full":
+        meter.run("forward", without_graph, f.forward_collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
+        workspace, written = f.recompute_workspace_bytes, f.saved_bytes
+    else:
+        workspace, written = f.forward_workspace_bytes, f.saved_bytes + h
+    label = "recompute" if policy == "full" else "forward"
+    saved = meter.run(label, forward, f.forward_collectives, 2 * h, written, workspace, 2 * h + f.saved_bytes)
+    before = 2 * h + f.saved_bytes
+
+    def backward() -> Any:
+        nonlocal saved
+        with torch.no_grad(), deferring([split.units[name] for name in block.units if apart]) as pending:
+            (grad,) = torch.autograd.grad(saved[1], [saved[0]], [upstream])
+        saved = None
+        return grad, pending
+
+    if not apart:
+        after = 3 * h
+        grad, _ = meter.run("backward", backward, f.backward_collectives, before, h, f.backward_workspace_bytes, after)
+        return grad
+    held = f.deferred_bytes - h if parallel.tp is None or not parallel.sequence else f.deferred_bytes
+    grad, pending = meter.run(
+        "input gradient",
+        backward,
+        f.input_collectives,
+        before,
+        h + f.deferred_bytes,
+        f.input_workspace_bytes,
+        3 * h + held,
+    )
+    meter.run("weight gradient", pending.run, f.weight_collectives, 3 * h + held, 0, f.weight_workspace_bytes, 3 * h)
+    return grad
