@@ -1,0 +1,81 @@
+"""Latent attention of one rank on its part of random weights, with everything that a comparison needs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.model.latent import LatentQueryKeyValue
+from fourfold.model.operators import OutputResidual
+from fourfold.model.parallel import Parallel
+from fourfold.model.segments import causal_attention
+from fourfold.model.weights import Deferred, LatentWeights, Weight
+from fourfold.runtime.collectives import make_groups
+from tests.support import experts
+from tests.support.experts import random
+
+SPLIT = {"query_up": 0, "key_value_up": 0, "output": 1}
+"""Which dim `tp` splits."""
+
+
+@dataclass(frozen=True)
+class Case:
+    tp: int = 1
+    sequence: bool = False
+    keep: bool = True
+    defers: bool = False
+
+
+def full_weights(model: ModelConfig) -> dict[str, Tensor]:
+    hidden, heads, rank = model.hidden_size, model.num_heads, model.key_value_rank or 0
+    shapes: dict[str, tuple[int, ...]] = {
+        "norm": (hidden,),
+        "query_up": (heads * model.head_dim, model.query_rank or hidden),
+        "key_value_down": (rank + model.rope_head_dim, hidden),
+        "key_value_norm": (rank,),
+        "key_value_up": (heads * (model.nope_head_dim + model.value_head_dim), rank),
+        "output": (hidden, heads * model.value_head_dim),
+    }
+    if model.query_rank is not None:
+        shapes |= {"query_down": (model.query_rank, hidden), "query_norm": (model.query_rank,)}
+    tensors = {name: 0.4 * random(*shape, seed=20 + i) for i, (name, shape) in enumerate(shapes.items())}
+    return {name: 1 + 0.2 * t if name.endswith("norm") else t for name, t in tensors.items()}
+
+
+def tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
+    """cos and sin [length, 1, rope_head_dim / 2]."""
+    angles = torch.outer(torch.arange(length).double(), 0.7 ** torch.arange(model.rope_head_dim // 2).double())
+    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+
+
+def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: Tensor) -> dict[str, Any]:
+    """x, projection [batch, seq, hidden] -> this rank's tokens of output and input gradient, its weights' gradients, bytes."""
+    layout = experts.Case(tp=case.tp).layout
+    group = make_groups(layout, rank, ["tp"], 60.0)["tp"] if case.tp > 1 else None
+    parallel = Parallel(group, case.sequence)
+    weights = {}
+    for name, tensor in full_weights(model).items():
+        data = tensor.chunk(case.tp, SPLIT[name])[rank].contiguous() if name in SPLIT else tensor
+        weights[name] = Weight(data, torch.full_like(data, torch.nan))
+        weights[name].fresh = True
+    deferred = Deferred()
+    for weight in weights.values():
+        weight.deferred = deferred if case.defers else None
+    bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
+    parts = case.tp if case.sequence else 1
+    leaf = x.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0].clone().requires_grad_()
+    cos, sin = tables(model, x.shape[1])
+    q, k, v, residual = LatentQueryKeyValue.apply(leaf, bound, model, x.shape[0], cos, sin, parallel, case.keep)
+    out = OutputResidual.apply(causal_attention(q, k, v, None), residual, bound.output, parallel)
+    forward_bytes = group.sent_bytes if group is not None else 0
+    out.backward(projection.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0])
+    put_off = len(deferred)
+    deferred.run()
+    total = group.sent_bytes if group is not None else 0
+    gradients = {name: weight.grad for name, weight in weights.items()}
+    return {
+        "q": q.detach(), "k": k.detach(), "v": v.detach(), "out": out.detach(), "x": leaf.grad, "put_off": put_off,
+        "gradients": gradients, "forward_bytes": forward_bytes, "backward_bytes": total - forward_bytes,
+    }  # fmt: skip
