@@ -4,7 +4,7 @@ Front chunks and back chunks are gathered apart, so that the keys which some que
 all queries see the front chunks of the ranks before; the back chunk's queries see both chunks of the ranks after.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,19 +13,18 @@ from torch.autograd.function import once_differentiable
 
 from fourfold.model.context.flash import kernel_width, widen
 from fourfold.model.context.partial import (
-    KeyShares,
     Saved,
     add_key_gradients,
     add_query_gradients,
     halves,
     joined,
     merge_output,
-    own_gradients,
     own_output,
+    own_work_in_two,
     wide,
 )
 from fourfold.model.context.pieces import Piece
-from fourfold.model.parallel import Group, Work
+from fourfold.model.parallel import Group
 
 
 class Gathering:
@@ -34,13 +33,13 @@ class Gathering:
 
     def __init__(self, group: Group, k: Tensor, v: Tensor) -> None:
         # Tokens first, so that the ranks' chunks stand one after the other whatever the batch.
-        self._shards = joined(k.transpose(0, 1), v.transpose(0, 1)).chunk(2)
-        self._wholes = [shard.new_empty(group.size * shard.shape[0], *shard.shape[1:]) for shard in self._shards]
-        pairs = zip(self._wholes, self._shards, strict=True)
-        self._works = [group.all_gather(whole, shard) for whole, shard in pairs]
+        shards = joined(k.transpose(0, 1), v.transpose(0, 1)).chunk(2)
+        wholes = [shard.new_empty(group.size * shard.shape[0], *shard.shape[1:]) for shard in shards]
+        self._works = [group.all_gather(*pair) for pair in zip(wholes, shards, strict=True)]
+        self._tensors = list(zip(wholes, shards, strict=True))
 
     def finish(self) -> Iterator[Tensor]:
-        for work, whole in zip(self._works, self._wholes, strict=True):
+        for work, (whole, _) in zip(self._works, self._tensors, strict=True):
             work.wait()
             yield whole.transpose(0, 1)
 
@@ -69,6 +68,8 @@ class GatherAttention(torch.autograd.Function):
         for kv, pieces in zip(gathering.finish(), (front, back), strict=True):
             keys, values = (widen(x, width) for x in halves(kv, q.shape[-1]))
             merge_output(out, lse, wide_q, keys, values, pieces, scale)
+            del keys, values
+        del gathering, kv
         out = out[..., : v.shape[-1]].to(q.dtype).contiguous()
         ctx.inputs, ctx.out, ctx.lse = (q, k, v), out, lse
         ctx.group, ctx.pieces, ctx.scale = group, (own, front, back), scale
@@ -82,33 +83,34 @@ class GatherAttention(torch.autograd.Function):
         gathering = Gathering(group, k, v)
         grad = grad.view_as(ctx.out)
         saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
-        d_q, d_k, d_v = own_gradients(saved, widen(k, width), widen(v, width), own, wide(q.dtype))
-        chunks = joined(d_k[..., :head_dim], d_v[..., : v.shape[-1]]).chunk(2, dim=1)
-        del d_k, d_v
+        first, second = own_work_in_two(own, k.shape[2])
+        d_q = torch.zeros_like(saved.q, dtype=wide(q.dtype))
+        own_shares = add_query_gradients(saved, widen(k, width), widen(v, width), first[0], d_q, first[1])
         scatterings = []
-        for kv, pieces, chunk in zip(gathering.finish(), (front, back), chunks, strict=True):
+        for kv, pieces in zip(gathering.finish(), (front, back), strict=True):
             keys, values = (widen(x, width) for x in halves(kv, head_dim))
             shares = add_query_gradients(saved, keys, values, pieces, d_q)
-            scatterings.append(_scatter(group, shares, chunk, kv.shape, head_dim, d_q.dtype))
-            del shares
-        sums = []
-        for work, into in scatterings:
-            work.wait()
-            sums.append(into)
+            whole = torch.zeros(kv.transpose(0, 1).shape, dtype=d_q.dtype, device=kv.device)
+            add_key_gradients(shares, *halves(whole.transpose(0, 1), head_dim))
+            scatterings.append(_scatter(whole, group))
+            del keys, values, shares, whole
+        del gathering, kv
+        own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
+        sums = torch.cat([finish() for finish in scatterings]).transpose(0, 1)
+        add_key_gradients(own_shares, *halves(sums, head_dim))
         ctx.inputs = ctx.out = ctx.lse = None
-        d_k, d_v = halves(torch.cat(sums).transpose(0, 1).to(q.dtype), head_dim)
+        d_k, d_v = halves(sums.to(q.dtype), head_dim)
         return d_q[..., :head_dim].to(q.dtype), d_k, d_v, *(None,) * 5
 
 
-def _scatter(
-    group: Group, shares: KeyShares, own: Tensor, shape: Sequence[int], head_dim: int, dtype: torch.dtype
-) -> tuple[Work, Tensor]:
-    """Starts the sum over ranks of the gradients of one kind of chunks, [batch, ranks * chunk, ...]; it arrives in the tensor
-    returned, [chunk, batch, ...]. `own`: this rank's gradients of its own chunk."""
-    batch, tokens, *rest = shape
-    whole = torch.zeros(tokens, batch, *rest, dtype=dtype, device=own.device)
-    add_key_gradients(shares, *halves(whole.transpose(0, 1), head_dim))
-    mine = whole.chunk(group.size)[group.index]
-    mine.copy_(own.transpose(0, 1))
-    into = torch.empty_like(mine)
-    return group.sum_scatter(whole, into), into
+def _scatter(whole: Tensor, group: Group) -> Callable[[], Tensor]:
+    """Starts the sum over ranks of the gradients of all ranks' chunks, [ranks * chunk, ...]; calling what it returns joins it
+    and gives this rank's, [chunk, ...]."""
+    into = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
+    work = group.sum_scatter(whole, into)
+
+    def finish() -> Tensor:
+        work.wait()
+        return into
+
+    return finish

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,6 +65,11 @@ class Saved:
     lse: Tensor
     scale: float
 
+    def of_heads(self, first: int, last: int) -> "Saved":
+        """Views of some heads."""
+        grad, q, out, lse = (x[:, :, first:last] for x in (self.grad, self.q, self.out, self.lse))
+        return Saved(grad, q, out, lse, self.scale)
+
     def gradients(self, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
         """A piece's share of the gradients of its queries, its keys and its values."""
         rows, queries, keys, causal = piece
@@ -87,25 +93,50 @@ def own_gradients(
     return d_q, d_k, d_v
 
 
-KeyShares = list[tuple[Piece, Tensor, Tensor]]
-"""Pieces with their gradients of keys and values."""
+class KeyShare(NamedTuple):
+    """A piece's gradients of the keys and values of some heads."""
+
+    piece: Piece
+    kv_heads: Span
+    d_k: Tensor
+    d_v: Tensor
 
 
-def add_query_gradients(saved: Saved, k: Tensor, v: Tensor, pieces: Sequence[Piece], d_q: Tensor) -> KeyShares:
-    """Adds the pieces' gradients of q; returns those of keys and values, to be added where the sums are."""
-    shares: KeyShares = []
+def add_query_gradients(
+    saved: Saved, k: Tensor, v: Tensor, pieces: Sequence[Piece], d_q: Tensor, kv_heads: Span | None = None
+) -> list[KeyShare]:
+    """Adds the pieces' gradients of q; returns those of keys and values, to be added where the sums are. `kv_heads`: some only."""
+    first, last = kv_heads or (0, k.shape[2])
+    group = saved.q.shape[2] // k.shape[2]
+    saved, d_q = saved.of_heads(first * group, last * group), d_q[:, :, first * group : last * group]
+    k, v = k[:, :, first:last], v[:, :, first:last]
+    shares: list[KeyShare] = []
     for piece in pieces:
-        share, d_k, d_v = saved.gradients(k, v, piece)
-        part(d_q, piece.rows, piece.queries).add_(share)
-        shares.append((piece, d_k, d_v))
+        d_q_share, d_k, d_v = saved.gradients(k, v, piece)
+        part(d_q, piece.rows, piece.queries).add_(d_q_share)
+        shares.append(KeyShare(piece, (first, last), d_k, d_v))
+        del d_q_share
     return shares
 
 
-def add_key_gradients(shares: KeyShares, d_k: Tensor, d_v: Tensor) -> None:
+def add_key_gradients(shares: Sequence[KeyShare], d_k: Tensor, d_v: Tensor) -> None:
     """Adds what `add_query_gradients` returned."""
-    for piece, *keys_share in shares:
-        for into, more in zip((d_k, d_v), keys_share, strict=True):
-            part(into, piece.rows, piece.keys).add_(more[..., : into.shape[-1]])
+    for piece, (first, last), *gradients in shares:
+        for into, share in zip((d_k, d_v), gradients, strict=True):
+            part(into, piece.rows, piece.keys)[:, :, first:last].add_(share[..., : into.shape[-1]])
+
+
+OwnWork = tuple[Sequence[Piece], Span]
+"""Some pieces against a rank's own keys, for some of the kv heads."""
+
+
+def own_work_in_two(pieces: Sequence[Piece], kv_heads: int) -> tuple[OwnWork, OwnWork]:
+    """The work that waits for nobody, in two parts: one for the time in which the first keys are on their way, one for that in
+    which the last gradients are. One piece is divided by heads."""
+    if len(pieces) == 1 and kv_heads > 1:
+        return (pieces, (0, kv_heads // 2)), (pieces, (kv_heads // 2, kv_heads))
+    middle = (len(pieces) + 1) // 2
+    return (pieces[:middle], (0, kv_heads)), (pieces[middle:], (0, kv_heads))
 
 
 def joined(k: Tensor, v: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Ring attention: keys and values go round the ranks while each computes on those that it has (Liu, Zaharia & Abbeel 2023).
 
 At step t rank i has the keys of rank i - t; the next ones are in flight meanwhile. Backward sends keys and values round once more,
-with the sums of their gradients one step behind: rank i adds its share to those of rank i - t and passes them on, so that
-after R steps they are complete at home.
+with the sums of their gradients behind: rank i adds its share to those of rank i - t and passes them on. They come home after
+R - 1 steps, where the own share, half of which was computed while they were on the last link, completes them.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from fourfold.model.context.partial import (
     halves,
     joined,
     merge_output,
-    own_gradients,
     own_output,
+    own_work_in_two,
     wide,
 )
 from fourfold.model.context.pieces import Piece
@@ -71,6 +71,8 @@ class RingAttention(torch.autograd.Function):
                 rotation.start()
             keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
             merge_output(out, lse, wide_q, keys, values, pieces, scale)
+            del keys, values
+        del rotation
         out = out[..., : v.shape[-1]].to(q.dtype).contiguous()
         ctx.inputs, ctx.out, ctx.lse = (q, k, v), out, lse
         ctx.group, ctx.steps, ctx.scale = group, steps, scale
@@ -83,23 +85,29 @@ class RingAttention(torch.autograd.Function):
         width, head_dim = kernel_width(q, v), q.shape[-1]
         grad = grad.view_as(ctx.out)
         saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
+        keys, values = widen(k, width), widen(v, width)
+        first, second = own_work_in_two(steps[0], k.shape[2])
         rotation = Rotation(group, joined(k, v))
+        sums = Rotation(group, torch.empty(0))
         rotation.start()
-        d_q, d_k, d_v = own_gradients(saved, widen(k, width), widen(v, width), steps[0], wide(q.dtype))
-        sums = Rotation(group, joined(d_k[..., :head_dim], d_v[..., : v.shape[-1]]).to(wide(q.dtype)))
-        del d_k, d_v
+        d_q = torch.zeros_like(saved.q, dtype=wide(q.dtype))
+        own_shares = add_query_gradients(saved, keys, values, first[0], d_q, first[1])
         for step, pieces in enumerate(steps[1:], 1):
-            sums.start()
             rotation.finish()
             if step + 1 < group.size:
                 rotation.start()
             keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
             shares = add_query_gradients(saved, keys, values, pieces, d_q)
             sums.finish()
+            if step == 1:
+                sums.here = torch.zeros_like(rotation.here, dtype=d_q.dtype)
             add_key_gradients(shares, *halves(sums.here, head_dim))
-            del shares
-        sums.start()
+            del shares, keys, values
+            sums.start()
+        del rotation
+        own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
         sums.finish()
+        add_key_gradients(own_shares, *halves(sums.here, head_dim))
         ctx.inputs = ctx.out = ctx.lse = None
         d_k, d_v = halves(sums.here.to(q.dtype), head_dim)
         return d_q[..., :head_dim].to(q.dtype), d_k, d_v, None, None, None
