@@ -16,7 +16,7 @@ from fourfold.model.weights import torch_dtype
 from fourfold.program import lower_step, memory_peak
 from fourfold.program.buffers import Lowering
 from fourfold.program.liveness import ledger
-from fourfold.runtime.collectives import make_groups
+from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import fill_range, global_runs, initialize_shard, shard_pieces
 from fourfold.runtime.parallel import groups_of
@@ -25,6 +25,8 @@ from fourfold.runtime.units import build_units, share_parameters
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
+LINKS: Links = {}
+"""Process groups of a warm worker, kept from case to case."""
 
 
 def run_table(**sections: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +181,7 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
     config, facts = prepare_rank(rank, table, ranks)
     program = lower_step(facts)
-    groups = make_groups(facts.layout, rank, groups_of([program], facts), 60.0)
+    groups = make_groups(facts.layout, rank, groups_of([program], facts), 60.0, LINKS)
     device = torch.device("cpu")
     coordinates = facts.layout.coordinates(rank)
     units = build_units(

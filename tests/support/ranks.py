@@ -6,9 +6,11 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+TIMEOUT_SECONDS = 100.0
 _POOLS: dict[int, "RankPool"] = {}
 
 
@@ -31,16 +33,25 @@ class RankPool:
     def run(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, kwargs))
-        results = [pipe.recv() for pipe in self._pipes]
-        failures = [text for ok, text in results if not ok]
-        if failures:
-            raise AssertionError("a rank failed:\n" + failures[0])
-        return [value for _, value in results]
+        results: dict[Any, Any] = {}
+        while len(results) < len(self._pipes):  # the first failure ends it: the other ranks may be waiting for that one
+            waiting = [pipe for pipe in self._pipes if pipe not in results]
+            ready = wait(waiting, timeout=TIMEOUT_SECONDS)
+            if not ready:
+                stuck = [self._pipes.index(pipe) for pipe in waiting]
+                raise AssertionError(f"ranks {stuck} have not answered for {TIMEOUT_SECONDS} seconds")
+            for pipe in ready:
+                ok, value = pipe.recv()  # type: ignore[union-attr]
+                if not ok:
+                    raise AssertionError(f"rank {self._pipes.index(pipe)} failed:\n{value}")
+                results[pipe] = value
+        return [results[pipe] for pipe in self._pipes]
 
     def close(self) -> None:
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
+        for pipe in self._pipes:
             pipe.close()
-            process.join(timeout=5)
+        for process in self._processes:
+            process.join(timeout=2)
             if process.is_alive():
                 process.kill()
         self._folder.cleanup()

@@ -7,6 +7,7 @@ collectives. A collective of several phases is a generator that yields what must
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -46,20 +47,32 @@ class Handle:
         self._phases_left -= 1
 
 
+@dataclass
+class Link:
+    """A process group of these ranks; `sequence` numbers the exchanges on it, whatever axes they are along."""
+
+    process_group: Any
+    down: Any
+    up: Any
+    sequence: int = 0
+
+
+Links = dict[tuple[int, ...], Link]
+
+
 class Group:
     """The ranks along some axes, seen from one of them."""
 
-    def __init__(self, axes: str, ranks: Sequence[int], rank: int, process_group: Any, native: bool) -> None:
+    def __init__(self, axes: str, ranks: Sequence[int], rank: int, link: Link, native: bool) -> None:
         self.axes = axes
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.size = len(ranks)
         self.sent_bytes = 0
-        self._process_group = process_group
+        self._link = link
+        self._process_group = link.process_group
         self._native = native
-        self._sequence = 0
         self._transfers: Counter[tuple[int, bool]] = Counter()
-        self._directions = (process_group, process_group)
 
     def all_gather(self, whole: Tensor, shard: Tensor) -> Handle:
         """Fills `whole` [size * n] with every rank's `shard` [n]; `shard` may be this rank's part of `whole`."""
@@ -105,23 +118,19 @@ class Group:
         """`sent` to the next rank of the group, `received` from the one before."""
         return Handle(self._shift(received, sent))
 
-    def use_directions(self, down: Any, up: Any) -> None:
-        """Process groups for transfers to lower and to higher ranks."""
-        self._directions = (down, up)
-
     def _count(self, kind: str, whole: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, whole.numel() * whole.element_size(), self.size)
 
     def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Any]:
         """Sends outgoing[i] to the i-th other rank and receives incoming[i] from it."""
-        self._sequence += 1
+        self._link.sequence += 1
         others = [rank for rank in self.ranks if rank != self.ranks[self.index]]
         works = []
         for other, buffer in zip(others, incoming, strict=True):
-            works.append(dist.irecv(buffer, other, group=self._process_group, tag=self._sequence))
+            works.append(dist.irecv(buffer, other, group=self._process_group, tag=self._link.sequence))
         for other, buffer in zip(others, outgoing, strict=True):
             self.sent_bytes += buffer.numel() * buffer.element_size()
-            works.append(dist.isend(buffer, other, group=self._process_group, tag=self._sequence))
+            works.append(dist.isend(buffer, other, group=self._process_group, tag=self._link.sequence))
         return works
 
     def _parts(self, whole: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -197,7 +206,7 @@ class Group:
         self._transfers[peer, sends] += 1
         tag = _TRANSFER_TAGS + self._transfers[peer, sends]
         upwards = (peer > self.index) == sends
-        group, function = self._directions[upwards], dist.isend if sends else dist.irecv
+        group, function = self._link.up if upwards else self._link.down, dist.isend if sends else dist.irecv
         if sends:
             self.sent_bytes += tensor.numel() * tensor.element_size()
         yield [function(tensor, self.ranks[peer], group=group, tag=tag)]
@@ -210,8 +219,8 @@ class Group:
             operations += [dist.P2POp(dist.irecv, tensor, before, self._process_group) for tensor in received]
             yield dist.batch_isend_irecv(operations)
             return
-        self._sequence += 1
-        base = self._sequence << 8
+        self._link.sequence += 1
+        base = self._link.sequence << 8
         works = [
             dist.irecv(tensor, before, group=self._process_group, tag=base + i) for i, tensor in enumerate(received)
         ]
@@ -231,25 +240,29 @@ def _reduce_scatter_single(shard: Tensor | None, whole: Tensor, group: Any) -> A
     return function(shard, whole, group=group, async_op=True)
 
 
-def make_groups(layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float) -> dict[str, Group]:
-    """Binds every group of axes that a program names to process groups. All ranks call it with the same names, though a rank may
-    be in no group of some (`tied`)."""
+def make_groups(
+    layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
+) -> dict[str, Group]:
+    """Binds every group of axes that a program names to a process group; axes with the same ranks share one. All ranks call it
+    with the same names, though a rank may be in no group of some (`tied`). `links`: process groups that exist already."""
     native = dist.get_backend() == "nccl"
     timeout = timedelta(seconds=timeout_seconds)
+    links = links if links is not None else {}
     result = {}
     for name in sorted(axes_names):
         axes = tuple(name.split("+"))
         if "tied" in axes and layout.coordinates(rank)["pp"] not in layout.tied_ranks:
             continue
         ranks = layout.group_of(rank, axes)
-        group = Group(name, ranks, rank, _process_group(ranks, timeout), native)
-        if name == "pp" and native:
-            group.use_directions(_process_group(ranks, timeout, own=True), _process_group(ranks, timeout, own=True))
-        result[name] = group
+        if ranks not in links:
+            links[ranks] = _link(ranks, timeout, directed=native and name == "pp")
+        result[name] = Group(name, ranks, rank, links[ranks], native)
     return result
 
 
-def _process_group(ranks: Sequence[int], timeout: timedelta, own: bool = False) -> Any:
-    if len(ranks) == dist.get_world_size() and not own:
-        return dist.group.WORLD
-    return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+def _link(ranks: Sequence[int], timeout: timedelta, directed: bool) -> Link:
+    def new() -> Any:
+        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+
+    group = dist.group.WORLD if len(ranks) == dist.get_world_size() else new()
+    return Link(group, new(), new()) if directed else Link(group, group, group)

@@ -95,6 +95,7 @@ class Compute:
         self._live[deferred(segment.name, m)] = pending
 
     def backward_weight(self, step: Instruction) -> None:
+        self._allocate_gradients(step)
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
         self._live[deferred(segment.name, m)].run()
         self._settle(segment.units)
