@@ -1,9 +1,14 @@
 """From a run's checkpoint to a Hugging Face folder."""
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
+from torch import Tensor
+
 from fourfold.checkpoint.huggingface import write_huggingface
-from fourfold.checkpoint.reader import read_parameters
+from fourfold.checkpoint.reader import ParameterReader, read_parameters
+from fourfold.checkpoint.released import balance_bias, balance_bias_extra
 from fourfold.config import ModelConfig, UserError
 from fourfold.model.spec import build_segments
 
@@ -20,8 +25,8 @@ def export_checkpoint(
 ) -> None:
     """Writes the parameters of `checkpoint` (`.../step-NNNNNN`, saved under any layout) as a Hugging Face folder `out`.
 
-    `model`: the model that the checkpoint was trained as. The rest as in `write_huggingface`. One parameter is in memory at
-    a time. Raises `UserError` when the model is another or `out` is not empty, `RunFailure` when the checkpoint is damaged or
+    `model`: the model that the checkpoint was trained as. The rest as in `write_huggingface`. A part of one parameter is in memory
+    at a time. Raises `UserError` when the model is another or `out` is not empty, `RunFailure` when the checkpoint is damaged or
     the disk is full.
     """
     reader = read_parameters(checkpoint)
@@ -36,12 +41,18 @@ def export_checkpoint(
     write_huggingface(
         out,
         model,
-        reader.items(),
+        chain(reader.pieces(), _balance_biases(reader, model)),
         dtype=dtype,
         tokenizer_file=tokenizer_file,
         eos=eos,
         max_shard_bytes=max_shard_bytes,
     )
+
+
+def _balance_biases(reader: ParameterReader, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    for layer in range(model.num_layers):
+        if model.family == "deepseek_v3" and balance_bias_extra(layer) in reader.extras:
+            yield balance_bias(layer), reader.extra(balance_bias_extra(layer))
 
 
 def _show(shape: tuple[int, ...] | None) -> str:

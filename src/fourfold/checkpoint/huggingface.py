@@ -3,17 +3,18 @@
 import json
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fourfold.checkpoint import folders
-from fourfold.checkpoint.tensor_file import TensorEntry, emit, header
+from fourfold.checkpoint.released import balance_bias, released_form
+from fourfold.checkpoint.tensor_file import TensorEntry
 from fourfold.checkpoint.weight_folder import INDEX, SINGLE
+from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
 from fourfold.config.huggingface import to_config
 from fourfold.model.spec import build_segments
@@ -34,7 +35,9 @@ def write_huggingface(
 ) -> None:
     """Writes `folder`, which must be new or empty, so that transformers loads it.
 
-    `tensors`: (Hugging Face name, tensor) of every parameter of the model once, in any order; one is held at a time.
+    `tensors`: (name, tensor) of every parameter of the model once, in any order; one is held at a time. A parameter may come in
+    several pieces along dim 0, in order. They are written in the form in which the family is released (`released.py`).
+    Balancing biases of DeepSeek-V3 (`released.balance_bias`) may be left out: then they are 0.
     `dtype`: the format written, `fp32`, `bf16` or `fp64`. `eos`: the id of the end-of-text token. `tokenizer_file`: a
     tokenizer.json. A file holds at most `max_shard_bytes`, or one tensor. The folder appears when it is complete.
     Raises `UserError` for what cannot be asked for, `RunFailure` when the disk does not take it.
@@ -47,6 +50,7 @@ def write_huggingface(
         raise UserError(f"{folder} is not empty and is not overwritten; name a new folder, or delete this one first")
     tokenizer = _tokenizer_texts(tokenizer_file, eos, model) if tokenizer_file is not None else {}
     files = _plan(model, torch_dtype(dtype), max_shard_bytes)
+    texts = {**_config_texts(model, dtype, eos, files), **tokenizer}
     needed_bytes = sum(entry.size_bytes for file in files for entry in file.entries)
     aside = folders.aside(folder.absolute())
     try:
@@ -54,8 +58,8 @@ def write_huggingface(
         folders.remove_tree(aside)
         folders.require_space(aside.parent, needed_bytes)
         aside.mkdir()
-        _write_weights(aside, files, tensors)
-        for name, text in {**_config_texts(model, dtype, eos, files), **tokenizer}.items():
+        write_weights(aside, model, files, tensors)
+        for name, text in texts.items():
             folders.write_text(aside / name, text)
         folders.sync_folder(aside)
         os.rename(aside, folder.absolute())  # onto nothing, or onto the empty folder
@@ -77,56 +81,36 @@ def _remove(path: Path) -> None:
         folders.remove_tree(path)
 
 
-@dataclass(frozen=True)
-class _WeightFile:
-    name: str
-    entries: tuple[TensorEntry, ...]
-
-
-def _plan(model: ModelConfig, dtype: torch.dtype, max_shard_bytes: float) -> list[_WeightFile]:
+def _plan(model: ModelConfig, dtype: torch.dtype, max_shard_bytes: float) -> list[WeightFile]:
     """Which tensor goes into which file: in the order of the model, each file filled up to `max_shard_bytes`."""
     groups: list[list[TensorEntry]] = [[]]
     size = 0
+    for entry in _entries(model, dtype).values():
+        if groups[-1] and size + entry.size_bytes > max_shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.size_bytes
+    if len(groups) == 1:
+        return [WeightFile(SINGLE, tuple(groups[0]))]
+    count = len(groups)
+    return [WeightFile(f"model-{i:05d}-of-{count:05d}.safetensors", tuple(g)) for i, g in enumerate(groups, 1)]
+
+
+def _entries(model: ModelConfig, dtype: torch.dtype) -> dict[str, TensorEntry]:
+    """Every tensor on disk, in the order of the model."""
+    entries: dict[str, TensorEntry] = {}
     for segment in build_segments(model):
         for spec in segment.parameters:
-            entry = TensorEntry(spec.name, dtype, spec.shape)
-            if groups[-1] and size + entry.size_bytes > max_shard_bytes:
-                groups.append([])
-                size = 0
-            groups[-1].append(entry)
-            size += entry.size_bytes
-    if len(groups) == 1:
-        return [_WeightFile(SINGLE, tuple(groups[0]))]
-    count = len(groups)
-    return [_WeightFile(f"model-{i:05d}-of-{count:05d}.safetensors", tuple(g)) for i, g in enumerate(groups, 1)]
+            for piece in released_form(spec, model.family):
+                entries[piece.name] = TensorEntry(piece.name, dtype, piece.shape)
+        if segment.moe and segment.layer is not None and model.family == "deepseek_v3":
+            name = balance_bias(segment.layer)
+            entries[name] = TensorEntry(name, torch.float32, (model.num_experts,))
+    return entries
 
 
-def _write_weights(folder: Path, files: list[_WeightFile], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Writes each tensor at its place as it comes, converted to the file's format."""
-    with ExitStack() as stack:
-        streams: list[IO[bytes]] = []
-        left: dict[str, tuple[IO[bytes], int, TensorEntry]] = {}
-        for file in files:
-            streams.append(stack.enter_context(open(folder / file.name, "wb")))
-            prefix, starts = header(file.entries)
-            streams[-1].write(prefix)
-            left.update({entry.name: (streams[-1], starts[entry.name], entry) for entry in file.entries})
-        for name, tensor in tensors:
-            if name not in left:
-                raise ValueError(f"{name} is given twice or is no parameter of the model")
-            stream, start, entry = left.pop(name)
-            if tuple(tensor.shape) != entry.shape:
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, the model says {entry.shape}")
-            stream.seek(start)
-            emit(tensor.to(entry.dtype), stream.write)
-        if left:
-            raise ValueError(f"{min(left)} and {len(left) - 1} other parameters of the model are not given")
-        for stream in streams:
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-def _config_texts(model: ModelConfig, dtype: str, eos: int | None, files: list[_WeightFile]) -> dict[str, str]:
+def _config_texts(model: ModelConfig, dtype: str, eos: int | None, files: list[WeightFile]) -> dict[str, str]:
     """The JSON files beside the weights. An id that is not known is null, or transformers would assume one."""
     config = to_config(model, _DTYPE_NAMES[dtype], eos)
     generation: dict[str, Any] = {}

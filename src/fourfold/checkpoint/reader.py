@@ -1,6 +1,7 @@
 """A checkpoint's parameters as whole tensors, put together from all parts and shards, one at a time."""
 
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import torch
@@ -59,7 +60,7 @@ class ParameterReader:
             if low >= high:
                 continue
             inner = box_shape(box)[1:]
-            row = torch.Size(inner).numel()
+            row = prod(inner)
             piece = self._flat(unit, part, offset + (low - first) * row, offset + (high - first) * row)
             if result is None:
                 result = torch.empty((end - start, *self.shapes[name][1:]), dtype=piece.dtype)
@@ -82,6 +83,14 @@ class ParameterReader:
     def extra(self, name: str) -> Tensor:
         """A tensor beside the units. Raises `KeyError` for a name it has not."""
         return self._files[self._manifest.extras[name].file].read(extra_name(name))
+
+    def pieces(self, max_bytes: int = 1 << 30) -> Iterator[tuple[str, Tensor]]:
+        """(name, rows of it, in order) of every parameter, at most `max_bytes` at a time or one row: experts one after another."""
+        for name, shape in self.shapes.items():
+            row_bytes = prod(shape[1:]) * 8
+            step = max(1, max_bytes // row_bytes)
+            for start in range(0, shape[0], step):
+                yield name, self.rows(name, start, min(start + step, shape[0]))
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) of every parameter; one is in memory at a time."""

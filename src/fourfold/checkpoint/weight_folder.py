@@ -3,10 +3,14 @@
 import json
 import re
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from fourfold.checkpoint.boxes import Box, box_numel, box_shape
+from fourfold.checkpoint.released import Piece, balance_bias, is_ignored, present_form
 from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import RunFailure, UserError
 from fourfold.model.spec import Segment
@@ -15,7 +19,6 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*\.safetensors")
 _READABLE = ("fp64", "fp32", "bf16", "fp16")
-_IGNORED = re.compile(r".*\.rotary_emb\.inv_freq")
 _SHOWN = 4
 
 
@@ -30,6 +33,8 @@ class WeightFolder:
         self.folder = folder
         self._advice = f"download or export {folder} again"
         self._files: dict[str, TensorFile] = {}
+        self._forms: dict[str, list[Piece]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         if (folder / SINGLE).exists():
             file = TensorFile(folder / SINGLE, self._advice)
             self._files = dict.fromkeys(file.names, file)
@@ -39,34 +44,77 @@ class WeightFolder:
             raise UserError(_no_weights(folder))
 
     def names(self) -> list[str]:
-        """Every tensor's Hugging Face name."""
+        """Every tensor's name on disk."""
         return list(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._files[name].shape(name)
+        """A parameter's shape, or that of a tensor on disk."""
+        return self._shapes[name] if name in self._shapes else self._files[name].shape(name)
 
     def get(self, name: str) -> Tensor:
-        """The whole tensor, in the format that the file holds."""
-        return self._files[name].read(name)
+        """The whole parameter (or tensor on disk), in the format that the file holds."""
+        shape = self.shape(name)
+        return self.range(name, 0, prod(shape)).view(shape)
 
     def range(self, name: str, start: int, end: int) -> Tensor:
-        """Elements [start, end) of the tensor laid flat, [end - start]; only the rows that hold them are read."""
-        return self._files[name].read_range(name, start, end)
+        """Elements [start, end) of the parameter laid flat, [end - start]; only the tensors and rows that hold them are read."""
+        if name not in self._forms:
+            return self._files[name].read_range(name, start, end)
+        pieces = [piece for piece in self._forms[name] if piece.start < end and start < piece.end]
+        parts = [self._read(piece, max(start, piece.start), min(end, piece.end)) for piece in pieces]
+        if not parts:
+            return self._files[self._forms[name][0].name].read_range(self._forms[name][0].name, 0, 0)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def box(self, name: str, box: Box, start: int = 0, end: int | None = None) -> Tensor:
+        """Elements [start, end) of a box of the parameter, laid flat, [end - start]; by default all of the box. Only the rows along
+        dim 0 that hold them are read: of stacked experts, those experts."""
+        shape = self.shape(name)
+        inner, whole_row = prod(box_shape(box)[1:]), prod(shape[1:])
+        end = box_numel(box) if end is None else end
+        if start >= end:
+            return self.range(name, 0, 0)
+        first, last = start // inner, -(-end // inner)
+        origin = box[0][0]
+        rows = self.range(name, (origin + first) * whole_row, (origin + last) * whole_row).view(-1, *shape[1:])
+        part = rows[(slice(None), *(slice(*interval) for interval in box[1:]))]
+        return part.reshape(-1)[start - first * inner : end - first * inner]
+
+    def _read(self, piece: Piece, start: int, end: int) -> Tensor:
+        """Elements [start, end) of the parameter, which this piece holds."""
+        file = self._files[piece.name]
+        first, last = start - piece.start, end - piece.start
+        if piece.columns is None:
+            return file.read_range(piece.name, piece.offset + first, piece.offset + last)
+        rows = (piece.end - piece.start) // piece.shape[0]
+        whole = file.read(piece.name)[:, piece.columns : piece.columns + rows]
+        return whole.t().reshape(-1)[first:last]
+
+    def balance_bias(self, layer: int) -> Tensor | None:
+        """The balancing bias of a block's router, [experts], or None where the folder has none."""
+        name = balance_bias(layer)
+        return self.get(name) if name in self._files else None
 
     def check_against(self, segments: Iterable[Segment]) -> None:
         """Raises one `UserError` that names all tensors which a model of these segments misses or cannot take.
 
-        `lm_head.weight` is ignored where the model ties its embeddings, and so are the `inv_freq` buffers of old exports.
+        From then on parameters are read by their names in memory, whichever form they have on disk (`released.forms`). Ignored:
+        `lm_head.weight` where the model ties its embeddings, buffers, modules of multi-token prediction.
         """
-        wanted = {spec.name: spec.shape for segment in segments for spec in segment.parameters}
+        segments = tuple(segments)
+        specs = [spec for segment in segments for spec in segment.parameters]
+        self._forms = {spec.name: present_form(spec, self._files) for spec in specs}
+        self._shapes = {spec.name: spec.shape for spec in specs}
+        wanted = {piece.name: piece.shape for form in self._forms.values() for piece in form}
         problems = []
         if missing := [name for name in wanted if name not in self._files]:
             problems.append(f"missing: {_some(missing)}")
-        ignored = {"lm_head.weight"} - wanted.keys()
-        if unexpected := [n for n in self._files if n not in wanted and n not in ignored and not _IGNORED.fullmatch(n)]:
+        layers = sum(segment.kind == "block" for segment in segments)
+        spare = [name for name in self._files if name not in wanted]
+        if unexpected := [name for name in spare if not is_ignored(name, layers, self._files, wanted)]:
             problems.append(f"unexpected: {_some(unexpected)}")
         present = [name for name in wanted if name in self._files]
-        shapes = {name: self.shape(name) for name in present}
+        shapes = {name: self._files[name].shape(name) for name in present}
         if wrong := [f"{n} {list(shapes[n])} instead of {list(wanted[n])}" for n in present if shapes[n] != wanted[n]]:
             problems.append(f"wrong shape: {_some(wrong)}")
         formats = {name: self._files[name].dtype(name) for name in present}

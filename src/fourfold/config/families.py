@@ -23,6 +23,7 @@ _SOFTMAX: dict[str, Any] = {
     "routed_scaling": 1.0,
     "num_expert_groups": 1,
     "num_shared_experts": 0,
+    "balance_bias_speed": 0.0,
 }
 _GPT2: dict[str, Any] = {
     "norm": "layer",
