@@ -18,7 +18,7 @@ _SEARCH_ENTRIES = 200_000
 """How many entries the two phases may time: about a second of one core each. Counted, so that the result is the same anywhere."""
 _ROUNDING = 1 + 1e-9
 """Sums of floats in another order differ by less."""
-_STARTS = 3
+_STARTS = 8
 """The local search starts from so many of the best."""
 
 
@@ -87,12 +87,13 @@ def _one_at_a_time(stage_ranks: Sequence[int], num_microbatches: int) -> Orders:
 
 
 def _rules(virtual_stages: int) -> list[Rule]:
-    """Those that are best most often come first."""
-    breadth = (False, True) if virtual_stages > 1 else (False,)
+    """All combinations; those that differ in depth first, since that matters most."""
+    both = (False, True)
+    several = both if virtual_stages > 1 else (True,)
     depths = (0.0, 1.0, 0.75, 0.5, 1.25, 1.5, 2.0, math.inf)
     return [
-        Rule(depth, patience, eager, first)
-        for patience, eager, first, depth in product((0.0, 0.5, 1.0), (False, True), breadth, depths)
+        Rule(depth, patience, eager, reserve, breadth)
+        for patience, eager, breadth, reserve, depth in product((0.0, 0.5, 1.0), both, several, several, depths)
     ]
 
 

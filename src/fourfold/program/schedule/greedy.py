@@ -18,12 +18,14 @@ class Rule:
     `depth`: F goes before I while fewer than this many times the stages from the rank's first to the last are in flight.
     `patience`: W fills a wait if it ends at most this part of its own time after what the rank waits for.
     `eager_weight`: W goes before F.
+    `reserve`: F of a stage waits until there is room for F of the rank's later stages too, whatever will be freed before.
     `breadth_first`: of two ready stages, F of the earlier and I of the later; else F of the later and I of the earlier.
     """
 
     depth: float
     patience: float
     eager_weight: bool
+    reserve: bool
     breadth_first: bool
 
 
@@ -48,6 +50,7 @@ class _ListScheduler:
         self.held = [[s for s, rank in enumerate(stage_ranks) if rank == r] for r in range(num_ranks)]
         self.depth = [(num_stages - held[0]) * rule.depth for held in self.held]
         self.durations, self.changes = times.durations(), times.activation_changes()
+        self.activations = times.activations
         self.room = _room(stage_ranks, times)
         self.orders: list[list[Compute]] = [[] for _ in range(num_ranks)]
         self.live = [0.0] * num_ranks
@@ -80,10 +83,25 @@ class _ListScheduler:
         for stage in self.held[rank]:
             for op in (FORWARD, BACKWARD_INPUT):
                 arrivals, count = self.arrivals[op, stage], self.done[op][stage]
-                if count < len(arrivals) and (
-                    op is BACKWARD_INPUT or self.live[rank] + self.room[stage] <= self.limits[rank]
-                ):
+                if count < len(arrivals) and (op is BACKWARD_INPUT or self._fits(rank, stage)):
                     yield arrivals[count], (op, stage)
+
+    def _fits(self, rank: int, stage: int) -> bool:
+        """Whether F of the stage may go: there is room, and every microbatch that has to come back to this rank will find
+        room once those before it are gone. So the oldest can always go on, and nobody waits for ever."""
+        live, limit = self.live[rank], self.limits[rank]
+        if live + self.room[stage] <= limit:
+            return True
+        if self.rule.reserve or live + self.activations[stage] > limit:
+            return False
+        forwards, weights = self.done[FORWARD], self.done[BACKWARD_WEIGHT]
+        sizes = [(s, forwards[s] + (s == stage), self.activations[s]) for s in self.held[rank]]
+        for oldest in {forwards[s] for s in self.held[rank] if s > stage}:
+            held = sum(size * max(0, count - max(oldest, weights[s])) for s, count, size in sizes)
+            missing = sum(size for _, count, size in sizes if count <= oldest)
+            if held + missing > limit:
+                return False
+        return True
 
     def _choose(self, rank: int, now: float, ready: list[tuple[float, Kind]]) -> Kind | None:
         rule = self.rule
@@ -133,8 +151,7 @@ class _ListScheduler:
 
 
 def _room(stage_ranks: Sequence[int], times: StageTimes) -> list[float]:
-    """Per stage, the room that its F needs: for itself and for F of the rank's later stages, so that the oldest microbatch
-    can always go on and no rank fills up with microbatches that have to come back to it."""
+    """Per stage, the activations of F on it and on the rank's later stages."""
     return [
         sum(times.activations[s] for s in range(stage, len(stage_ranks)) if stage_ranks[s] == rank)
         for stage, rank in enumerate(stage_ranks)

@@ -9,8 +9,11 @@ from fourfold.program.schedule.times import StageTimes
 
 _TABU = 7
 """For so many moves a rank's order that was just left is not taken again."""
-_STALE = 30
+_STALE = 60
 """So many moves without a shorter step end the search."""
+
+_REACH = 3
+"""An entry on the critical path goes at most so many places forward in one move."""
 
 Kinds = tuple[Kind, ...]
 
@@ -68,23 +71,26 @@ def _kinds(order: Sequence[Compute]) -> Kinds:
 def _neighbours(
     orders: Orders, stage_ranks: Sequence[int], times: StageTimes, run: Execution
 ) -> Iterator[tuple[int, Kinds]]:
-    """For every two neighbours on a rank of which the second waited for the first on the critical path: their exchange. And a
-    W on the critical path moves to the next gaps of its rank and to the end."""
+    """An entry on the critical path moves before those just before it on its rank; a W moves to the next gaps of its rank, and
+    to the end."""
     for rank, index in _critical(orders, stage_ranks, times, run):
         kinds = _kinds(orders[rank])
-        waited = index > 0 and run.ends[rank][index - 1] == run.starts[rank][index]
-        if waited and kinds[index - 1] != kinds[index] and not _depends(orders[rank], index, len(stage_ranks)):
-            yield rank, (*kinds[: index - 1], kinds[index], kinds[index - 1], *kinds[index + 1 :])
+        for reach in range(1, min(_REACH, index) + 1):
+            first = index - reach
+            if _depends(orders[rank], first, index, len(stage_ranks)):
+                break
+            if kinds[first] != kinds[index]:
+                yield rank, (*kinds[:first], kinds[index], *kinds[first:index], *kinds[index + 1 :])
         if kinds[index][0] is Op.BACKWARD_WEIGHT:
             for place in _gaps(run, rank, index):
                 yield rank, (*kinds[:index], *kinds[index + 1 : place], kinds[index], *kinds[place:])
 
 
-def _depends(order: Sequence[Compute], index: int, num_stages: int) -> bool:
-    """Whether the entry needs the one before it, be that a whole backward or an I."""
-    before = order[index - 1]
+def _depends(order: Sequence[Compute], first: int, second: int, num_stages: int) -> bool:
+    """Whether the second entry needs the first, be that a whole backward or an I."""
+    before = order[first]
     before = before._replace(op=Op.BACKWARD_INPUT) if before.op is Op.BACKWARD else before
-    return before in needs(order[index], num_stages)
+    return before in needs(order[second], num_stages)
 
 
 def _gaps(run: Execution, rank: int, index: int) -> list[int]:
