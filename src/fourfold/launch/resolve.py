@@ -8,7 +8,7 @@ from pathlib import Path
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
 from fourfold.config.schema import DataSection
 from fourfold.layout import Layout, resolve_layout
-from fourfold.program import Fault, Program, lower_evaluation, lower_step, verify
+from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, verify
 from fourfold.program.buffers import Lowering, Transport
 
 
@@ -24,12 +24,12 @@ class ResolvedRun:
     @cached_property
     def train_programs(self) -> dict[int, Program]:
         """The training step of every rank; ranks of one pipeline coordinate share an object."""
-        return self._by_rank([lower_step(self.facts, p) for p in range(self.layout.pp)])
+        return self._by_rank(lower_pipeline(self.facts))
 
     @cached_property
     def evaluate_programs(self) -> dict[int, Program]:
         """The evaluation of every rank."""
-        return self._by_rank([lower_evaluation(self.facts, p) for p in range(self.layout.pp)])
+        return self._by_rank([lower_evaluation(self.facts.at(p)) for p in range(self.layout.pp)])
 
     def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
         return {r: programs[self.layout.coordinates(r)["pp"]] for r in range(self.layout.world_size)}

@@ -2,7 +2,7 @@
 
 from fourfold.program.instruction import Collective, Instruction, Op, Program, sent_bytes
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
-from fourfold.program.lower import Lowering, lower_evaluation, lower_step
+from fourfold.program.lower import Lowering, lower_evaluation, lower_pipeline, lower_step
 from fourfold.program.text import digest, from_text, to_text
 from fourfold.program.verify import Fault, verify
 
@@ -17,6 +17,7 @@ __all__ = [
     "digest",
     "from_text",
     "lower_evaluation",
+    "lower_pipeline",
     "lower_step",
     "memory_curve",
     "memory_peak",

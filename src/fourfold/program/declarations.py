@@ -7,13 +7,13 @@ that hid a read, a smaller collective or a smaller workspace would otherwise foo
 from dataclasses import dataclass
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.layout.mesh import AXES, axes_name
+from fourfold.layout.mesh import ALL_AXES, axes_name
+from fourfold.model.spec import Segment
+from fourfold.model.traffic import CollectiveKind, Traffic
 from fourfold.program import buffers as name
-from fourfold.program.buffers import Lowering
+from fourfold.program.buffers import SCALAR_BYTES, Lowering
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import Collective, Instruction, Op, Program
-
-SCALAR_BYTES = 8
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Collective, Instruction, Op, Program
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fau
     for index, step in enumerate(program.instructions):
         for collective in step.collectives:
             for axis in collective.axes.split("+"):
-                if axis not in AXES:
+                if axis not in ALL_AXES:
                     message = f"a collective over unknown axis {axis!r} of {collective.axes!r}"
-                    faults.append(Fault(rank, index, step, message, f"name axes of the mesh: {', '.join(AXES)}"))
+                    faults.append(Fault(rank, index, step, message, f"name axes of the mesh: {', '.join(ALL_AXES)}"))
         if step.op in (Op.WAIT, Op.FREE):
             allowed = [Declared()]
-        elif (step.segment is not None and step.segment not in facts.flats) or not _known_microbatch(step, facts):
+        elif not _known_segment(step, facts) or not _known_microbatch(step, facts):
             faults.append(Fault(rank, index, step, "names a segment or a microbatch that the run has not", "drop it"))
             continue
         else:
@@ -51,9 +51,9 @@ def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fau
 
 def resident_buffers(kind: str, facts: Lowering) -> set[str]:
     """What is live before and after a program of this kind."""
-    values = "shard" if facts.zero == 3 else "params"
     state = ["moments", *(["master"] if facts.mixed else [])] if kind == "train" else []
-    return {"rope", *(f"{prefix}/{unit}" for unit in facts.flats for prefix in (values, *state))}
+    units = {f"{prefix}/{unit}" for unit in facts.flats for prefix in state}
+    return {"rope", *units, *map(facts.values_buffer, facts.flats), *(f"router/{s.name}" for s in facts.moe_segments)}
 
 
 def _check_buffers(rank: int, program: Program, facts: Lowering) -> list[Fault]:
@@ -83,6 +83,14 @@ def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]
         if buffer in (*step.reads, *step.writes, *step.frees):
             return index, step
     return 0, None
+
+
+def _known_segment(step: Instruction, facts: Lowering) -> bool:
+    if step.segment is None:
+        return True
+    if step.op in COMPUTE_OPS:
+        return any(segment.name == step.segment for segment in facts.local_segments)
+    return step.segment in (facts.by_name if step.op in SENDS | RECEIVES else facts.flats)
 
 
 def _known_microbatch(step: Instruction, facts: Lowering) -> bool:
@@ -120,108 +128,186 @@ def _allowed(step: Instruction, kind: str, facts: Lowering) -> list[Declared]:
     """The declarations that this operation may have; none: it has no place in this step."""
     training = kind == "train"
     unit, m = step.segment, step.microbatch
-    if step.op in (Op.COUNT, Op.SUM_LOSS):
-        return [Declared(collectives=(_over(facts, "all_reduce", facts.data_axes, SCALAR_BYTES),))]
+    if step.op is Op.COUNT:
+        return [Declared(collectives=_over(facts, "all_reduce", facts.data_axes, SCALAR_BYTES))]
+    if step.op is Op.SUM_LOSS:
+        return [Declared(collectives=_over(facts, "all_reduce", facts.loss_axes, facts.loss_bytes))]
     if step.op is Op.LOAD and m is not None:
         return [Declared(writes=(name.batch(m),))]
     if step.op is Op.CLIP_NORM and training:
-        norm = (_over(facts, "all_reduce", ("dp_shard",), SCALAR_BYTES),) if facts.zero > 0 else ()
-        return [Declared(reads=tuple(sorted(f"{_gradient(facts)}/{u}" for u in facts.flats)), collectives=norm)]
+        norm = _over(facts, "all_reduce", facts.norm_axes, SCALAR_BYTES)
+        return [Declared(reads=tuple(sorted(map(facts.gradient_buffer, facts.flats))), collectives=norm)]
+    if step.op is Op.BALANCE and training:
+        return _balance(facts)
     if unit is None:
         return []
-    if step.op is Op.GATHER and facts.zero == 3:
-        gather = _over(facts, "all_gather", ("dp_shard",), facts.buffer_bytes(f"params/{unit}"))
-        return [Declared((f"shard/{unit}",), (f"params/{unit}",), (gather,))]
-    if step.op is Op.PUBLISH and training and facts.zero in (1, 2):
-        gather = _over(facts, "all_gather", ("dp_shard",), facts.buffer_bytes(f"params/{unit}"))
-        return [Declared((f"params/{unit}",), (f"params/{unit}",), (gather,))]
-    if step.op is Op.UPDATE and training:
-        return [_update(unit, facts)]
-    if m is None:
+    if step.op in SENDS | RECEIVES:
+        return _transfer(step, facts, training)
+    if step.op in COMPUTE_OPS:
+        return _compute(step.op, facts.by_name[unit], m, facts, training) if m is not None else []
+    return _of_unit(step, unit, facts, training)
+
+
+def _of_unit(step: Instruction, unit: str, facts: Lowering, training: bool) -> list[Declared]:
+    """Operations on a unit's parameters, gradients and state."""
+    zero, params = facts.zero_of(unit), f"params/{unit}"
+    if step.op is Op.GATHER and zero == 3:
+        gather = _over(facts, "all_gather", facts.shard_axes(unit), facts.buffer_bytes(params))
+        return [Declared((f"shard/{unit}",), (params,), gather)]
+    if not training:
         return []
-    if step.op is Op.REDUCE and training:
+    if step.op is Op.PUBLISH and zero in (1, 2):
+        gather = _over(facts, "all_gather", facts.shard_axes(unit), facts.buffer_bytes(params))
+        return [Declared((params,), (params,), gather)]
+    if step.op is Op.UPDATE:
+        return [_update(unit, facts)]
+    if step.op is Op.REDUCE_TIED and unit == facts.tied_unit:
+        gradient = facts.gradient_buffer(unit)
+        size = facts.flats[unit].shard_numel * DTYPE_BYTES[facts.gradients]
+        return [Declared((gradient,), (gradient,), _over(facts, "all_reduce", ("tied",), size))]
+    if step.op is Op.REDUCE and step.microbatch is not None:
         return _reductions(unit, facts)
-    compute = {Op.FORWARD: _forward, Op.RECOMPUTE: _recompute, Op.BACKWARD: _backward}.get(step.op)
-    return compute(unit, m, facts, training) if compute is not None else []
+    return []
 
 
-def _gradient(facts: Lowering) -> str:
-    return "grad_shard" if facts.zero >= 2 else "grad"
-
-
-def _over(facts: Lowering, kind: str, axes: tuple[str, ...], size: int) -> Collective:
+def _over(facts: Lowering, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> tuple[Collective, ...]:
+    """One collective over those of the axes that are active; none where nobody else is there."""
     active = facts.layout.active(axes)
-    return Collective(kind, axes_name(active), size, facts.layout.group_size(active))  # type: ignore[arg-type]
+    if not active:
+        return ()
+    return (Collective(kind, axes_name(active), size, facts.layout.group_size(active)),)
+
+
+def _inside(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
+    return tuple(c for t in traffic for c in _over(facts, t.kind, (t.axes,), t.bytes))
+
+
+def _balance(facts: Lowering) -> list[Declared]:
+    routers = tuple(sorted(f"router/{segment.name}" for segment in facts.moe_segments))
+    size = len(routers) * facts.model.num_experts * SCALAR_BYTES
+    loads = _over(facts, "all_reduce", facts.router_axes, size)
+    return [Declared(routers, routers, loads, workspace_bytes=size)] if routers else []
+
+
+def _transfer(step: Instruction, facts: Lowering, training: bool) -> list[Declared]:
+    """An activation goes to the rank that has the segment, its gradient the other way."""
+    segment, m = step.segment or "", step.microbatch
+    source, target = facts.boundary(segment), facts.layout.stage_ranks[facts.stage_of[segment]]
+    gradient = step.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
+    if source is None or m is None or (gradient and not training):
+        return []
+    sends = step.op in SENDS
+    ends = (target, source) if gradient else (source, target)
+    me, peer = ends if sends else ends[::-1]
+    if me != facts.pp_rank or step.peer != peer:
+        return []
+    buffer = (name.dhidden if gradient else name.hidden)(segment, m)
+    collective = (Collective("send" if sends else "recv", "pp", facts.buffer_bytes(buffer), 2),)
+    return [Declared((buffer,), (), collective) if sends else Declared((), (buffer,), collective)]
 
 
 def _update(unit: str, facts: Lowering) -> Declared:
-    values = "shard" if facts.zero == 3 else "params"
-    state = (f"{values}/{unit}", f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
+    state = (facts.values_buffer(unit), f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
     converts = facts.gradients != facts.master
     converted = facts.flats[unit].shard_numel * DTYPE_BYTES[facts.master] if converts else 0
-    reads = tuple(sorted((*state, f"{_gradient(facts)}/{unit}")))
+    reads = tuple(sorted((*state, facts.gradient_buffer(unit))))
     return Declared(reads, tuple(sorted(state)), workspace_bytes=converted)
 
 
 def _reductions(unit: str, facts: Lowering) -> list[Declared]:
-    """Over the shard axis alone, or over the replicas too: which of them when, is for the gradients' walk to say."""
-    whole, landing = f"grad/{unit}", f"reduce/{unit}"
-    into = f"grad_shard/{unit}" if facts.zero >= 2 else whole
+    """Over the shard axes alone, or over the replicas too: which of them when, is for the gradients' walk to say."""
+    whole, landing, zero = f"grad/{unit}", f"reduce/{unit}", facts.zero_of(unit)
+    into = f"grad_shard/{unit}" if zero >= 2 else whole
     writes = tuple(sorted((into, landing) if facts.buffer_bytes(landing) else (into,)))
     size = facts.buffer_bytes(whole)
-    if facts.zero == 0:
-        return [Declared((whole,), writes, (_over(facts, "all_reduce", facts.data_axes, size),))]
-    scatter = _over(facts, "reduce_scatter", ("dp_shard",), size)
-    allowed = [Declared((whole,), writes, (scatter,))]
+    element = DTYPE_BYTES[facts.gradients]
+    partial = tuple(
+        c
+        for axis, start, end in facts.flats[unit].sums
+        for c in _over(facts, "all_reduce", (axis,), (end - start) * element)
+    )
+    if zero == 0:
+        everywhere = partial + _over(facts, "all_reduce", facts.gradient_axes(unit), size)
+        return [Declared((whole,), writes, everywhere)] if everywhere else []
+    scatter = partial + _over(facts, "reduce_scatter", facts.shard_axes(unit), size)
+    allowed = [Declared((whole,), writes, scatter)]
     if facts.layout.dp_replicate > 1:
-        replicas = _over(facts, "all_reduce", ("dp_replicate",), size // facts.layout.dp_shard)
-        allowed.append(Declared((whole,), writes, (scatter, replicas)))
+        replicas = _over(facts, "all_reduce", ("dp_replicate",), facts.flats[unit].shard_numel * element)
+        allowed.append(Declared((whole,), writes, scatter + replicas))
     return allowed
 
 
-def _forward(segment: str, m: int, facts: Lowering, training: bool) -> list[Declared]:
-    kinds = {s.name: s for s in facts.segments}
-    me, footprint = kinds[segment], facts.footprint(kinds[segment])
+def _compute(op: Op, me: Segment, m: int, facts: Lowering, training: bool) -> list[Declared]:
+    if op is Op.FORWARD:
+        return _forward(me, m, facts, training)
+    if not training or (op is not Op.BACKWARD and me.kind != "block"):
+        return []
+    if op is Op.RECOMPUTE:
+        return _recompute(me, m, facts)
+    return [_backward(op, me, m, facts)]
+
+
+def _forward(me: Segment, m: int, facts: Lowering, training: bool) -> list[Declared]:
+    footprint = facts.footprint(me)
+    inside = _inside(footprint.forward_collectives, facts)
     reads = [f"params/{unit}" for unit in me.units] + [name.batch(m)]
-    reads += [name.hidden(segment, m)] if me.kind != "embedding" else []
+    reads += [name.hidden(me.name, m)] if me.kind != "embedding" else []
     reads += ["rope"] if me.kind == "block" else []
+    reads += [f"router/{me.name}"] if me.moe else []
     if me.kind == "head":
         if training:
             return []  # its backward does both
-        return [Declared(tuple(sorted(reads)), (), (), footprint.forward_flops, footprint.forward_workspace_bytes)]
-    following = facts.segments[facts.segments.index(me) + 1].name
-    writes = [name.hidden(following, m)]
+        return [Declared(tuple(sorted(reads)), (), inside, footprint.forward_flops, footprint.forward_workspace_bytes)]
+    writes = [name.hidden(facts.following[me.name], m)]
+    writes += [f"router/{me.name}"] if me.moe and training else []
     workspace = footprint.forward_workspace_bytes
     if me.kind == "block" and not training:
         workspace = facts.evaluation_workspace(me)
     elif me.kind == "block" and facts.policy(me) != "full":
-        writes.append(name.saved(segment, m))
-    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), (), footprint.forward_flops, workspace)]
+        writes.append(name.saved(me.name, m))
+    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, footprint.forward_flops, workspace)]
 
 
-def _recompute(segment: str, m: int, facts: Lowering, training: bool) -> list[Declared]:
-    me = next(s for s in facts.segments if s.name == segment)
-    if not training or facts.policy(me) != "full":
+def _recompute(me: Segment, m: int, facts: Lowering) -> list[Declared]:
+    if facts.policy(me) != "full":
         return []
     footprint = facts.footprint(me)
-    reads = (f"params/{segment}", name.hidden(segment, m), name.batch(m), "rope")
-    workspace = footprint.recompute_workspace_bytes
-    return [Declared(tuple(sorted(reads)), (name.saved(segment, m),), (), footprint.forward_flops, workspace)]
+    reads = [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m), name.batch(m), "rope"]
+    reads += [f"router/{me.name}"] if me.moe else []
+    inside = _inside(footprint.forward_collectives, facts)
+    return [
+        Declared(
+            tuple(sorted(reads)),
+            (name.saved(me.name, m),),
+            inside,
+            footprint.forward_flops,
+            footprint.recompute_workspace_bytes,
+        )
+    ]
 
 
-def _backward(segment: str, m: int, facts: Lowering, training: bool) -> list[Declared]:
-    if not training:
-        return []
-    me = next(s for s in facts.segments if s.name == segment)
+def _backward(op: Op, me: Segment, m: int, facts: Lowering) -> Declared:
     footprint = facts.footprint(me)
     writes = [f"grad/{unit}" for unit in me.units]
-    reads = [] if me.kind == "block" else [name.batch(m)]
+    if op is Op.BACKWARD_WEIGHT:
+        inside = _inside(footprint.weight_collectives, facts)
+        put_off = (name.deferred(me.name, m),)
+        return Declared(
+            put_off, tuple(sorted(writes)), inside, footprint.weight_flops, footprint.weight_workspace_bytes
+        )
+    reads = [name.batch(m)]
     if me.kind != "embedding":
-        reads += [f"params/{unit}" for unit in me.units] + [name.hidden(segment, m)]
-        writes.append(name.dhidden(segment, m))
+        reads += [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m)]
+        writes.append(name.dhidden(me.name, m))
     if me.kind == "block":
-        reads.append(name.saved(segment, m))
+        reads.append(name.saved(me.name, m))
     if me.kind != "head":
-        reads.append(name.dhidden(facts.segments[facts.segments.index(me) + 1].name, m))
-    backward, workspace = footprint.backward_flops, footprint.backward_workspace_bytes
-    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), (), backward, workspace)]
+        reads.append(name.dhidden(facts.following[me.name], m))
+    if op is Op.BACKWARD:
+        inside = _inside(footprint.backward_collectives, facts)
+        sizes = (footprint.backward_flops, footprint.backward_workspace_bytes)
+    else:
+        writes.append(name.deferred(me.name, m))
+        inside = _inside(footprint.input_collectives, facts)
+        sizes = (footprint.input_flops, footprint.input_workspace_bytes)
+    return Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, *sizes)

@@ -8,6 +8,7 @@ count of the reductions over each axis that it has been through.
 from collections import Counter
 from dataclasses import dataclass, field
 
+from fourfold.model.spec import Segment
 from fourfold.program.buffers import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Program
@@ -27,6 +28,8 @@ class _Flow:
     counts: int = 0
     counted: bool = False
     loss_sums: int = 0
+    balances: int = 0
+    tied: int = 0
     reported: set[str] = field(default_factory=set)
     clipped: bool = False
     updated: Counter[str] = field(default_factory=Counter)
@@ -40,6 +43,10 @@ class _Flow:
     def _loss_op(self) -> str:
         """The head's operation that gives the loss."""
         return (Op.BACKWARD if self.program.kind == "train" else Op.FORWARD).value
+
+    @property
+    def _has_head(self) -> bool:
+        return any(segment.kind == "head" for segment in self.facts.local_segments)
 
     def step(self, index: int, step: Instruction) -> None:
         if step.op in (Op.FORWARD, Op.BACKWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
@@ -59,20 +66,38 @@ class _Flow:
             self.published[unit] += 1
             if not self.updated[unit]:
                 self.fault(index, f"{unit} is published before its update", "move it after the Update")
+        elif step.op is Op.REDUCE_TIED:
+            self._reduce_tied(index, step)
+        elif step.op is Op.BALANCE:
+            self._balance(index)
         elif step.op is Op.COUNT:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
-            self.loss_sums += 1
-            for m in range(self.facts.layout.num_microbatches):
-                if not self.passed[self._loss_op, "head", m]:
-                    self.fault(
-                        index, f"the loss is summed without that of m{m}", f"move it after `{self._loss_op} head m{m}`"
-                    )
+            self._sum_loss(index)
         elif step.op is Op.WAIT and step.handle == Op.COUNT.value:
             self.counted = True
         for freed in step.frees:
             if freed.startswith("grad/"):
                 self.whole.pop(freed.removeprefix("grad/"), None)
+
+    def _sum_loss(self, index: int) -> None:
+        self.loss_sums += 1
+        wanted = [(self._loss_op, "head")] if self._has_head else []
+        wanted += [(Op.FORWARD.value, segment.name) for segment in self.facts.moe_segments]
+        for op, segment in wanted:
+            for m in range(self.facts.layout.num_microbatches):
+                if not self.passed[op, segment, m]:
+                    self.fault(
+                        index, f"the loss is summed without that of m{m}", f"move it after `{op} {segment} m{m}`"
+                    )
+
+    def _balance(self, index: int) -> None:
+        self.balances += 1
+        for segment in self.facts.moe_segments:
+            for m in range(self.facts.layout.num_microbatches):
+                if not self.passed[Op.FORWARD.value, segment.name, m]:
+                    fix = f"move it after `F {segment.name} m{m}`"
+                    self.fault(index, f"the experts' loads are summed without those of {segment.name} m{m}", fix)
 
     def _compute(self, index: int, step: Instruction) -> None:
         segment, m = step.segment or "", step.microbatch if step.microbatch is not None else -1
@@ -83,9 +108,13 @@ class _Flow:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
         if step.op is Op.BACKWARD and segment == "head" and self.facts.data_axes and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
+        if step.op is Op.BACKWARD_WEIGHT and not self.passed[Op.BACKWARD_INPUT.value, segment, m]:
+            self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         for written in step.writes:
             if written.startswith("grad/"):
-                self.whole.setdefault(written.removeprefix("grad/"), {})[segment, m] = Counter()
+                held = self.whole.setdefault(written.removeprefix("grad/"), {})
+                if step.op is not Op.BACKWARD_INPUT:  # its norms' gradients travel with whatever else is in the buffer
+                    held[segment, m] = Counter()
 
     def _reduce(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
@@ -95,13 +124,12 @@ class _Flow:
                 index, f"reduces {unit}, which has no gradient to reduce", "move it after the last Backward of the unit"
             )
             return
+        into_shard = any(name.startswith("grad_shard/") for name in step.writes)
         target = held
-        if any(name.startswith("grad_shard/") for name in step.writes):
-            target = self.shard.setdefault(unit, {})
-        moving = held
         for collective in step.collectives:
-            if target is not held and collective.kind == "reduce_scatter":
-                for key, axes in moving.items():
+            if into_shard and collective.kind == "reduce_scatter":
+                target = self.shard.setdefault(unit, {})
+                for key, axes in held.items():
                     if key in target:
                         self.fault(
                             index, f"{key[0]} m{key[1]} is added to the shard of {unit} twice", "drop one Reduce"
@@ -110,6 +138,27 @@ class _Flow:
             else:
                 for axes in target.values():
                     axes.update(collective.axes.split("+"))
+
+    def _reduce_tied(self, index: int, step: Instruction) -> None:
+        """Both holders add what they have: it must be whole on each, and is marked as summed over `tied`."""
+        unit = step.segment or ""
+        for axes in self._final(unit).values():
+            axes.update(["tied"])
+        self.tied += 1
+        lacking = self._expected(unit) - self._final(unit).keys()
+        if lacking:
+            segment, m = min(lacking)
+            fix = f"move it after `B {segment} m{m}` is reduced"
+            self.fault(index, f"the stages' gradients of {unit} are added without that of {segment} m{m}", fix)
+
+    def _final(self, unit: str) -> Held:
+        """Where the unit's whole gradient comes to lie."""
+        return (self.shard if self.facts.zero_of(unit) >= 2 else self.whole).get(unit, {})
+
+    def _wanted(self, unit: str) -> Counter[str]:
+        """How often a contribution must be summed over each axis: data axes, partial sums, the stages that share it."""
+        sums = [axis for axis, _, _ in self.facts.flats[unit].sums]
+        return Counter([*self.facts.gradient_axes(unit), *sums, *(["tied"] if unit == self.facts.tied_unit else [])])
 
     def _update(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
@@ -126,10 +175,10 @@ class _Flow:
         if unit in self.reported:
             return
         before = len(self.faults)
-        held = (self.shard if self.facts.zero >= 2 else self.whole).get(unit, {})
+        held = self._final(unit)
         for segment, m in sorted(self._expected(unit) - held.keys()):
             self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `B {segment} m{m}`")
-        wanted = Counter(self.facts.data_axes)
+        wanted = self._wanted(unit)
         for (segment, m), axes in held.items():
             if axes != wanted:
                 wrong = sorted((wanted - axes) or (axes - wanted))[0]
@@ -137,7 +186,7 @@ class _Flow:
                 self.fault(
                     index,
                     f"the gradient of {unit} from {segment} m{m} {how} over {wrong}",
-                    f"reduce {unit} exactly once over {'+'.join(self.facts.data_axes) or 'nothing'} after its last Backward",
+                    f"reduce {unit} exactly once over {' and '.join(wanted) or 'nothing'} after its last Backward",
                 )
                 break
         if len(self.faults) > before:
@@ -145,27 +194,45 @@ class _Flow:
 
     def _expected(self, unit: str) -> set[Contribution]:
         microbatches = range(self.facts.layout.num_microbatches)
-        return {(s.name, m) for s in self.facts.segments if unit in s.units for m in microbatches}
+        return {(s.name, m) for s in self.facts.local_segments if unit in s.units for m in microbatches}
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1
-        training = self.program.kind == "train"
-        for segment in self.facts.segments:
-            ops = ["F"] if not training else ["B"] if segment.kind == "head" else ["F", "B"]
+        for segment in self.facts.local_segments:
             for m in range(self.facts.layout.num_microbatches):
-                for op in ops:
-                    if not self.passed[op, segment.name, m]:
-                        self.fault(last, f"`{op} {segment.name} m{m}` never runs", "add it")
-        wanted = 1 if self.facts.data_axes else 0
-        for what, short, times in (("valid targets are", "N", self.counts), ("loss is", "Y", self.loss_sums)):
+                self._check_passed(last, segment, m)
+        counts, sums = int(bool(self.facts.data_axes)), int(bool(self.facts.loss_axes))
+        balances, tied = 0, 0
+        if self.program.kind == "train":
+            balances, tied = int(bool(self.facts.moe_segments)), int(self.facts.tied_unit is not None)
+        for what, short, times, wanted in (
+            ("valid targets are summed", "N", self.counts, counts),
+            ("loss is summed", "Y", self.loss_sums, sums),
+            ("experts' loads are summed", "E", self.balances, balances),
+            ("tied gradient is summed", f"T {self.facts.tied_unit}", self.tied, tied),
+        ):
             if times != wanted:
-                self.fault(last, f"the {what} summed {times} times over the ranks", f"have `{short}` {wanted} times")
-        for unit in self.facts.flats if training else ():
+                self.fault(last, f"the {what} {times} times over the ranks", f"have `{short}` {wanted} times")
+        for unit in self.facts.flats if self.program.kind == "train" else ():
             if not self.updated[unit]:
                 self.fault(last, f"{unit} is never updated", f"add `U {unit}`")
-            wanted = 1 if self.facts.zero in (1, 2) else 0
+            wanted = 1 if self.facts.zero_of(unit) in (1, 2) else 0
             if self.published[unit] != wanted:
                 self.fault(last, f"{unit} is published {self.published[unit]} times", f"publish it {wanted} times")
+
+    def _check_passed(self, last: int, segment: Segment, m: int) -> None:
+        """Every microbatch passes the segment forward once, and backward once, whole or in halves."""
+        passed = {op for op in "FBIW" if self.passed[op, segment.name, m]}
+        if self.program.kind != "train":
+            wanted = {"F"}
+        elif segment.kind == "head":
+            wanted = {"B"}
+        else:
+            wanted = {"F", "I", "W"} if passed & {"I", "W"} else {"F", "B"}
+        for op in sorted(wanted - passed):
+            self.fault(last, f"`{op} {segment.name} m{m}` never runs", "add it")
+        if passed - wanted and "B" in passed:
+            self.fault(last, f"`B {segment.name} m{m}` runs beside its halves", "drop one of them")
 
 
 def check_gradients(rank: int, program: Program, facts: Lowering) -> list[Fault]:

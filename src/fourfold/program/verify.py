@@ -31,10 +31,16 @@ def verify(
     faults: list[Fault] = []
     for rank in sorted(representatives.values()):
         program = programs[rank]
+        pp_rank = facts.layout.coordinates(rank)["pp"]
+        if program.pp_rank != pp_rank:
+            message = f"rank {rank} has pipeline coordinate {pp_rank}, the program is that of {program.pp_rank}"
+            faults.append(Fault.at(rank, program, 0, message, f"give it the program of pp_rank {pp_rank}"))
+            continue
+        own = facts.at(pp_rank)
         faults += check_buffers(rank, program)
-        faults += check_declarations(rank, program, facts)
+        faults += check_declarations(rank, program, own)
         if not faults or not first_only:
-            faults += check_gradients(rank, program, facts)
+            faults += check_gradients(rank, program, own)
         if memory_limit_bytes is None or faults:
             continue
         peak = memory_peak(program)
