@@ -12,7 +12,7 @@ from fourfold.model import head
 from fourfold.model.parallel import Parallel
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.ranks import run_on_ranks
-from tests.support.split_model import SplitModel, run_segments, take_box, tensor_layout, world_group
+from tests.support.split_model import SplitModel, run_segments, take_box, tensor_group, tensor_layout
 
 BASE = ModelConfig(2, 24, 8, 4, 6, 40, 64)
 MODELS = {
@@ -51,7 +51,7 @@ def split_errors(
     tokens, targets = random_tokens(model, ROWS, LENGTH)
     targets[1, 3:] = -100
     batch = whole.microbatch(tokens, targets, DOCUMENTS if documents else None)
-    parallel = Parallel(tp=world_group(rank), sequence=sequence, tp_copies=layout.tp_copy)
+    parallel = Parallel(tp=tensor_group(layout, rank), sequence=sequence, tp_copies=layout.tp_copy)
     try:
         expected = run_segments(model, whole.segments, whole.weights, whole.units, batch, 29)
         actual = run_segments(
@@ -107,10 +107,11 @@ def losses(rank: int, sequence: bool) -> tuple[float, float]:
     """The head's loss in training and evaluation, with logits far from each other on different ranks."""
     whole = PlainModel(BASE, torch.float32)
     whole.parameters()["lm_head.weight"].mul_(300.0)
-    split = SplitModel(whole, tensor_layout(BASE, 2, sequence), rank, torch.float32)
+    layout = tensor_layout(BASE, 2, sequence)
+    split = SplitModel(whole, layout, rank, torch.float32)
     tokens, targets = random_tokens(BASE, ROWS, LENGTH)
     batch = whole.microbatch(tokens, targets)
-    parallel = Parallel(tp=world_group(rank), sequence=sequence)
+    parallel = Parallel(tp=tensor_group(layout, rank), sequence=sequence)
     expected = run_segments(BASE, whole.segments, whole.weights, whole.units, batch, 29)
     trace = run_segments(BASE, split.segments, split.weights, split.units, batch, 29, parallel)
     assert all(grad.isfinite().all() for grad in trace.gradients)

@@ -17,7 +17,7 @@ from fourfold.model.weights import deferring, torch_dtype
 from fourfold.program.instruction import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.plain_model import PlainModel, random_tokens
-from tests.support.split_model import CountingGroup, SplitModel, tensor_layout, world_group
+from tests.support.split_model import CountingGroup, SplitModel, tensor_group, tensor_layout
 
 ROWS = 4
 
@@ -109,7 +109,7 @@ def measure(
     )
     tokens, targets = random_tokens(model, ROWS, length)
     batch = whole.microbatch(tokens, targets, [[length - 9, 9]] * ROWS if documents else None)
-    group = PatientGroup(world_group(rank)._group) if tp > 1 else None
+    group = PatientGroup(tensor_group(layout, rank)) if tp > 1 else None
     parallel = Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy)
     constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
     meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin])

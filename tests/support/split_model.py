@@ -15,8 +15,11 @@ from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Work
 from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
 from fourfold.model.weights import FlatUnit, bind_weights, deferring
-from fourfold.runtime.collectives import Group
+from fourfold.runtime.collectives import Group, Links, make_groups
 from tests.support.plain_model import PlainModel
+
+_LINKS: Links = {}
+"""Process groups of this process, made once."""
 
 
 class CountingGroup:
@@ -61,12 +64,6 @@ class CountingGroup:
         return self._group.shift(received, sent)
 
 
-def world_group(rank: int) -> CountingGroup:
-    """All ranks as one tensor-parallel group."""
-    ranks = range(dist.get_world_size())
-    return CountingGroup(Group("tp", ranks, rank, dist.group.WORLD, native=False))
-
-
 def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
     """A layout of tensor parallelism alone."""
     return Layout(
@@ -85,6 +82,11 @@ def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
         sequence_parallel=sequence,
         tp_head=tp if model.is_latent else tensor_head_degree(tp, model.num_kv_heads),
     )
+
+
+def tensor_group(layout: Layout, rank: int) -> Group:
+    """The rank's tensor-parallel group."""
+    return make_groups(layout, rank, ["tp"], 60.0, _LINKS)["tp"]
 
 
 def take_box(whole: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:

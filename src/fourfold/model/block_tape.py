@@ -99,8 +99,9 @@ def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool
     tape.alloc(grad_qkv=tokens * (q + 2 * kv) * e)
     tape.brief(tokens * (q + kv) // 2 * e)
     if model.qk_norm:
-        tape.brief(tokens * q * (e + shape.wide_bytes * (3 if shape.converts else 1)))
-        tape.free("unnormed", "head_scale")
+        tape.alloc(query_copies=tokens * (2 * q * e + heads * shape.wide_bytes))
+        norm_backward(tape, shape, tokens * heads, model.head_dim)
+        tape.free("unnormed", "head_scale", "query_copies")
     if not keep:
         rebuild_normed(tape, shape, part, h, "1")
     tape.column_input(shape, h, "1")

@@ -21,8 +21,9 @@ __all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
 class Footprint:
     """Bytes, FLOPs and collectives of one segment on one microbatch, on one rank.
 
-    Workspaces are above what is live before and what is written; that of the input gradient alone may be negative, where saved
-    tensors become deferred ones. Collectives are in the order of starting; a recomputed forward repeats the forward's.
+    Workspaces are above what is live before and what is written: signed, for a backward writes its gradient when much of what was
+    saved is freed, and what was saved may become what is deferred. Collectives are in the order of starting; a recomputed forward
+    repeats the forward's.
     """
 
     saved_bytes: int
@@ -76,7 +77,7 @@ def _head(model: ModelConfig, shape: Shape) -> Footprint:
         output_bytes=0,
         forward_workspace_bytes=forward.peak,
         recompute_workspace_bytes=0,
-        backward_workspace_bytes=max(0, backward.peak - backward.live["grad"]),
+        backward_workspace_bytes=backward.peak - backward.live["grad"],
         forward_flops=forward.flops,
         backward_flops=backward.flops,
         forward_collectives=tuple(forward.collectives),
@@ -104,7 +105,7 @@ def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> F
         forward_workspace_bytes=max(0, forward.peak - forward.total),
         # A recomputed block's output exists until its forward returns, beside what it saves.
         recompute_workspace_bytes=max(0, with_graph.peak - total) if policy == "full" else 0,
-        backward_workspace_bytes=max(0, backward.peak - total - output),
+        backward_workspace_bytes=backward.peak - total - output,
         forward_flops=forward.flops,
         backward_flops=backward.flops,
         deferred_bytes=deferred,

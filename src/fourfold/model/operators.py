@@ -106,7 +106,7 @@ def _head_norm_backward(grad: Tensor, x: Tensor, scale: Tensor, weights: Attenti
     for (g, part, s), weight in zip(parts, (weights.query_norm, weights.key_norm), strict=True):
         assert weight is not None
         rows = (-1, model.head_dim)
-        result = rms_norm_backward(g.reshape(rows).clone(), part.reshape(rows), s.reshape(-1, 1), weight)
+        result = rms_norm_backward(g.reshape(rows), part.reshape(rows), s.reshape(-1, 1), weight)
         g.copy_(result.view_as(g))
 
 
