@@ -5,6 +5,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,17 +15,20 @@ from pydantic import BaseModel, ValidationError
 from fourfold.config.errors import UserError
 from fourfold.config.schema import RunConfig
 
+RUN_PRESET = "preset:"
+"""What a run's name begins with where it is one of `run_preset_names` instead of a file."""
+
+
+def run_preset_names() -> list[str]:
+    """Runs of the literature, to be named as `preset:NAME` wherever a run file is."""
+    folder = resources.files("fourfold.config") / "runs"
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Reads a run file and applies the overrides in order. Raises `UserError` naming the key and what is allowed."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; there is {near[0]}" if near else ""
-        raise UserError(f"{path}: no such run file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
+    """Reads a run file, or the run `preset:NAME`, and applies the overrides in order. Raises `UserError` naming the key and what
+    is allowed."""
+    text = _preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -32,6 +36,27 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _apply_override(table, override)
     return parse_run(table, source=str(path))
+
+
+def _preset_text(name: str) -> str:
+    allowed = run_preset_names()
+    stem = name.removeprefix(RUN_PRESET)
+    if stem not in allowed:
+        near = difflib.get_close_matches(stem, allowed, n=1, cutoff=0.5)
+        hint = f"; did you mean {RUN_PRESET}{near[0]}?" if near else ";"
+        raise UserError(f"{name}: no such run{hint} allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
+    return (resources.files("fourfold.config") / "runs" / f"{stem}.toml").read_text(encoding="utf-8")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        hint = f"; there is {near[0]}" if near else ""
+        raise UserError(f"{path}: no such run file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
 
 
 def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
