@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from fourfold.config import ModelConfig
+from fourfold.model.experts.cost import routed_backward, routed_forward
+from fourfold.model.tape import Tape
+from fourfold.model.traffic import Traffic
+from fourfold.program.instruction import sent_bytes
 from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
@@ -65,6 +69,9 @@ def _check(model: ModelConfig, case: Case) -> None:
     results, got, expected = _run(model, case)
     assert expected["load"][0] > 2 * expected["load"].double().mean()
     assert expected["load"][-1] == 0
+    if model.capacity_factor is None and not case.defers:
+        _check_traffic(model, case, results)
+    assert all(result["put_off"] > 0 for result in results) == case.defers
     for name, tensor in expected.items():
         error = (got[name].reshape(tensor.shape) - tensor).abs().max().item()
         assert error <= TOLERANCE * tensor.abs().max().item(), (name, error)
@@ -73,6 +80,32 @@ def _check(model: ModelConfig, case: Case) -> None:
         for rank in range(len(norms)):
             first = case.layout.group_of(rank, ("tp",))[0]
             torch.testing.assert_close(norms[rank], norms[first], rtol=0, atol=0)
+
+
+def _declared(model: ModelConfig, case: Case) -> dict[str, list[Traffic]]:
+    forward, backward = Tape(), Tape()
+    forward.alloc(middle=0)
+    routed_forward(forward, model, case.shape, case.keep, graph=True)
+    backward.alloc(**{name: size for name, size in forward.live.items() if name != "output"})
+    backward.peak = 0
+    routed_backward(backward, model, case.shape, case.keep, "cp+tp" if case.cp * case.tp > 1 else None)
+    assert set(backward.live) == {"grad_middle"}
+    return {"forward": forward.collectives, "backward": backward.collectives}
+
+
+def _check_traffic(model: ModelConfig, case: Case, results: list[dict[str, Any]]) -> None:
+    """Every collective in its order; bytes of all ranks together, as single ranks' rows follow the router."""
+    ranks = len(results)
+    declared = _declared(model, case)
+    for direction, traffic in declared.items():
+        for axes in results[0][direction]:
+            expected = [(t.kind, ranks * t.bytes) for t in traffic if t.axes == axes]
+            counted = zip(*(result[direction][axes] for result in results), strict=True)
+            assert [(same[0][0], sum(size for _, size in same)) for same in counted] == expected, (direction, axes)
+    for axes in results[0]["sent_bytes"]:
+        size = case.layout.group_size(tuple(axes.split("+")))
+        sent = [sent_bytes(t.kind, t.bytes, size) for part in declared.values() for t in part if t.axes == axes]
+        assert sum(result["sent_bytes"][axes] for result in results) == ranks * sum(sent)
 
 
 def _name(value: object) -> str:

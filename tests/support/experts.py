@@ -13,9 +13,11 @@ from fourfold.config import ModelConfig
 from fourfold.layout import Layout
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import RoutedFeedForward
+from fourfold.model.footprint import Shape
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, FeedForwardWeights, RoutedWeights, Weight
 from fourfold.runtime.collectives import make_groups
+from tests.support.split_model import CountingGroup
 
 MIXTRAL = ModelConfig(
     1, 16, 2, 2, 8, 24, 31, family="mixtral", num_experts=8, top_k=2, moe_ffn_size=12, router="softmax"
@@ -148,6 +150,13 @@ class Case:
             sequence_parallel=self.sequence, ep=self.ep, etp=self.etp,
         )  # fmt: skip
 
+    @property
+    def shape(self) -> Shape:
+        return Shape(
+            self.sequences, self.length, "fp64", "fp64", False, tp=self.tp, sequence_parallel=self.sequence,
+            cp_ring=self.cp, ep=self.ep, etp=self.etp,
+        )  # fmt: skip
+
     def tokens(self, rank: int, split: bool) -> Tensor:
         """The rank's tokens among all of the global batch laid flat; only its part among `tp` if split."""
         layout = self.layout
@@ -194,10 +203,10 @@ def run_rank(
     """One rank's forward and backward; x, projection [rows, length, hidden] of the global batch."""
     layout = case.layout
     names = [name for name, size in (("tp", case.tp), ("ep", case.ep), ("etp", case.etp), ("cp+tp", case.cp * case.tp))]
-    groups = {}
+    groups: dict[str, CountingGroup] = {}
     if layout.world_size > 1:
         active = [name for name in names if layout.group_size(tuple(name.split("+"))) > 1]
-        groups = make_groups(layout, rank, active, 60.0)
+        groups = {n: CountingGroup(group) for n, group in make_groups(layout, rank, active, 60.0).items()}
     parallel = Parallel(groups.get("tp"), case.sequence, ep=groups.get("ep"), etp=groups.get("etp"))
     tokens = case.tokens(rank, case.sequence)
     balancing = Balancing(
@@ -211,15 +220,16 @@ def run_rank(
         weight.deferred = deferred if case.defers else None
     leaf = x.view(-1, x.shape[-1])[tokens].clone().requires_grad_()
     out = RoutedFeedForward.apply(leaf, routed_weights(weights), model, balancing, parallel, case.keep)
-    forward_bytes = {name: group.sent_bytes for name, group in groups.items()}
+    forward = {name: len(group.started) for name, group in groups.items()}
     out.backward(projection.view(-1, x.shape[-1])[tokens])
     put_off = len(deferred)
     deferred.run()
-    total = {name: group.sent_bytes for name, group in groups.items()}
     return {
         "x": leaf.grad, "output": out.detach(), "losses": balancing.losses, "load": balancing.load, "put_off": put_off,
         "gradients": {name: weight.grad for name, weight in weights.items()},
-        "forward_bytes": forward_bytes, "backward_bytes": {n: total[n] - forward_bytes[n] for n in total},
+        "forward": {name: group.started[: forward[name]] for name, group in groups.items()},
+        "backward": {name: group.started[forward[name] :] for name, group in groups.items()},
+        "sent_bytes": {name: group.sent_bytes for name, group in groups.items()},
     }  # fmt: skip
 
 

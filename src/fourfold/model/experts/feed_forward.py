@@ -31,7 +31,7 @@ from fourfold.model.experts.swiglu import experts_backward, experts_forward
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward, wide
 from fourfold.model.parallel import Parallel
 from fourfold.model.tensor_parallel import Arriving, gather_tokens
-from fourfold.model.weights import RoutedWeights
+from fourfold.model.weights import RoutedWeights, Weight
 
 
 @dataclass
@@ -91,6 +91,7 @@ class RoutedFeedForward(torch.autograd.Function):
         gathered = gather_tokens(grad, parallel) if weights.shared is not None else None
         spread = gather_over(own_tokens(grad, parallel), parallel.etp).wait()
         incoming = dispatch(state.route, spread)
+        del spread
         counts = count_choices(state.choice, ctx.balancing, ctx.model, parallel)
         normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
         ctx.normed = None
@@ -99,11 +100,11 @@ class RoutedFeedForward(torch.autograd.Function):
             partial = shared_backward(gathered, state.shared, normed, weights.shared, parallel)
             state.shared = None
             del gathered
-        grad_own, grad_weights = _from_experts(incoming.wait(), state, weights, parallel)
-        del incoming, spread
+        grad_own, grad_weights = _from_experts(incoming, state, weights, parallel)
+        del incoming
         grad_logits = _logits_backward(grad_weights, counts, state.choice, ctx)
-        weights.router.add_product(grad_logits, wide(own_tokens(normed, parallel)))
         grad_own.add_(grad_logits @ wide(weights.router.data))
+        _add_router_product(weights.router, grad_logits, own_tokens(normed, parallel))
         del normed, state, grad_logits
         grad_x = rms_norm_backward(join(grad_own, partial, parallel), ctx.x, ctx.scale, weights.norm)
         ctx.x = ctx.scale = None
@@ -134,19 +135,27 @@ def _begin_shared(
 
 
 def _from_experts(
-    grad: Tensor, state: RoutedState, weights: RoutedWeights, parallel: Parallel
+    incoming: Transfer, state: RoutedState, weights: RoutedWeights, parallel: Parallel
 ) -> tuple[Tensor, Tensor]:
-    """grad [m, hidden] of the experts' output -> gradients of this rank's tokens [n, hidden] and of their routing weights
-    [n, top_k]."""
+    """The gradient of the experts' output [m, hidden], as it comes in -> gradients of this rank's tokens [n, hidden] and of their
+    routing weights [n, top_k]."""
     grad_rows, grad_scale, add_gate_up = experts_backward(
-        grad, state.rows, state.scale, state.gate_up, weights, state.route.groups
+        incoming.wait(), state.rows, state.scale, state.gate_up, weights, state.route.groups
     )
+    del state.rows, state.gate_up
     back, back_weights = combine(state.route, grad_rows), combine_pairs(state.route, grad_scale)
     del grad_rows
     add_gate_up()
+    del add_gate_up
     tokens, pairs = back.wait(), back_weights.wait()
     arriving = scatter_over(tokens, parallel.etp), scatter_over(pairs, parallel.etp)
+    del tokens
     return arriving[0].wait(), arriving[1].wait()
+
+
+def _add_router_product(router: Weight, grad_logits: Tensor, x: Tensor) -> None:
+    """router.grad += grad_logits^T @ x in the router's format, now or put off. grad_logits [n, experts], x [n, hidden]."""
+    router.add_later(lambda: router.add_product_now(grad_logits, wide(x)))
 
 
 def _logits_backward(grad_weights: Tensor, counts: Arriving | None, choice: Choice, ctx: Any) -> Tensor:

@@ -33,7 +33,7 @@ def experts_backward(
     grad_scale = (grad_product * product).sum(-1, dtype=scale.dtype)
     column = scale.unsqueeze(-1)
     add_grouped_product(weights.down, grad, product.mul_(column), groups)
-    del product
+    del product, grad
     gated_backward_(grad_product.mul_(column), gate, up, activated)
     del grad_product, activated
     grad_rows = grouped_product_backward(gate_up, weights.gate_up.data.flatten(1, 2), groups)

@@ -1,0 +1,287 @@
+"""The passes of the routed feed-forward half, line by line after `feed_forward.py`, with experts loaded evenly. No torch.
+
+Symbols: T tokens, t those whose hidden states the rank holds, n = T/tp those that it routes, N = n x etp, p = N x top_k pairs,
+which are rows sent and, evenly loaded, rows received; h hidden, f a routed expert's ffn, s the shared experts', both this rank's;
+e bytes of the compute format, w of the router's; indices have 8.
+
+Exact: saved bytes and collectives. Peaks leave out counts and sorting scratch, some ten bytes a pair.
+"""
+
+from dataclasses import dataclass
+
+from fourfold.config import ModelConfig
+from fourfold.model.shape import Shape
+from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
+
+INDEX_BYTES = 8
+SAVED = ("scale_2", "normed_2", "choice", "route", "rows", "row_scale", "gate_up", "shared_gate_up", "shared_product")
+
+
+@dataclass(frozen=True)
+class RoutedSizes:
+    """The symbols above, as numbers."""
+
+    routed: int
+    served: int
+    pairs: int
+    hidden: int
+    ffn: int
+    shared_ffn: int
+    experts: int
+    local_experts: int
+
+
+def routed_sizes(model: ModelConfig, shape: Shape) -> RoutedSizes:
+    """Of one microbatch on one rank."""
+    routed = shape.tokens // shape.tp
+    return RoutedSizes(
+        routed=routed,
+        served=routed * shape.etp,
+        pairs=routed * shape.etp * model.top_k,
+        hidden=model.hidden_size,
+        ffn=model.moe_ffn_size // shape.etp,
+        shared_ffn=model.num_shared_experts * model.moe_ffn_size // shape.tp,
+        experts=model.num_experts,
+        local_experts=model.num_experts // shape.ep,
+    )
+
+
+def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
+    """From `middle` [t, h] to `output` [t, h] and, with a graph, what is saved (`SAVED`)."""
+    z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
+    norm_forward(tape, shape, shape.hidden_tokens, z.hidden, "2")
+    if z.shared_ffn:
+        tape.gather_tokens(shape, z.hidden, "gathered_2")
+    _choose(tape, model, shape, z)
+    _gather_over_etp(tape, shape, z.hidden * e, z, "served")
+    _gather_over_etp(tape, shape, model.top_k * INDEX_BYTES, z)
+    _gather_over_etp(tape, shape, model.top_k * w, z)
+    _plan(tape, shape, z)
+    _dispatch(tape, shape, z, z.hidden * e, "rows")
+    _dispatch(tape, shape, z, w, "row_scale")
+    tape.drop("served")
+    if not keep:
+        tape.free("normed_2")
+    if z.shared_ffn:
+        _shared_forward(tape, shape, z, keep)
+    _arrive(tape, shape, z, z.hidden * e, "rows")
+    _arrive(tape, shape, z, w, "row_scale")
+    tape.alloc(gate_up=z.pairs * 2 * z.ffn * e)
+    tape.alloc(product=z.pairs * z.ffn * e)
+    tape.alloc(expert_output=z.pairs * z.hidden * e)
+    tape.flops += 6 * z.pairs * z.hidden * z.ffn
+    tape.free("product")
+    _combine(tape, shape, z, z.hidden * e, "expert_output")
+    _arrive_home(tape, shape, z, z.hidden * e, "expert_output")
+    _scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
+    _join(tape, shape, z, "output")
+    if not graph:
+        tape.drop(*SAVED, "middle")
+
+
+def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, balance_axes: str | None) -> None:
+    """From the output's gradient to `grad_middle` [t, h]; what was saved is freed. `balance_axes`: the group, if any, over which
+    a sequence's tokens are split (`cp+tp`), whose counts the balance loss needs."""
+    z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
+    if z.shared_ffn:
+        tape.gather_tokens(shape, z.hidden, "upstream")
+    _gather_over_etp(tape, shape, z.hidden * e, z, "served")
+    _dispatch(tape, shape, z, z.hidden * e, "grads")
+    tape.drop("served")
+    if model.balance_loss and balance_axes is not None:
+        tape.send("all_reduce", balance_axes, shape.sequences * z.experts * INDEX_BYTES)
+    if not keep:
+        rebuild_normed(tape, shape, shape.hidden_tokens, z.hidden, "2")
+    if z.shared_ffn:
+        _shared_backward(tape, shape, z, keep)
+    _arrive(tape, shape, z, z.hidden * e, "grads")
+    _experts_backward(tape, shape, z)
+    _combine(tape, shape, z, z.hidden * e, "grad_rows")
+    _combine(tape, shape, z, w, "grad_scale")
+    _product(tape, shape, z, 2 * z.ffn, z.hidden, "gate_up", "rows")
+    tape.release("gate_up", "rows")
+    tape.free("row_scale")
+    _arrive_home(tape, shape, z, z.hidden * e, "grad_rows")
+    _arrive_home(tape, shape, z, w, "grad_scale")
+    _scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
+    _scatter_over_etp(tape, shape, z, model.top_k * w, "grad_weights", named=False)
+    _router_backward(tape, shape, z)
+    _join(tape, shape, z, "grad_middle")
+    norm_backward(tape, shape, shape.hidden_tokens, z.hidden)
+    tape.release("normed_2")
+    tape.drop("middle", "scale_2", "choice", "route")
+
+
+def _choose(tape: Tape, model: ModelConfig, shape: Shape, z: RoutedSizes) -> None:
+    """`choose`: logits, experts and weights stay (`choice`)."""
+    w, k = shape.wide_bytes, model.top_k
+    logits = z.routed * z.experts * w
+    if shape.converts:
+        tape.brief((z.routed + z.experts) * z.hidden * w, logits)
+    tape.alloc(choice=logits + z.routed * k * (INDEX_BYTES + w))
+    tape.brief(logits * (3 if model.router == "sigmoid" else 1))
+    tape.flops += 2 * z.routed * z.experts * z.hidden
+
+
+def _plan(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
+    """`plan_route`: the pairs in their order, their places, the order of received rows, the experts' ends."""
+    if shape.ep > 1:
+        tape.send("all_to_all", "ep", z.experts * INDEX_BYTES)
+    arrays = 3 if shape.ep > 1 and z.local_experts > 1 else 2
+    tape.alloc(route=arrays * z.pairs * INDEX_BYTES + z.local_experts * 4)
+
+
+def _dispatch(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
+    """`dispatch`: rows of `width` bytes on their way, to be `name`."""
+    tape.alloc(**{f"{name}_sent": z.pairs * width})
+    if shape.ep > 1:
+        tape.alloc(**{f"{name}_received": z.pairs * width})
+        tape.send("all_to_all", "ep", z.pairs * width)
+
+
+def _arrive(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
+    """`Transfer.wait` of rows dispatched: sorted by expert as `name`."""
+    if shape.ep == 1:
+        tape.rename(f"{name}_sent", name)
+        return
+    tape.free(f"{name}_sent")
+    if z.local_experts > 1:
+        tape.brief(z.pairs * width)
+    tape.rename(f"{name}_received", name)
+
+
+def _combine(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
+    """`combine`: the rows `name` on their way back."""
+    if shape.ep > 1:
+        tape.alloc(**{f"{name}_unsorted": z.pairs * width if z.local_experts > 1 else 0})
+        tape.alloc(**{f"{name}_back": z.pairs * width})
+        tape.send("all_to_all", "ep", z.pairs * width)
+        if z.local_experts > 1 and name == "grad_rows":
+            tape.free(name)
+
+
+def _arrive_home(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
+    """`Transfer.wait` of rows on their way back: summed a token, as `routed` (values a pair stay as they are)."""
+    tape.drop(f"{name}_unsorted")
+    if name == "grad_rows" and shape.ep > 1:
+        tape.drop(name)
+    if name != "grad_scale":
+        tape.alloc(routed=z.served * width)
+    tape.drop(f"{name}_back", name)
+
+
+def _gather_over_etp(tape: Tape, shape: Shape, width: int, z: RoutedSizes, name: str | None = None) -> None:
+    if shape.etp > 1:
+        if name is not None:
+            tape.alloc(**{name: z.served * width})
+        tape.send("all_gather", "etp", z.served * width)
+
+
+def _scatter_over_etp(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str, named: bool = True) -> None:
+    if shape.etp == 1:
+        return
+    whole = z.served * width
+    tape.send("reduce_scatter", "etp", whole)
+    part = whole // shape.etp
+    tape.brief(part + (whole - part if shape.exchange else 0))
+    if named:
+        tape.free(name)
+        tape.alloc(**{name: part})
+
+
+def _join(tape: Tape, shape: Shape, z: RoutedSizes, result: str) -> None:
+    """`join`: `routed` and the shared path's `partial` become `result`."""
+    whole = shape.tokens * z.hidden * shape.element_bytes
+    if shape.tp == 1 or shape.sequence_parallel:
+        tape.drop("partial", "landing")
+        tape.rename("routed", result)
+        return
+    if z.shared_ffn:
+        tape.free("routed")
+        tape.rename("partial", result)
+        tape.send("all_reduce", "tp", whole)
+        return
+    tape.alloc(**{result: whole})
+    tape.send("all_gather", "tp", whole)
+    tape.free("routed")
+
+
+def _shared_forward(tape: Tape, shape: Shape, z: RoutedSizes, keep: bool) -> None:
+    e = shape.element_bytes
+    tape.alloc(shared_gate_up=shape.tokens * 2 * z.shared_ffn * e)
+    tape.alloc(shared_product=shape.tokens * z.shared_ffn * e)
+    tape.alloc(shared_sum=shape.tokens * z.hidden * e)
+    tape.flops += 6 * shape.tokens * z.hidden * z.shared_ffn
+    if not keep:
+        tape.free("shared_product")
+    tape.drop("gathered_2")
+    _begin_sum(tape, shape, "shared_sum")
+
+
+def _begin_sum(tape: Tape, shape: Shape, name: str) -> None:
+    """`begin_sum`: starts the sum of `name` [T, h] into `partial` where tokens are split."""
+    if shape.sequence_parallel:
+        tape.start_sum(shape, name, "partial")
+        tape.drop(name)
+    else:
+        tape.rename(name, "partial")
+
+
+def _shared_backward(tape: Tape, shape: Shape, z: RoutedSizes, keep: bool) -> None:
+    size = shape.tokens * z.shared_ffn * shape.element_bytes
+    tape.alloc(activated=size)
+    if not keep:
+        tape.alloc(shared_product=size)
+    tape.product(shape, z.hidden, z.shared_ffn, "upstream", "shared_product")
+    tape.release("shared_product")
+    tape.alloc(grad_product=size)
+    tape.release("upstream")
+    tape.brief(size)
+    tape.free("activated", "grad_product")
+    tape.column_input(shape, z.hidden, "2")
+    tape.alloc(shared_sum=shape.tokens * z.hidden * shape.element_bytes)
+    tape.flops += 6 * shape.tokens * z.hidden * z.shared_ffn
+    _begin_sum(tape, shape, "shared_sum")
+    tape.product(shape, 2 * z.shared_ffn, z.hidden, "normed_2", "shared_gate_up", gathered=True)
+    tape.release("shared_gate_up", "gathered_2")
+
+
+def _experts_backward(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
+    e = shape.element_bytes
+    size = z.pairs * z.ffn * e
+    tape.alloc(activated=size, product=size)
+    tape.alloc(grad_product=size)
+    tape.brief(size)
+    tape.alloc(grad_scale=z.pairs * shape.wide_bytes)
+    _product(tape, shape, z, z.hidden, z.ffn, "grads", "product")
+    tape.release("grads", "product")
+    tape.brief(size)
+    tape.free("grad_product", "activated")
+    tape.alloc(grad_rows=z.pairs * z.hidden * e)
+    tape.flops += 6 * z.pairs * z.hidden * z.ffn
+
+
+def _router_backward(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
+    w = shape.wide_bytes
+    logits, flops = z.routed * z.experts * w, 2 * z.routed * z.experts * z.hidden
+    tape.alloc(grad_logits=logits)
+    tape.brief(3 * logits)
+    tape.brief((z.routed + (z.experts if shape.converts else 0)) * z.hidden * w)
+    tape.flops += flops
+    temporary = z.routed * z.hidden * w if shape.converts else 0
+    _weight_product(tape, WeightProduct(("grad_logits", "normed_2"), flops, temporary))
+    tape.release("grad_logits")
+
+
+def _product(tape: Tape, shape: Shape, z: RoutedSizes, rows: int, columns: int, *operands: str) -> None:
+    """A weight gradient [rows, columns] of every local expert, one after the other."""
+    temporary = shape.product_temporary(rows, columns)
+    _weight_product(tape, WeightProduct(operands, 2 * z.pairs * rows * columns, temporary))
+
+
+def _weight_product(tape: Tape, product: WeightProduct) -> None:
+    if tape.apart:
+        tape.products.append(product)
+    else:
+        tape.flops += product.flops
+        tape.brief(product.temporary)
