@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from fourfold.cli.timeline import show_timeline
 from fourfold.config import UserError, load_run
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
@@ -29,6 +30,9 @@ def show(
     full: Flag = False,
     limit: int = 60,
     progress: Flag = False,
+    timeline: Flag = False,
+    svg: Path | None = None,
+    times: Literal["unit", "flops"] | None = None,
     json: Flag = False,
 ) -> int:
     """Print the program of a rank's step: every instruction, with bytes sent, live memory and arithmetic.
@@ -57,6 +61,13 @@ def show(
         Shorten the table in the middle to this many lines; 0 shows all.
     progress
         Of a run in progress: where each rank is.
+    timeline
+        Draw the schedule of all pipeline ranks instead: who computes what when, the bubble, the activations held.
+    svg
+        Write that drawing to this file.
+    times
+        What the drawing takes a stage to need: unit (a forward 1, a backward 2) or its arithmetic in FLOPs.
+        Default: unit; flops for the schedule auto, which is made for them.
     json
         Print one JSON document and nothing else.
     """
@@ -72,6 +83,10 @@ def show(
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
     if progress:
         return _progress(run, resolved, json)
+    if timeline or svg is not None:
+        return show_timeline(resolved, svg, timeline, json, times)
+    if times is not None:
+        raise UserError(f"--times {times}: is for the drawing; what works: --timeline --times {times}")
     if program is not None:
         return _verify([resolved.with_program(_read_program(program, resolved))], resolved, json)
     if verify:

@@ -70,6 +70,13 @@ class Timeline:
         return (self.num_ranks * self.makespan - busy) / busy if busy else 0.0
 
     @property
+    def imbalance_fraction(self) -> float:
+        """The part of `bubble_fraction` that no order can avoid, since ranks have unequal work:
+        (P x the longest busy - sum of busy) / (P x makespan)."""
+        total = self.num_ranks * self.makespan
+        return (self.num_ranks * max(self.busy) - sum(self.busy)) / total if total else 0.0
+
+    @property
     def inner_idle(self) -> tuple[float, ...]:
         """Per rank, the idle time between its first entry and its last: without waiting for the first activation, and without
         waiting for the slowest rank at the end."""

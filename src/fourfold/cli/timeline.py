@@ -1,0 +1,47 @@
+"""`fourfold show --timeline` and `--svg`: the schedule of all pipeline ranks, drawn."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from fourfold.config import UserError
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.program.schedule import StageTimes
+from fourfold.program.timeline import timeline
+from fourfold.report.timeline_svg import timeline_svg
+from fourfold.report.timeline_terminal import print_timeline
+from fourfold.report.timeline_words import Format, plain_number, timeline_document
+from fourfold.report.units import format_bytes, format_flops
+
+Times = Literal["unit", "flops"]
+
+
+def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json: bool, times: Times | None) -> int:
+    """Prints the drawing or its numbers, and writes the picture."""
+    schedule = run.layout.schedule
+    times = times or ("flops" if schedule == "auto" else "unit")
+    drawn = timeline(run.facts.orders, run.facts.layout.stage_ranks, stage_times(run, times))
+    formats: tuple[Format, Format] = (format_flops, format_bytes) if times == "flops" else (plain_number, plain_number)
+    if svg is not None:
+        _write(svg, timeline_svg(drawn, schedule, *formats))
+    if as_json:
+        print(json.dumps({**timeline_document(drawn, schedule), "times": times}))
+    elif on_terminal:
+        print_timeline(drawn, schedule, Console(highlight=False, markup=False), *formats)
+    else:
+        print(f"timeline written to {svg}")
+    return 0
+
+
+def stage_times(run: ResolvedRun, times: Times) -> StageTimes:
+    """What the drawing takes every stage to need."""
+    return run.facts.stage_times() if times == "flops" else StageTimes.uniform(len(run.facts.layout.stage_ranks))
+
+
+def _write(path: Path, content: str) -> None:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--svg {path}: cannot be written: {error.strerror}; what works: --svg timeline.svg") from None

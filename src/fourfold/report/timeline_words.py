@@ -1,0 +1,85 @@
+"""A timeline in words and numbers, as both drawings and the JSON document give it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fourfold.program import Op
+from fourfold.program.timeline import Timeline
+
+OP_WORDS = {
+    Op.FORWARD: "forward",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "input gradient",
+    Op.BACKWARD_WEIGHT: "weight gradient",
+}
+
+Format = Callable[[float], str]
+
+
+def plain_number(value: float) -> str:
+    """`3.0` -> `3`."""
+    return f"{value:.4g}"
+
+
+def per_cent(fraction: float) -> str:
+    return f"{max(0.0, fraction):.1%}".replace("%", " %")
+
+
+def ops_used(timeline: Timeline) -> list[Op]:
+    """The operations that occur, in the order of the legend."""
+    seen = {event.op for events in timeline.events for event in events}
+    return [op for op in OP_WORDS if op in seen]
+
+
+def has_later_stages(timeline: Timeline) -> bool:
+    return len(timeline.stage_ranks) > timeline.num_ranks
+
+
+def chunk_of(timeline: Timeline, stage: int) -> int:
+    """Which of its rank's stages it is, from 0."""
+    return timeline.stage_ranks[:stage].count(timeline.stage_ranks[stage])
+
+
+def headline(timeline: Timeline, schedule: str, format_time: Format) -> str:
+    """`1f1b: 4 ranks, 8 microbatches: bubble 27.3 % of a step of 22`."""
+    stages = len(timeline.stage_ranks) // timeline.num_ranks
+    held = f" x {stages} stages" if stages > 1 else ""
+    microbatches = 1 + max((e.microbatch for events in timeline.events for e in events), default=-1)
+    inner, uneven = timeline.zero_bubble_fraction, timeline.imbalance_fraction
+    apart = ""
+    if uneven >= 5e-4:
+        apart = f", {per_cent(uneven)} because ranks have unequal work"
+    elif inner < timeline.bubble_fraction - 5e-4:
+        apart = f" ({per_cent(inner)} if steps overlapped at their ends)"
+    return (
+        f"{schedule}: {_counted(timeline.num_ranks, 'rank')}{held}, {_counted(microbatches, 'microbatch', 'es')}: "
+        f"bubble {per_cent(timeline.bubble_fraction)} of a step of {format_time(timeline.makespan)}{apart}"
+    )
+
+
+def rank_words(timeline: Timeline, rank: int, format_activations: Format) -> tuple[str, str]:
+    """A rank's bubble and its most live activations."""
+    idle = timeline.idle[rank] / timeline.makespan if timeline.makespan else 0.0
+    return per_cent(idle), format_activations(timeline.peak_activations[rank])
+
+
+def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
+    """Everything, for JSON. Times and activations are in the units of the stage times."""
+    return {
+        "schedule": schedule,
+        "stage_ranks": list(timeline.stage_ranks),
+        "makespan": timeline.makespan,
+        "bubble_fraction": timeline.bubble_fraction,
+        "bubble_over_ideal": timeline.bubble_over_ideal,
+        "zero_bubble_fraction": timeline.zero_bubble_fraction,
+        "busy": list(timeline.busy),
+        "idle": list(timeline.idle),
+        "imbalance_fraction": timeline.imbalance_fraction,
+        "inner_idle": list(timeline.inner_idle),
+        "peak_activations": list(timeline.peak_activations),
+        "events": [[[e.start, e.end, e.op.value, e.stage, e.microbatch] for e in events] for events in timeline.events],
+    }
+
+
+def _counted(count: int, word: str, plural: str = "s") -> str:
+    return f"{count} {word}{'' if count == 1 else plural}"
