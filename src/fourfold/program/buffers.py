@@ -188,13 +188,18 @@ class Lowering:
 
     @property
     def loss_axes(self) -> tuple[str, ...]:
-        """Active axes over which the loss, for the record, is spread."""
-        return self.layout.active(("pp", *DATA_AXES))
+        """Active axes over which the loss, for the record, is spread; routers' auxiliary losses over `tp` too."""
+        return self.layout.active(("pp", *DATA_AXES, *(("tp",) if self.model.num_experts else ())))
 
     @property
     def router_axes(self) -> tuple[str, ...]:
-        """Active axes whose ranks route different tokens."""
-        return self.layout.active((*DATA_AXES, "tp"))
+        """Active axes whose ranks route different tokens, or have other routers."""
+        return self.layout.active(("pp", *DATA_AXES, "tp"))
+
+    @cached_property
+    def router_loads_bytes(self) -> int:
+        """How many tokens chose each expert, of all routers of the model."""
+        return SCALAR_BYTES * self.model.num_experts * sum(segment.moe for segment in self.segments)
 
     @property
     def norm_axes(self) -> tuple[str, ...]:
@@ -205,8 +210,8 @@ class Lowering:
 
     @property
     def loss_bytes(self) -> int:
-        """The recorded loss, and that of a router's auxiliary losses beside it."""
-        return SCALAR_BYTES * (2 if self.model.num_experts else 1)
+        """The recorded loss, and the routers' balance and z losses beside it."""
+        return SCALAR_BYTES * (3 if self.model.num_experts else 1)
 
     # Sizes
 
@@ -266,7 +271,7 @@ class Lowering:
         if kind in ("hidden", "dhidden"):
             return layout.hidden_tokens * self.model.hidden_size * element
         if kind == "router":
-            return 2 * SCALAR_BYTES * self.model.num_experts
+            return (SCALAR_BYTES + self.shape.wide_bytes) * self.model.num_experts
         segment = self.by_name.get(rest.partition("/")[0])
         if kind in ("saved", "deferred") and segment is not None:
             footprint = self.footprint(segment)

@@ -183,10 +183,11 @@ def _inside(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, 
 
 
 def _balance(facts: Lowering) -> list[Declared]:
+    if not facts.model.num_experts:
+        return []
     routers = tuple(sorted(f"router/{segment.name}" for segment in facts.moe_segments))
-    size = len(routers) * facts.model.num_experts * SCALAR_BYTES
-    loads = _over(facts, "all_reduce", facts.router_axes, size)
-    return [Declared(routers, routers, loads, workspace_bytes=size)] if routers else []
+    size = SCALAR_BYTES * facts.model.num_experts * (facts.model.num_layers - facts.model.first_dense_layers)
+    return [Declared(routers, routers, _over(facts, "all_reduce", facts.router_axes, size), workspace_bytes=size)]
 
 
 def _transfer(step: Instruction, facts: Lowering, training: bool) -> list[Declared]:
@@ -259,7 +260,6 @@ def _forward(me: Segment, m: int, facts: Lowering, training: bool) -> list[Decla
             return []  # its backward does both
         return [Declared(tuple(sorted(reads)), (), inside, footprint.forward_flops, footprint.forward_workspace_bytes)]
     writes = [name.hidden(facts.following[me.name], m)]
-    writes += [f"router/{me.name}"] if me.moe and training else []
     workspace = footprint.forward_workspace_bytes
     if me.kind == "block" and not training:
         workspace = facts.evaluation_workspace(me)
@@ -301,6 +301,9 @@ def _backward(op: Op, me: Segment, m: int, facts: Lowering) -> Declared:
         writes.append(name.dhidden(me.name, m))
     if me.kind == "block":
         reads.append(name.saved(me.name, m))
+    if me.moe:
+        reads.append(f"router/{me.name}")
+        writes.append(f"router/{me.name}")
     if me.kind != "head":
         reads.append(name.dhidden(facts.following[me.name], m))
     if op is Op.BACKWARD:

@@ -52,9 +52,7 @@ def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instr
     if segment.kind != "embedding":
         reads.append(name.hidden(segment.name, m))
     reads += [name.batch(m)] if segment.kind != "block" else [name.batch(m), "rope"]
-    if segment.moe:
-        reads += _router(segment)
-        writes += _router(segment) if training else []
+    reads += _router(segment)
     if segment.kind != "head":
         writes.append(name.hidden(facts.following[segment.name], m))
     if training and segment.kind == "block" and policy != "full":
@@ -92,7 +90,8 @@ def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
         reads.append(upstream)
         frees.append(upstream)
     if segment.kind == "block":
-        reads.append(name.saved(segment.name, m))
+        reads += [name.saved(segment.name, m), *_router(segment)]
+        writes += _router(segment)  # loads and auxiliary losses are recorded in backward, which runs once
         frees.append(name.saved(segment.name, m))
     return Instruction(
         Op.BACKWARD,

@@ -82,21 +82,26 @@ class _Flow:
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
-        wanted = [(self._loss_op, "head")] if self._has_head else []
-        wanted += [(Op.FORWARD.value, segment.name) for segment in self.facts.moe_segments]
-        for op, segment in wanted:
-            for m in range(self.facts.layout.num_microbatches):
-                if not self.passed[op, segment, m]:
-                    self.fault(
-                        index, f"the loss is summed without that of m{m}", f"move it after `{op} {segment} m{m}`"
-                    )
+        for m in range(self.facts.layout.num_microbatches):
+            if self._has_head and not self.passed[self._loss_op, "head", m]:
+                self.fault(
+                    index, f"the loss is summed without that of m{m}", f"move it after `{self._loss_op} head m{m}`"
+                )
+            for segment in self.facts.moe_segments if self.program.kind == "train" else ():
+                if not self._routed(segment.name, m):
+                    fix = f"move it after the backward of {segment.name} m{m}"
+                    self.fault(index, f"the loss is summed without the auxiliary losses of {segment.name} m{m}", fix)
+
+    def _routed(self, segment: str, m: int) -> bool:
+        """Whether the segment has recorded the microbatch's loads and auxiliary losses, as its backward does."""
+        return bool(self.passed[Op.BACKWARD.value, segment, m] or self.passed[Op.BACKWARD_INPUT.value, segment, m])
 
     def _balance(self, index: int) -> None:
         self.balances += 1
         for segment in self.facts.moe_segments:
             for m in range(self.facts.layout.num_microbatches):
-                if not self.passed[Op.FORWARD.value, segment.name, m]:
-                    fix = f"move it after `F {segment.name} m{m}`"
+                if not self._routed(segment.name, m):
+                    fix = f"move it after the backward of {segment.name} m{m}"
                     self.fault(index, f"the experts' loads are summed without those of {segment.name} m{m}", fix)
 
     def _compute(self, index: int, step: Instruction) -> None:
@@ -204,7 +209,7 @@ class _Flow:
         counts, sums = int(bool(self.facts.data_axes)), int(bool(self.facts.loss_axes))
         balances, tied = 0, 0
         if self.program.kind == "train":
-            balances, tied = int(bool(self.facts.moe_segments)), int(self.facts.tied_unit is not None)
+            balances, tied = int(self.facts.model.num_experts > 0), int(self.facts.tied_unit is not None)
         for what, short, times, wanted in (
             ("valid targets are summed", "N", self.counts, counts),
             ("loss is summed", "Y", self.loss_sums, sums),

@@ -60,13 +60,13 @@ def _reduce_tied(facts: Lowering) -> list[Instruction]:
 
 
 def _balance(facts: Lowering) -> list[Instruction]:
-    """The experts' loads summed over all that routed tokens, and the balancing biases moved by them."""
-    routers = tuple(f"router/{segment.name}" for segment in facts.moe_segments)
-    if not routers:
+    """The experts' loads, of all routers of the model, summed over all ranks; the balancing biases moved by them."""
+    if not facts.model.num_experts:
         return []
-    counts = len(routers) * facts.model.num_experts * SCALAR_BYTES
-    loads = (over(facts, "all_reduce", facts.router_axes, counts),) if facts.router_axes else ()
-    return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=counts)]
+    routers = tuple(f"router/{segment.name}" for segment in facts.moe_segments)
+    size = facts.router_loads_bytes
+    loads = (over(facts, "all_reduce", facts.router_axes, size),) if facts.router_axes else ()
+    return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=size)]
 
 
 def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
@@ -85,7 +85,7 @@ def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
             Op.SUM_LOSS, collectives=(over(facts, "all_reduce", axes, facts.loss_bytes),), stream=axes_name(axes)
         )
         last = max((i for i, step in enumerate(steps) if step.op in _GIVES_LOSS), default=len(steps) - 1)
-        if facts.layout.pp == 1 and not facts.moe_segments:
+        if facts.layout.pp == 1 and not facts.model.num_experts:
             last = max(i for i, step in enumerate(steps) if step.segment == "head" and step.op in _GIVES_LOSS)
         steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
     return steps

@@ -13,6 +13,7 @@ from fourfold.model.segments import Microbatch, block_forward, embedding_backwar
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction
 from fourfold.program.buffers import Lowering, deferred, dhidden, hidden, saved
+from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 
 
@@ -27,6 +28,7 @@ class Compute:
         weights: Mapping[str, Any],
         parallel: Parallel,
         live: dict[str, Any],
+        routers: Routers,
     ) -> None:
         self._facts = facts
         self._units = units
@@ -34,10 +36,13 @@ class Compute:
         self._weights = weights
         self._parallel = parallel
         self._live = live
+        self._routers = routers
+        self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not facts.model.num_experts
         self.num_targets: Tensor
         """Valid targets of the global batch, once they are counted."""
         self.loss: Tensor
-        """Sum of the token losses that this rank has computed, and of its auxiliary losses."""
+        """Sum of the token losses that this rank has computed (the same on ranks that differ in tp: where the loss is summed over
+        these too, the first has it), then its routers' balance and z losses."""
 
     def forward(self, step: Instruction) -> None:
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
@@ -47,14 +52,20 @@ class Compute:
             out = embedding_forward(batch.tokens, weights, self._parallel)
         elif segment.kind == "head":
             x = self._live[hidden("head", m)]
-            self.loss[0] += head_loss(x, batch.targets, weights, self._facts.model, self._parallel)
+            loss = head_loss(x, batch.targets, weights, self._facts.model, self._parallel)
+            self._record(loss)
             return
         elif saved(segment.name, m) in step.writes:
             out = self._run_with_graph(segment.name, m)
         else:
             x = self._live[hidden(segment.name, m)]
-            out = block_forward(x, weights, self._facts.model, batch, self._parallel, keep=False)
+            balancing = self._routers.balancing(segment.name, self.loss[1:])
+            out = block_forward(x, weights, self._facts.model, batch, self._parallel, False, balancing)
         self._live[hidden(self._facts.following[segment.name], m)] = out
+
+    def _record(self, loss: Tensor) -> None:
+        if self._records_loss:
+            self.loss[0] += loss
 
     def recompute(self, step: Instruction) -> None:
         self._run_with_graph(step.segment or "", _microbatch(step))
@@ -64,8 +75,9 @@ class Compute:
         x = self._live[hidden(name, m)].detach().requires_grad_()
         keep = self._facts.policy(self._facts.by_name[name]) != "selective"
         batch = self._live[f"batch/m{m}"]
+        balancing = self._routers.balancing(name, self.loss[1:])
         with torch.enable_grad():
-            out = block_forward(x, self._weights[name], self._facts.model, batch, self._parallel, keep)
+            out = block_forward(x, self._weights[name], self._facts.model, batch, self._parallel, keep, balancing)
         self._live[saved(name, m)] = (x, get_gradient_edge(out))
         return out.detach()
 
@@ -78,7 +90,7 @@ class Compute:
             loss, grad = head_loss_backward(
                 x, targets, weights, self._facts.model, self.num_targets, parallel=self._parallel
             )
-            self.loss[0] += loss
+            self._record(loss)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
             upstream = self._live[dhidden(self._facts.following[segment.name], m)]

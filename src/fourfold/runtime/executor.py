@@ -17,6 +17,7 @@ from fourfold.runtime.collectives import Group, Handle, Phases
 from fourfold.runtime.compute import Compute
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.parallel import bind_parallel
+from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
 Observer = Callable[[int, Instruction], None]
@@ -34,13 +35,14 @@ class StepData(Protocol):
 @dataclass(frozen=True)
 class StepResult:
     """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
-    routers' balance and z losses add up to."""
+    routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean."""
 
     loss: float
     grad_norm: float
     skipped: bool
     num_targets: int
     auxiliary_loss: float = 0.0
+    expert_imbalance: float | None = None
 
 
 class StepTimeout(RunFailure):
@@ -76,7 +78,10 @@ class Executor:
         self._handles: dict[str, Handle] = {}
         flats = flat_units(facts, units)
         weights = bind_segments(facts, units, flats)
-        self._compute = Compute(facts, units, flats, weights, bind_parallel(facts.layout, groups), self._live)
+        splits = [groups[axis] for axis in facts.layout.active(("cp", "tp")) if facts.model.num_experts]
+        self.routers = Routers(facts, splits, device)
+        parallel = bind_parallel(facts.layout, groups)
+        self._compute = Compute(facts, units, flats, weights, parallel, self._live, self.routers)
         self._gradient_norm = GradientNorm(facts, units, rank)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
@@ -95,6 +100,7 @@ class Executor:
             Op.REDUCE: self._reduce,
             Op.REDUCE_TIED: self._reduce_tied,
             Op.SUM_LOSS: self._sum_loss,
+            Op.BALANCE: lambda step: self.routers.balance(self.groups[c.axes] for c in step.collectives),
             Op.CLIP_NORM: self._clip_norm,
             Op.UPDATE: self._update,
             Op.PUBLISH: self._publish_unit,
@@ -122,7 +128,8 @@ class Executor:
             self.updates += 1
         total = int(self._compute.num_targets.item())
         losses = self._compute.loss.tolist()
-        return StepResult(losses[0] / max(total, 1), self._norm, self._skip, total, sum(losses[1:]))
+        imbalance = self.routers.imbalance if program.kind == "train" else None
+        return StepResult(losses[0] / max(total, 1), self._norm, self._skip, total, sum(losses[1:]), imbalance)
 
     def _begin(self, data: StepData, lr: float) -> None:
         self._data = data
