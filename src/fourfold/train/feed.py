@@ -1,8 +1,10 @@
 """From rows of a global batch to the microbatches that segments read."""
 
+import numpy as np
 import torch
 
 from fourfold.data import Batch
+from fourfold.data.batches import IGNORED
 from fourfold.layout import Layout
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch
@@ -11,29 +13,48 @@ from fourfold.program.buffers import Lowering
 
 
 class RowFeed:
-    """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order."""
+    """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
+    their columns the rank reads those at `positions`, which are None where it has the whole sequence."""
 
-    def __init__(self, batch: Batch, microbatch_sequences: int, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        microbatch_sequences: int,
+        tables: tuple[torch.Tensor, torch.Tensor],
+        positions: np.ndarray | None = None,
+    ) -> None:
         self._batch = batch
         self._size = microbatch_sequences
         self._cos, self._sin = tables
-        self.num_targets = batch.valid_tokens
+        self._columns = positions
+        self.num_targets = int((self._own(batch.targets) != IGNORED).sum())
+
+    def _own(self, array: np.ndarray) -> np.ndarray:
+        return array if self._columns is None else np.ascontiguousarray(array[:, self._columns])
 
     def load(self, microbatch: int) -> Microbatch:
-        """tokens, targets [microbatch_sequences, seq] on the device, with the rotary angles of their positions."""
+        """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions."""
         part = self._batch.select(slice(microbatch * self._size, (microbatch + 1) * self._size))
         device = self._cos.device
         cos, sin = self._cos, self._sin
         if part.document_lengths is not None:
-            positions = torch.from_numpy(part.positions).to(device)
+            positions = torch.from_numpy(self._own(part.positions)).to(device)
             cos, sin = cos[positions], sin[positions]
+        elif self._columns is not None:
+            columns = torch.from_numpy(self._columns).to(device)
+            cos, sin = cos[columns], sin[columns]
         return Microbatch(
-            tokens=torch.from_numpy(part.tokens).to(device),
-            targets=torch.from_numpy(part.targets).to(device),
+            tokens=torch.from_numpy(self._own(part.tokens)).to(device),
+            targets=torch.from_numpy(self._own(part.targets)).to(device),
             cos=cos.unsqueeze(-2),
             sin=sin.unsqueeze(-2),
             document_lengths=part.document_lengths,
         )
+
+
+def own_positions(layout: Layout, rank: int) -> np.ndarray | None:
+    """Positions of a sequence that the rank has; None: all."""
+    return np.array(layout.positions(rank)) if layout.cp > 1 else None
 
 
 def feed_tables(facts: Lowering, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

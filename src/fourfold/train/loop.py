@@ -20,6 +20,7 @@ from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout
 from fourfold.runtime.optimizer import learning_rate
+from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
     EVALUATING,
     SAVING,
@@ -32,7 +33,7 @@ from fourfold.runtime.progress import (
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
 from fourfold.train import state
-from fourfold.train.feed import RowFeed, feed_tables, rank_rows
+from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.metrics import RunLog
 from fourfold.train.peak import measure_peak_flops
 from fourfold.train.session import Seat, StopSignal
@@ -57,7 +58,9 @@ class Training:
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, seat.world_size)
         transport = "native" if seat.device.type == "cuda" else "exchange"
-        self.facts = Lowering.of(self.config, model, layout, transport)  # type: ignore[arg-type]
+        facts = Lowering.of(self.config, model, layout, transport)  # type: ignore[arg-type]
+        self.facts = facts.at(facts.layout.coordinates(seat.rank)["pp"])
+        layout = self.facts.layout
         self.program = lower_step(self.facts)
         self.steps = total_steps(self.config)
         self.tables = feed_tables(self.facts, seat.device)
@@ -71,24 +74,25 @@ class Training:
             self.config.data.document_mask,
         )
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
-        _agree(seat, "program", digest(self.program))
-        axes = sorted({c.axes for p in (self.program, self.evaluation) for s in p.instructions for c in s.collectives})
-        if self.facts.zero > 0:
-            axes = sorted({*axes, "dp_shard"})
-        self.groups = make_groups(layout, seat.rank, axes, self.config.run.timeout_seconds)
+        _agree(seat, f"program of pp {self.facts.pp_rank}", digest(self.program), layout.group_of(seat.rank, _ALIKE)[0])
+        names = groups_of((self.program, self.evaluation), self.facts)
+        self.groups = make_groups(layout, seat.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, seat.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        fill = state.no_fill if checkpoint is not None else state.initial_fill(self.config, self.facts)
-        shard = layout.coordinates(seat.rank)["dp_shard"]
+        fill = state.no_fill if checkpoint is not None else state.initial_fill(self.config, self.facts, seat.rank)
         section = self.config.optimizer
-        self.units = build_units(self.facts, shard, section, seat.device, fill)
-        self.executor = Executor(self.facts, self.units, self.groups, section, seat.device, publish=self.board.publish)
+        self.units = build_units(self.facts, seat.rank, section, seat.device, fill)
+        self.executor = Executor(
+            self.facts, self.units, self.groups, section, seat.device, seat.rank, publish=self.board.publish
+        )
         self.step = self.tokens = self.skipped = 0
         self.held_out_loss: float | None = None
         if checkpoint is not None:
-            info = state.restore(checkpoint, self.units)
+            info = state.restore(checkpoint, self.facts, self.units, self.executor.routers, seat.rank)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates = info["updates"]
+        else:
+            state.initial_biases(self.config, self.facts, self.executor.routers)
         share_parameters(self.facts, self.units, self.groups)
         self.peak_bytes = 0
 
@@ -101,7 +105,7 @@ class Training:
         rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
         return (
             lower_evaluation(replace(self.facts, layout=layout)),
-            RowFeed(rows, layout.microbatch_sequences, self.tables),
+            RowFeed(rows, layout.microbatch_sequences, self.tables, own_positions(layout, self.seat.rank)),
         )
 
     def run(self) -> bool:
@@ -153,6 +157,9 @@ class Training:
                 "comm_bytes": {axes: g.sent_bytes - before[axes] for axes, g in self.groups.items()},
                 "skipped_steps": self.skipped,
             }
+            if result.expert_imbalance is not None:
+                values["expert_load_max_over_mean"] = result.expert_imbalance
+                values["auxiliary_loss"] = result.auxiliary_loss
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
                 self.held_out_loss = self._evaluate()
@@ -176,7 +183,7 @@ class Training:
     def _train_step(self, lr: float) -> StepResult:
         layout = self.facts.layout
         rows = self.batches.batch(self.step, rank_rows(layout, self.seat.rank))
-        feed = RowFeed(rows, layout.microbatch_sequences, self.tables)
+        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, own_positions(layout, self.seat.rank))
         self.board.step, self.board.kind = self.step, TRAINING
         try:
             if self.peak_bytes == 0 and self.seat.device.type == "cpu":
@@ -224,7 +231,17 @@ class Training:
         self.board.step, self.board.kind = self.step, SAVING
         self.board.publish(0)
         start = time.perf_counter()
-        path = state.save(self.config, self.out, self.facts, self.units, self.step, info, self.seat.rank, self._barrier)
+        path = state.save(
+            self.config,
+            self.out,
+            self.facts,
+            self.units,
+            self.executor.routers,
+            self.step,
+            info,
+            self.seat.rank,
+            self._barrier,
+        )
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
 
     def _barrier(self) -> None:
@@ -255,13 +272,17 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
 
 
-def _agree(seat: Seat, what: str, value: str) -> None:
-    """Raises on every rank whose value is not rank 0's."""
-    if seat.rank == 0:
+_ALIKE = ("dp_replicate", "dp_shard", "cp", "tp")
+"""Axes along which all ranks run one program."""
+
+
+def _agree(seat: Seat, what: str, value: str, first: int) -> None:
+    """Raises on every rank whose value is not that of rank `first`."""
+    if seat.rank == first:
         seat.store.set(what, value)
     expected = seat.store.get(what).decode()
     if value != expected:
         raise RunFailure(
-            f"rank {seat.rank} lowered another {what} ({value}) than rank 0 ({expected}); "
+            f"rank {seat.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
             f"start all ranks with the same version and the same run file"
         )

@@ -7,20 +7,23 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint import UnitShard, WeightFolder, load_checkpoint, save_checkpoint
-from fourfold.config import RunConfig
+from fourfold.checkpoint.unit_shard import is_first_of_stage, unit_shard
+from fourfold.config import DTYPE_BYTES, RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.program.buffers import Lowering
-from fourfold.runtime.initialize import initialize_shard
+from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
+from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
 
-def initial_fill(config: RunConfig, facts: Lowering) -> FillShard:
+def initial_fill(config: RunConfig, facts: Lowering, rank: int) -> FillShard:
     """Where parameters come from at step 0: the weights in `model.initial`, or the seed."""
+    coordinates = facts.layout.coordinates(rank)
     if config.model.initial is None:
-        return lambda flat, index, out: initialize_shard(flat, index, config.run.seed, out)
+        return lambda flat, index, out: initialize_shard(flat, index, config.run.seed, coordinates, out)
     folder = WeightFolder(Path(config.model.initial))
     folder.check_against(facts.segments)
-    return lambda flat, index, out: _fill_from_folder(folder, flat, index, out)
+    return lambda flat, index, out: _fill_from_folder(folder, flat, index, coordinates, out)
 
 
 def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
@@ -28,25 +31,45 @@ def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
     out.zero_()
 
 
-def _fill_from_folder(folder: WeightFolder, flat: FlatLayout, index: int, out: Tensor) -> None:
+def _fill_from_folder(
+    folder: WeightFolder, flat: FlatLayout, index: int, coordinates: Mapping[str, int], out: Tensor
+) -> None:
     out.zero_()
-    shard_start, shard_end = flat.shard_range(index)
-    for spec, start, end in flat.ranges():
-        low, high = max(start, shard_start), min(end, shard_end)
-        if low < high:
-            out[low - shard_start : high - shard_start] = folder.range(spec.name, low - start, high - start).to(out)
+    for local, start, end, target in shard_pieces(flat, index, out):
+        for first, last, low, high in global_runs(local, coordinates, start, end):
+            target[low:high] = folder.range(local.name, first, last).to(out)
 
 
-def unit_shards(units: Mapping[str, Unit]) -> dict[str, UnitShard]:
+def initial_biases(config: RunConfig, facts: Lowering, routers: Routers) -> None:
+    """Balancing biases from the weights in `model.initial`, where it has them."""
+    if config.model.initial is None or facts.model.router != "sigmoid":
+        return
+    folder = WeightFolder(Path(config.model.initial))
+    for segment in facts.moe_segments:
+        name = f"model.layers.{segment.layer}.mlp.gate.e_score_correction_bias"
+        if name in folder.names():
+            routers.biases[segment.name].copy_(folder.get(name))
+
+
+def unit_shards(facts: Lowering, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
     """The tensors that a checkpoint saves, sharing memory with the units."""
     return {
-        name: UnitShard(
+        name: unit_shard(
             unit.flat,
             unit.index,
             {"master": unit.master, "exp_avg": unit.optimizer.exp_avg, "exp_avg_sq": unit.optimizer.exp_avg_sq},
+            facts.layout,
+            rank,
         )
         for name, unit in units.items()
     }
+
+
+def extra_tensors(facts: Lowering, routers: Routers) -> dict[str, Tensor]:
+    """What a checkpoint holds beside the units: the balancing biases of routers that read them."""
+    if facts.model.router != "sigmoid":
+        return {}
+    return {f"{segment}.balance_bias": bias for segment, bias in routers.biases.items()}
 
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
@@ -54,17 +77,12 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
     return Path(config.checkpoint.directory) if config.checkpoint.directory else out / "checkpoints"
 
 
-def is_writer(facts: Lowering, rank: int) -> bool:
-    """Of the ranks that hold the same shard, the first writes it."""
-    own = facts.layout.coordinates(rank)
-    return own["dp_replicate"] == 0 and (facts.zero > 0 or own["dp_shard"] == 0)
-
-
 def save(
     config: RunConfig,
     out: Path,
     facts: Lowering,
     units: Mapping[str, Unit],
+    routers: Routers,
     step: int,
     info: Mapping[str, Any],
     rank: int,
@@ -74,15 +92,35 @@ def save(
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
-        unit_shards(units),
+        unit_shards(facts, units, rank),
         info,
         rank=rank,
-        is_writer=is_writer(facts, rank),
         synchronize=synchronize,
         keep=config.checkpoint.keep,
+        units=unit_names(facts),
+        extras=extra_tensors(facts, routers) if is_first_of_stage(facts.layout, rank) else None,
+        layout=facts.layout,
+        total_bytes=_state_bytes(facts),
     )
 
 
-def restore(path: Path, units: Mapping[str, Unit]) -> dict[str, Any]:
-    """Fills the units from a checkpoint and returns what was saved beside them."""
-    return load_checkpoint(path, unit_shards(units))
+def _state_bytes(facts: Lowering) -> int:
+    """Of the whole model's parameters and moments in the master format."""
+    numbers = sum(segment.numel for segment in facts.segments)
+    return numbers * (1 + facts.moments) * DTYPE_BYTES[facts.master]
+
+
+def unit_names(facts: Lowering) -> list[str]:
+    """Of all units of the model, whichever stage holds them."""
+    return [unit.name for segment in facts.segments for unit in segment.own]
+
+
+def restore(path: Path, facts: Lowering, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
+    """Fills the units and biases from a checkpoint and returns what was saved beside them."""
+    return load_checkpoint(
+        path,
+        unit_shards(facts, units, rank),
+        units=unit_names(facts),
+        extras=extra_tensors(facts, routers),
+        layout=facts.layout,
+    )
