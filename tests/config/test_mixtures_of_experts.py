@@ -1,7 +1,8 @@
 """Experts, latent attention and GPT-2: completed by rules, refused where inconsistent, read and written as transformers does."""
 
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,86 @@ def test_any_deepseek_model_reads_back(
         moe_ffn_size=24,
     )  # fmt: skip
     assert _resolve(**parse_config(json.loads(json.dumps(to_config(model))))) == model
+
+
+def _group(optional: dict[str, Any], **required: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Some keys that go together, or none."""
+    return st.just({}) | st.fixed_dictionaries(required, optional=optional)
+
+
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
+BASE = st.fixed_dictionaries(
+    {
+        "num_layers": st.integers(2, 4), "num_heads": st.sampled_from([2, 4]), "hidden_size": st.sampled_from([24, 32]),
+        "ffn_size": st.integers(1, 64),
+    },
+    optional={"family": st.sampled_from(FAMILIES), "tie_embeddings": st.booleans()},
+)  # fmt: skip
+EXPERTS = _group(
+    {
+        "moe_ffn_size": st.integers(1, 40), "num_shared_experts": st.integers(0, 2), "normalize_top_k": st.booleans(),
+        "first_dense_layers": st.integers(0, 3), "router": st.sampled_from(["softmax", "sigmoid"]),
+        "routed_scaling": st.sampled_from([1.0, 2.5]), "num_expert_groups": st.integers(1, 3),
+        "top_groups": st.integers(1, 2), "balance_loss": st.sampled_from([0.0, 0.1]),
+        "capacity_factor": st.sampled_from([0.0, 1.5]), "balance_bias_speed": st.sampled_from([0.0, 1e-3]),
+    },
+    num_experts=st.sampled_from([0, 4, 6, 8, 9]), top_k=st.integers(0, 3),
+)  # fmt: skip
+ATTENTION = _group(
+    {"query_rank": st.integers(0, 9), "rope_interleave": st.booleans(), "norm_eps": st.sampled_from([1e-6, 1e-5])},
+    key_value_rank=st.integers(0, 9), rope_head_dim=st.sampled_from([0, 2, 4, 5]), nope_head_dim=st.integers(0, 9),
+    value_head_dim=st.integers(0, 9),
+) | _group({"num_kv_heads": st.integers(1, 4), "head_dim": st.integers(1, 16)})  # fmt: skip
+REST = _group({"mtp_loss": st.sampled_from([0.0, 0.1])}, mtp_layers=st.integers(0, 2)) | _group(
+    {
+        "yarn_scaling": st.just(YARN), "qk_norm": st.booleans(), "qkv_bias": st.booleans(), "gated": st.booleans(),
+        "norm": st.sampled_from(["rms", "layer"]), "activation": st.sampled_from(["silu", "gelu"]),
+        "linear_bias": st.booleans(), "positions": st.sampled_from(["rope", "learned"]), "sliding_window": st.just(64),
+    }
+)  # fmt: skip
+SECTIONS = st.builds(
+    lambda *groups: {k: v for group in groups for k, v in group.items()}, BASE, EXPERTS, ATTENTION, REST
+)
+
+
+def _attempt(work: Callable[[], Any]) -> tuple[Any, str]:
+    """(the result, nothing) or (None, the refusal)."""
+    try:
+        return work(), ""
+    except UserError as error:
+        return None, str(error)
+
+
+@settings(max_examples=400, deadline=None)
+@given(SECTIONS)
+def test_any_section_is_refused_by_key_or_resolves_for_good(stated: dict[str, Any]) -> None:
+    """And what a Hugging Face config is written of reads back as the same architecture."""
+    model, refusal = _attempt(lambda: _resolve(**stated, vocab_size=96))
+    assert model is not None or refusal.startswith("model.")
+    if model is None:
+        return
+    again = ModelSection(**{key: value for key, value in vars(model).items() if value is not None})
+    assert resolve_model(again) == model
+    raw, refusal = _attempt(lambda: to_config(model))
+    assert (raw is None) == (model.family == "custom") == ("model." in refusal)
+    if raw is None:
+        return
+    untold = (
+        "sliding_window",
+        "z_loss",
+        "balance_loss",
+        "balance_bias_speed",
+        "capacity_factor",
+        "mtp_layers",
+        "mtp_loss",
+    )
+    plain = replace(model, **{f.name: f.default for f in fields(ModelConfig) if f.name in untold})
+    if model.is_moe(model.num_layers - 1) and not model.first_dense_layers:
+        plain = replace(plain, ffn_size=model.moe_ffn_size if model.family == "mixtral" else model.ffn_size)
+    if model.num_experts and not model.is_moe(model.num_layers - 1):
+        return  # experts in no layer are not written
+    read = _resolve(**parse_config(json.loads(json.dumps(raw))))
+    assert replace(read, **{key: getattr(plain, key) for key in untold}) == plain
 
 
 def test_a_model_of_no_family_trains_and_is_not_written() -> None:

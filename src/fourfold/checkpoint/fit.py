@@ -75,7 +75,10 @@ def _other_layout(
     end = "and restoring under another layout is not supported"
     if layout is not None and manifest.layout:
         own = {key: int(getattr(layout, key)) for key in DEGREES}
-        if differ := [key for key in DEGREES if manifest.layout.get(key, own[key]) != own[key]]:
+        differ = [key for key in DEGREES if manifest.layout.get(key, own[key]) != own[key]]
+        if "zero" in differ and own["zero"] and manifest.layout["zero"]:
+            differ.remove("zero")  # stages 1 to 3 shard alike
+        if differ:
             saved = ", ".join(f"layout.{key} = {manifest.layout[key]}" for key in differ)
             here = ", ".join(str(own[key]) for key in differ)
             return f"{path} was saved under {saved}, this run has {here}, {end}; set {saved} to resume it"

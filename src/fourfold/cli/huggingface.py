@@ -66,9 +66,12 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
             )
         tokenizer = str(own.absolute())
     length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
+    weights: dict[str, str | int] = {"hf": str(folder), "initial": str(folder.absolute())}
+    if model.mtp_layers:  # the folder's modules of multi-token prediction are not read
+        weights["mtp_layers"] = 0
     return parse_run(
         {
-            "model": {"hf": str(folder), "initial": str(folder.absolute())},
+            "model": weights,
             "data": {"corpus": corpus, "tokenizer": tokenizer},
             "batch": {"global_sequences": 8, "sequence_length": length, "steps": 100},
             "optimizer": {"lr": 2e-5, "warmup_steps": 10},
