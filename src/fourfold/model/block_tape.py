@@ -5,6 +5,7 @@ latter three this rank's; e bytes of the compute format, w bytes of the format o
 """
 
 from fourfold.config import ModelConfig
+from fourfold.model.experts.cost import routed_backward, routed_forward
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.tape import Tape, norm_backward, norm_forward, rebuild_normed
@@ -14,7 +15,10 @@ def block_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool
     """What is live at the end: the saved tensors (none without a graph) and `output`."""
     tape = Tape()
     _attention_forward(tape, model, shape, keep, graph)
-    _feed_forward_forward(tape, model, shape, keep, graph)
+    if segment.moe:
+        routed_forward(tape, model, shape, keep, graph)
+    else:
+        _feed_forward_forward(tape, model, shape, keep, graph)
     return tape
 
 
@@ -24,9 +28,18 @@ def block_backward(
     """What is live at the end: `grad`, and with `apart` the operands of weight gradients."""
     tape = Tape(apart)
     tape.alloc(**saved)
-    _feed_forward_backward(tape, model, shape, keep)
+    if segment.moe:
+        routed_backward(tape, model, shape, keep, _balance_axes(shape))
+    else:
+        _feed_forward_backward(tape, model, shape, keep)
     _attention_backward(tape, model, shape, keep)
     return tape
+
+
+def _balance_axes(shape: Shape) -> str | None:
+    """The group over which a sequence's tokens are split."""
+    degrees = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
+    return "+".join(axis for axis, degree in degrees.items() if degree > 1) or None
 
 
 def _attention_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:

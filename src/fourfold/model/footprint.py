@@ -95,7 +95,8 @@ def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> F
     backward = block_backward(segment, model, shape, saved, keep)
     apart = block_backward(segment, model, shape, saved, keep, apart=True)
     operands = apart.operands()
-    if "upstream" not in operands:  # the gradient that came in, which then outlives its buffer
+    names = {name for product in apart.products for name in product.operands}
+    if "upstream" in names - set(operands):  # the gradient that came in, which then outlives its buffer
         operands["upstream"] = output
     weight = replay(apart.products, operands)
     deferred = sum(operands.values())

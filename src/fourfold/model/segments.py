@@ -8,17 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.config import ModelConfig
+from fourfold.model.context.attention import context_attention
+from fourfold.model.context.flash import widen
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.experts.feed_forward import RoutedFeedForward
+from fourfold.model.latent import LatentQueryKeyValue
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
 from fourfold.model.parallel import ALONE, Parallel
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
-from fourfold.model.weights import (
-    AttentionWeights,
-    BlockWeights,
-    FeedForwardWeights,
-    LatentWeights,
-    RoutedWeights,
-    Weight,
-)
+from fourfold.model.weights import AttentionWeights, BlockWeights, FeedForwardWeights, LatentWeights, Weight
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,19 @@ def block_forward(
     batch: Microbatch,
     parallel: Parallel = ALONE,
     keep: bool = True,
+    balancing: Balancing | None = None,
 ) -> Tensor:
     """One decoder block, pre-norm. x [t, hidden] -> [t, hidden]: a microbatch laid flat, or this rank's part of its
     tokens under sequence parallelism.
 
-    `keep` False: the norms' and the gated product's outputs are not kept for backward but rebuilt there.
+    `keep` False: the norms' and the gated product's outputs are not kept for backward but rebuilt there. `balancing`: what a
+    router reads and records; None: nothing beside its weights.
     """
     x = _attention(x, weights.attention, model, batch, parallel, keep)
-    return _feed_forward(x, weights.feed_forward, model, parallel, keep)
+    if isinstance(weights.feed_forward, FeedForwardWeights):
+        return GatedFeedForward.apply(x, weights.feed_forward, model.norm_eps, parallel, keep)
+    balancing = balancing if balancing is not None else _no_balancing(batch, parallel)
+    return RoutedFeedForward.apply(x, weights.feed_forward, model, balancing, parallel, keep)
 
 
 def _attention(
@@ -92,23 +95,17 @@ def _attention(
     keep: bool,
 ) -> Tensor:
     """The block's first half, residual included."""
-    if isinstance(weights, LatentWeights):
-        raise NotImplementedError("latent attention")
-    q, k, v, residual = QueryKeyValue.apply(
-        x, weights, model, batch.tokens.shape[0], batch.cos, batch.sin, parallel, keep
-    )
+    operator = LatentQueryKeyValue if isinstance(weights, LatentWeights) else QueryKeyValue
+    q, k, v, residual = operator.apply(x, weights, model, batch.tokens.shape[0], batch.cos, batch.sin, parallel, keep)
     attention = attend(q, k, v, batch, parallel)
     del q, k, v
     return OutputResidual.apply(attention, residual, weights.output, parallel)
 
 
-def _feed_forward(
-    x: Tensor, weights: FeedForwardWeights | RoutedWeights, model: ModelConfig, parallel: Parallel, keep: bool
-) -> Tensor:
-    """The block's second half, residual included."""
-    if isinstance(weights, RoutedWeights):
-        raise NotImplementedError("mixtures of experts")
-    return GatedFeedForward.apply(x, weights, model.norm_eps, parallel, keep)
+def _no_balancing(batch: Microbatch, parallel: Parallel) -> Balancing:
+    """As if the microbatch were the whole global batch, and its sequences whole on the ranks of `tp`."""
+    sequences, length = batch.tokens.shape
+    return Balancing(sequences, length, sequences, () if parallel.tp is None else (parallel.tp,))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, batch: Microbatch, parallel: Parallel) -> Tensor:
@@ -116,8 +113,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, batch: Microbatch, parallel: Paralle
     head size -> [batch, seq, heads * value head size]."""
     if parallel.context is None:
         return causal_attention(q, k, v, batch.document_lengths)
-    from fourfold.model.context import context_attention
-
     return context_attention(q, k, v, parallel.context, batch.document_lengths)
 
 
@@ -131,12 +126,17 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, document_lengths: Sequence
         sizes = list(lengths)
         parts = zip(row_q.split(sizes, 1), row_k.split(sizes, 1), row_v.split(sizes, 1), strict=True)
         rows.extend(_attend(*part) for part in parts)
-    return torch.cat(rows, dim=1).view(*q.shape[:2], -1)
+    return torch.cat(rows, dim=1).flatten(2).view(*q.shape[:2], -1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    grouped = q.shape[2] != k.shape[2]
+    width = max(q.shape[-1], v.shape[-1])  # kernels want one
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=grouped
+        widen(q, width).transpose(1, 2),
+        widen(k, width).transpose(1, 2),
+        widen(v, width).transpose(1, 2),
+        is_causal=True,
+        scale=q.shape[-1] ** -0.5,
+        enable_gqa=q.shape[2] != k.shape[2],
     )
-    return out.transpose(1, 2)
+    return out.transpose(1, 2)[..., : v.shape[-1]]
