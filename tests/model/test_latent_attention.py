@@ -11,8 +11,14 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
 from fourfold.config import ModelConfig
 from fourfold.config.schema import YarnScaling
-from fourfold.model.latent import rotate_pairs_
+from fourfold.model.footprint import Shape
+from fourfold.model.latent import LatentQueryKeyValue, rotate_pairs_
+from fourfold.model.latent_tape import latent_backward, latent_forward
+from fourfold.model.parallel import ALONE
+from fourfold.model.tape import Tape, replay
+from fourfold.model.weights import LatentWeights, Weight, torch_dtype
 from fourfold.model.yarn import table_scale, yarn_frequencies
+from fourfold.runtime.tracker import MemoryTracker
 from tests.support.double import compute_in_double
 from tests.support.experts import random
 from tests.support.latent import SPLIT, Case, full_weights, run_rank, tables
@@ -104,12 +110,28 @@ CASES = [
 ]
 
 
+def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> None:
+    """Collectives of the projections as declared, in order; between them the output projection has one each way."""
+    shape = Shape(2, 6, "fp64", "fp64", False, tp=case.tp, sequence_parallel=case.sequence)
+    forward, backward = Tape(), Tape(apart=case.defers)
+    latent_forward(forward, model, shape, case.keep, graph=True)
+    backward.alloc(**forward.live)
+    latent_backward(backward, model, shape, case.keep)
+    later = replay(backward.products, backward.operands()).collectives
+    started, (before, after) = result["started"], result["marks"]
+    outputs = 2 if case.sequence else 1
+    expected = [[(t.kind, t.bytes) for t in tape] for tape in (forward.collectives, backward.collectives, later)]
+    assert [started[:before], started[before + outputs : after], started[after:]] == expected
+    assert bool(later) == (case.defers and case.sequence)
+
+
 @pytest.mark.parametrize(("model", "case"), CASES, ids=_name)
 def test_ranks_as_transformers(model: ModelConfig, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     compute_in_double(monkeypatch, reference)
     x, projection = random(2, 6, model.hidden_size), random(2, 6, model.hidden_size, seed=9)
     expected = _expected(model, x, projection)
     results = run_on_ranks(case.tp, run_rank, case=case, model=model, x=x, projection=projection)
+    _check_traffic(model, case, results[0])
     for name, tensor in expected.items():
         if name in ("out", "x"):
             parts = [result[name] for result in results]
@@ -142,3 +164,37 @@ def test_yarn_tables_are_those_of_transformers(mscale: float | None, all_dim: fl
     torch.testing.assert_close(yarn_frequencies(plain, model), rotary.inv_freq, rtol=1e-6, atol=0)
     assert table_scale(model) == pytest.approx(rotary.attention_scaling, rel=1e-12)
     assert not torch.allclose(plain, rotary.inv_freq)
+
+
+@pytest.mark.parametrize("compute", ["fp64", "fp32", "bf16"])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("model", [DEEPSEEK, LITE], ids=["low-rank", "lite"])
+def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
+    """Saved bytes exactly, peaks within one percent."""
+    model = replace(model, hidden_size=48)
+    shape = Shape(4, 64, compute, "fp64" if compute == "fp64" else "fp32", False)
+    dtype = torch_dtype(compute)
+    weights = {n: Weight(t.to(dtype), t.to(torch_dtype(shape.gradients))) for n, t in full_weights(model).items()}
+    bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
+    cos, sin = (table.to(dtype) for table in tables(model, 64))
+    x = random(256, 48).to(dtype).requires_grad_()
+    tracker = MemoryTracker()
+    for tensor in (x.detach(), cos, sin, *(w.data for w in weights.values()), *(w.grad for w in weights.values())):
+        tracker.watch(tensor)
+    base = tracker.live_bytes
+    with tracker:
+        outputs = LatentQueryKeyValue.apply(x, bound, model, 4, cos, sin, ALONE, keep)
+    forward, backward = Tape(), Tape()
+    latent_forward(forward, model, shape, keep, graph=True)
+    assert tracker.live_bytes - base == forward.total
+    assert tracker.peak_bytes - base == pytest.approx(forward.peak, rel=0.01)
+    grads = [torch.randn_like(output) for output in outputs]
+    for grad in grads:
+        tracker.watch(grad)
+    base, tracker.peak_bytes = tracker.live_bytes - forward.total, 0
+    backward.alloc(**forward.live)
+    latent_backward(backward, model, shape, keep)
+    with tracker:
+        torch.autograd.grad(outputs, [x], grads)
+    assert tracker.peak_bytes - base == pytest.approx(backward.peak, rel=0.01)
+    assert set(backward.live) == {"grad", "qkv"}

@@ -15,6 +15,7 @@ from fourfold.model.weights import Deferred, LatentWeights, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support import experts
 from tests.support.experts import random
+from tests.support.split_model import CountingGroup
 
 SPLIT = {"query_up": 0, "key_value_up": 0, "output": 1}
 """Which dim `tp` splits."""
@@ -53,7 +54,7 @@ def tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: Tensor) -> dict[str, Any]:
     """x, projection [batch, seq, hidden] -> this rank's tokens of output and input gradient, its weights' gradients, bytes."""
     layout = experts.Case(tp=case.tp).layout
-    group = make_groups(layout, rank, ["tp"], 60.0)["tp"] if case.tp > 1 else None
+    group = CountingGroup(make_groups(layout, rank, ["tp"], 60.0)["tp"]) if case.tp > 1 else None
     parallel = Parallel(group, case.sequence)
     weights = {}
     for name, tensor in full_weights(model).items():
@@ -68,14 +69,13 @@ def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: T
     leaf = x.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0].clone().requires_grad_()
     cos, sin = tables(model, x.shape[1])
     q, k, v, residual = LatentQueryKeyValue.apply(leaf, bound, model, x.shape[0], cos, sin, parallel, case.keep)
+    marks = [len(group.started) if group is not None else 0]
     out = OutputResidual.apply(causal_attention(q, k, v, None), residual, bound.output, parallel)
-    forward_bytes = group.sent_bytes if group is not None else 0
     out.backward(projection.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0])
-    put_off = len(deferred)
+    marks.append(len(group.started) if group is not None else 0)
     deferred.run()
-    total = group.sent_bytes if group is not None else 0
     gradients = {name: weight.grad for name, weight in weights.items()}
     return {
-        "q": q.detach(), "k": k.detach(), "v": v.detach(), "out": out.detach(), "x": leaf.grad, "put_off": put_off,
-        "gradients": gradients, "forward_bytes": forward_bytes, "backward_bytes": total - forward_bytes,
+        "q": q.detach(), "k": k.detach(), "v": v.detach(), "out": out.detach(), "x": leaf.grad,
+        "gradients": gradients, "started": group.started if group is not None else [], "marks": marks,
     }  # fmt: skip

@@ -87,12 +87,15 @@ class LatentQueryKeyValue(torch.autograd.Function):
         latents.add_product(grad_key_value)
         del inputs, latents, grad_query, grad_key_value
         grad_latent, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
+        del summed
         grad_down = torch.cat((key_value.backward(grad_latent), grad_rope_key), dim=1)
+        del grad_latent, grad_rope_key
         grad = _project_backward(grad_down, weights.key_value_down, normed)
+        del grad_down
         if query is not None:
             grad_input = _project_backward(query.backward(grad_input), weights.query_down, normed)
         grad.add_(grad_input)
-        del normed
+        del normed, grad_input, query, key_value
         grad_x = rms_norm_backward(grad, ctx.x, ctx.scale, weights.norm)
         ctx.x = ctx.scale = None
         return grad_x.add_(grad_residual), None, None, None, None, None, None, None
