@@ -10,14 +10,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.checkpoint import is_first_of_stage, load_checkpoint, read_manifest, read_parameters
+from fourfold.checkpoint import (
+    WeightFolder,
+    fill_from_folder,
+    is_first_of_stage,
+    load_checkpoint,
+    read_manifest,
+    read_parameters,
+    write_huggingface,
+)
 from fourfold.checkpoint.boxes import tiling_problem
 from fourfold.config import ModelConfig, RunFailure
+from fourfold.config.families import family_of
 from tests.checkpoint.ranks import ROLES, Run, layout_of
 
 DENSE = ModelConfig(3, 16, 4, 2, 4, 24, 32, max_position=64)
 TIED = replace(DENSE, tie_embeddings=True)
-MOE = replace(DENSE, num_experts=4, top_k=2, moe_ffn_size=8, first_dense_layers=1, num_shared_experts=1)
+MOE = replace(DENSE, num_experts=4, top_k=2, moe_ffn_size=8, first_dense_layers=1, qk_norm=True)
+LATENT = replace(
+    DENSE, num_kv_heads=4, head_dim=6, key_value_rank=8, query_rank=6, rope_head_dim=2, nope_head_dim=4, value_head_dim=3,
+    num_experts=4, top_k=2, moe_ffn_size=8, num_shared_experts=2, first_dense_layers=1, router="sigmoid", norm_eps=1e-6,
+)  # fmt: skip
 
 LAYOUTS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "pp": (DENSE, {"pp": 2}),
@@ -33,6 +46,7 @@ LAYOUTS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "ep x etp of tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2, "etp": 2}),
     "ep over tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 4}),
     "experts whole, tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "zero": 0}),
+    "latent": (LATENT, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2, "etp": 2}),
     "pp x ep x tp x replicas": (MOE, {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2}),
 }  # fmt: skip
 
@@ -68,6 +82,22 @@ def test_nothing_is_written_twice(name: str, tmp_path: Path) -> None:
             written[key] = written.get(key, 0) + shard.is_writer
     assert set(written.values()) == {1}
     assert held == written.keys()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_every_rank_starts_from_its_part_of_released_weights(name: str, zero: int, tmp_path: Path) -> None:
+    model, degrees = LAYOUTS[name]
+    run = Run(model=replace(model, family=family_of(model)), layout=layout_of(degrees, zero=zero))
+    tensors = run.parameters().items()
+    write_huggingface(tmp_path / "hf", run.model, tensors, dtype="fp32", tokenizer_file=None, eos=None)
+    folder = WeightFolder(tmp_path / "hf")
+    folder.check_against(run.segments)
+    for rank in range(run.world_size):
+        for unit, shard in run.shards(rank).items():
+            out = torch.full((shard.flat.shard_numel,), float("nan"))
+            fill_from_folder(folder, shard.flat, shard.index, shard.coordinates, out)
+            assert torch.equal(out, shard.tensors["master"]), (rank, unit)
 
 
 def test_some_rows_of_a_parameter_need_only_the_parts_that_hold_them(

@@ -3,6 +3,7 @@
 from fourfold.checkpoint.convert import export_checkpoint
 from fourfold.checkpoint.folders import checkpoints, latest_checkpoint
 from fourfold.checkpoint.huggingface import write_huggingface
+from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.reader import ParameterReader, read_parameters
@@ -17,6 +18,7 @@ __all__ = [
     "WeightFolder",
     "checkpoints",
     "export_checkpoint",
+    "fill_from_folder",
     "is_first_of_stage",
     "latest_checkpoint",
     "load_checkpoint",
