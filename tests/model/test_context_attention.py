@@ -1,11 +1,34 @@
 """Attention split over ranks is whole attention: outputs and gradients, for every method, with any documents."""
 
-from itertools import product
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import pairwise, product
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.attention import Case, check_cases
+from fourfold.model.context import context_attention
+from fourfold.model.context.cost import backward_collectives, forward_collectives
+from fourfold.model.context.flash import plain_attend, plain_attend_backward
+from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
+from fourfold.model.parallel import ContextParallel
+from fourfold.model.traffic import Traffic
+from fourfold.program.instruction import sent_bytes
+from tests.support.attention import (
+    Case,
+    allowed,
+    attention_shape,
+    check_cases,
+    declared_memory,
+    memory_on_rank,
+    run_cases,
+)
+from tests.support.ranks import run_on_ranks
 
 METHODS = [
     (1, 1, False),
@@ -23,14 +46,14 @@ METHODS = [
 ]
 """(ring, ulysses, gather)."""
 
-SEQUENCE = 48
+SEQUENCE = 24
 DOCUMENTS = {
     "none": None,
-    "whole": ((48,),) * 3,
-    "uneven": ((5, 43), (10, 3, 20, 15), (47, 1)),
-    "single tokens": ((1,) * 48, (1,) * 20 + (28,), (13, *(1,) * 35)),
-    "chunk ends": ((24, 24), (6, 6, 6, 6, 24), (12, 24, 12)),
-    "mixed": ((48,), (1,) * 48, (8, 8, 16, 16)),
+    "whole": ((24,),) * 3,
+    "uneven": ((5, 19), (7, 3, 9, 5), (23, 1)),
+    "single tokens": ((1,) * 24, (1,) * 9 + (15,), (13, *(1,) * 11)),
+    "chunk ends": ((12, 12), (3, 3, 3, 3, 12), (6, 12, 6)),
+    "mixed": ((24,), (1,) * 24, (4, 4, 8, 8)),
 }
 HEADS = [(12, 12, 8, 8), (12, 4, 8, 8), (12, 2, 8, 5), (12, 1, 6, 8)]
 """(heads, kv_heads, head_dim, value_dim)."""
@@ -38,9 +61,10 @@ HEADS = [(12, 12, 8, 8), (12, 4, 8, 8), (12, 2, 8, 5), (12, 1, 6, 8)]
 
 def cases_of(method: tuple[int, int, bool], dtype: torch.dtype = torch.float64) -> list[Case]:
     ring, ulysses, gather = method
+    combinations = [*product((3,), HEADS, DOCUMENTS.values()), *product((1,), HEADS[1:3], DOCUMENTS.values())]
     return [
         Case(ring, ulysses, gather, batch, *heads, SEQUENCE, rows and rows[:batch], dtype)
-        for batch, heads, rows in product((1, 3), HEADS, DOCUMENTS.values())
+        for batch, heads, rows in combinations
     ]
 
 
@@ -53,3 +77,145 @@ def test_equals_whole_attention(method) -> None:
 @pytest.mark.parametrize("method", [(1, 1, False), (4, 1, False), (4, 1, True), (2, 2, False)], ids=str)
 def test_other_formats(method, dtype, tolerance) -> None:
     check_cases(cases_of(method, dtype)[::5], tolerance)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_bytes_sent_are_those_declared(method) -> None:
+    ring, ulysses, _ = method
+    cases = cases_of(method)[::4] + cases_of(method, torch.bfloat16)[1::7]
+    degrees = {"cp_ring": ring, "cp_ulysses": ulysses}
+    for case, results in zip(cases, run_cases(cases), strict=True):
+        shape = attention_shape(case)
+        for result in results:
+            assert result.forward_bytes == declared_bytes(forward_collectives(shape), degrees), case
+            assert result.backward_bytes == declared_bytes(backward_collectives(shape), degrees), case
+
+
+def declared_bytes(collectives: Sequence[Traffic], degrees: dict[str, int]) -> dict[str, int]:
+    result = {axis: 0 for axis, degree in degrees.items() if degree > 1}
+    for each in collectives:
+        kind = "send" if each.kind == "shift" else each.kind
+        result[each.axes] += sent_bytes(kind, each.bytes, degrees[each.axes])
+    return result
+
+
+@pytest.mark.parametrize("heads", [(8, 8, 16, 16), (8, 2, 16, 16), (8, 1, 24, 16)], ids=str)
+@pytest.mark.parametrize(
+    "method", [(1, 1, False), (2, 1, False), (4, 1, False), (4, 1, True), (1, 4, False), (2, 2, True)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_is_that_declared(method, heads, dtype) -> None:
+    case = Case(*method, 2, *heads, 512, None, dtype)
+    results = [memory_on_rank(0, case)] if case.ranks == 1 else run_on_ranks(case.ranks, memory_on_rank, case=case)
+    worst = [max(values) for values in zip(*map(astuple, results), strict=True)]
+    assert worst == pytest.approx(astuple(declared_memory(case)), rel=0.05)
+
+
+@pytest.mark.parametrize("sequence", [24, 48])
+@pytest.mark.parametrize("ring", [1, 2, 3, 4])
+def test_every_allowed_pair_is_computed_once(ring, sequence) -> None:
+    """All ranks' pieces together are the mask, whether keys rotate or are gathered."""
+    for rows in DOCUMENTS.values():
+        lengths = rows and [[2 * n for n in row] if sequence == 48 else list(row) for row in rows]
+        case = Case(ring, batch=3, sequence=sequence, documents=lengths and tuple(map(tuple, lengths)))
+        for gather in (False, True):
+            assert torch.equal(covered(case, gather), allowed(case).int())
+
+
+def covered(case: Case, gather: bool) -> torch.Tensor:
+    """[batch, queries, keys]: how many pieces have each pair."""
+    ring, length = case.ring, case.sequence
+    documents = Documents(case.batch, length, case.documents)
+    positions = [case.layout().positions(rank) for rank in range(ring)]
+    chunk = len(positions[0]) // 2
+    fronts = [p for held in positions for p in held[:chunk]]
+    backs = [p for held in positions for p in held[chunk:]]
+    counts = torch.zeros(case.batch, length, length, dtype=torch.int32)
+    for rank, held in enumerate(positions):
+        work = [(held, own_pieces(rank, ring, length, documents))]
+        if gather and ring > 1:
+            work += zip((fronts, backs), gathered_pieces(rank, ring, length, documents), strict=True)
+        else:
+            others = [j for j in range(ring) if j != rank]
+            work += [(positions[j], ring_pieces(rank, j, ring, length, documents)) for j in others]
+        for keys_held, pieces in work:
+            for rows, queries, keys, causal in pieces:
+                pairs = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int32)
+                q, k = torch.tensor(held[slice(*queries)]), torch.tensor(keys_held[slice(*keys)])
+                counts[rows[0] : rows[1], q[:, None], k[None, :]] += pairs.tril() if causal else pairs
+    return counts
+
+
+def test_work_is_even() -> None:
+    """Without documents every rank of a ring has the same number of pairs, up to the diagonal."""
+    for ring in (2, 3, 4, 8):
+        length = 48 * ring
+        documents = Documents(1, length, None)
+        work = []
+        for rank in range(ring):
+            others = [ring_pieces(rank, j, ring, length, documents) for j in range(ring) if j != rank]
+            pieces = [piece for some in (own_pieces(rank, ring, length, documents), *others) for piece in some]
+            assert len(pieces) == ring
+            sizes = [((p.queries[1] - p.queries[0]), (p.keys[1] - p.keys[0]), p.causal) for p in pieces]
+            work.append(sum(q * (q + 1) // 2 if causal else q * k for q, k, causal in sizes))
+        assert set(work) == {length * (length + 1) // 2 // ring}
+
+
+def cuts(length: int, rows: int) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
+    """Random documents of every row: any set of places to cut."""
+    ends = st.sets(st.integers(1, length - 1), max_size=6).map(lambda cut: [0, *sorted(cut), length])
+    row = ends.map(lambda points: tuple(b - a for a, b in pairwise(points)))
+    return st.lists(row, min_size=rows, max_size=rows).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ring=st.integers(1, 6), gather=st.booleans(), data=st.data())
+def test_random_documents_are_covered_once(ring, gather, data) -> None:
+    length = 2 * ring * data.draw(st.integers(1, 4)) + (0 if ring > 1 else data.draw(st.integers(0, 1)))
+    case = Case(ring, batch=2, sequence=length, documents=data.draw(cuts(length, 2)))
+    assert torch.equal(covered(case, gather), allowed(case).int())
+
+
+def check_random(rows: tuple[tuple[int, ...], ...], methods: Sequence[tuple[int, int, bool]], heads: int) -> None:
+    check_cases([Case(*method, len(rows), *HEADS[heads], SEQUENCE, rows) for method in methods], 1e-10)
+
+
+@settings(max_examples=8, deadline=None)
+@given(rows=cuts(SEQUENCE, 2), heads=st.integers(0, 3))
+def test_random_documents(rows, heads) -> None:
+    check_random(rows, [method for method in METHODS if method[0] * method[1] == 4], heads)
+
+
+@pytest.mark.sweep
+@settings(max_examples=200, deadline=None)
+@given(rows=cuts(SEQUENCE, 3), heads=st.integers(0, 3), ranks=st.integers(2, 4))
+def test_many_random_documents(rows, heads, ranks) -> None:
+    check_random(rows, [method for method in METHODS if method[0] * method[1] == ranks], heads)
+
+
+def test_scale_and_plain_equations() -> None:
+    """A scale of one's own, and the equations that stand in where a device has no kernel."""
+    check_cases([Case(4, 1, heads=4, kv_heads=2, scale=0.3), Case(2, 2, True, heads=4, kv_heads=1, scale=0.3)], 1e-10)
+    shapes = ((2, 4, 7, 8), (2, 2, 7, 8), (2, 2, 7, 8))
+    q, k, v = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes)
+    grad = torch.randn_like(q)
+    for causal in (True, False):
+        with torch.no_grad():
+            out, lse = plain_attend(q, k, v, causal, 0.3)
+            plain = plain_attend_backward([grad, q, k, v, out, lse], causal, 0.3)
+        expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=0.3, enable_gqa=True)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(plain, torch.autograd.grad(expected, (q, k, v), grad))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    q = torch.zeros(2, 8, 4, 8)
+    with pytest.raises(ValueError, match=r"document_lengths has 1 rows, the batch 2"):
+        context_attention(q, q, q, ContextParallel(), [[8]])
+    with pytest.raises(ValueError, match=r"document_lengths\[1\] sums to 7"):
+        context_attention(q, q, q, ContextParallel(), [[8], [3, 4]])
+
+
+def test_formulas_need_no_torch() -> None:
+    code = "import sys, fourfold.model.context.memory, fourfold.model.context.pieces; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

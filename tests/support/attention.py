@@ -1,5 +1,6 @@
 """Attention split over ranks beside the same attention whole, with an explicit mask: cases, workers and the comparison."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +11,12 @@ from torch import Tensor
 
 from fourfold.layout import Layout
 from fourfold.model.context import context_attention
+from fourfold.model.context.cost import AttentionShape
+from fourfold.model.context.memory import attention_backward, attention_forward
 from fourfold.model.parallel import ContextParallel
+from fourfold.model.tape import Tape
 from fourfold.runtime.collectives import Group, make_groups
+from fourfold.runtime.tracker import MemoryTracker
 from tests.support.ranks import run_on_ranks
 
 
@@ -146,3 +151,87 @@ def check_cases(cases: Sequence[Case], tolerance: float) -> list[list[Result]]:
                 error = (actual.double() - reference).abs().max().item() / max(1.0, expected[i].abs().max().item())
                 assert error < tolerance, f"{name} of rank {rank} is off by {error:.1e}: {case}"
     return everything
+
+
+def attention_shape(case: Case) -> AttentionShape:
+    """The case as cost formulas see it."""
+    return AttentionShape(
+        sequences=case.batch,
+        tokens=case.sequence // case.ranks,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        value_dim=case.value_dim,
+        element_bytes=case.dtype.itemsize,
+        ring=case.ring,
+        ulysses=case.ulysses,
+        gather=case.gather,
+        documents=case.documents is not None,
+    )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes above what was live before: the peak of forward, what it leaves (output included), the peak of backward (the output's
+    gradient included), and the gradients."""
+
+    forward_peak: int
+    kept: int
+    backward_peak: int
+    gradients: int
+
+
+class Patient:
+    """A group whose finished exchange is followed by a rest, in which gloo's thread lets go of the tensors."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self.size, self.index = group, group.size, group.index
+
+    def all_to_all(self, *tensors: Tensor) -> "Patient":
+        self._work = self._group.all_to_all(*tensors)
+        return self
+
+    def wait(self) -> None:
+        self._work.wait()
+        time.sleep(0.02)
+
+
+def memory_on_rank(rank: int, case: Case) -> Memory:
+    """Measured by following every storage. Runs on every rank of a pool."""
+    groups = groups_of(Case(ring=case.ring, ulysses=case.ulysses).layout(), rank)
+    ulysses = groups.get("cp_ulysses")
+    context = ContextParallel(groups.get("cp_ring"), ulysses and Patient(ulysses), case.gather)
+    own = torch.tensor(case.layout().positions(rank))
+    q, k, v, grad = (x[:, own].requires_grad_() for x in inputs(case))
+    with MemoryTracker() as tracker:
+        for tensor in (q, k, v, grad):
+            tracker.watch(tensor)
+        before = tracker.live_bytes
+        out = context_attention(q, k, v, context, case.documents)
+        forward_peak, kept = tracker.peak_bytes - before, tracker.live_bytes - before
+        scaled = out * 2
+        del out
+        before = tracker.peak_bytes = tracker.live_bytes
+        grads = torch.autograd.grad(scaled, (q, k, v), grad)
+        backward_peak = tracker.peak_bytes - before
+        gradients = sum({x.untyped_storage()._cdata: x.untyped_storage().size() for x in grads}.values())
+    return Memory(forward_peak, kept, backward_peak, gradients)
+
+
+def declared_memory(case: Case) -> Memory:
+    """The same by formula."""
+    shape = attention_shape(case)
+    tape = Tape()
+    attention_forward(tape, shape)
+    kept = dict(tape.live)
+    output = kept["attention"]
+    forward_peak = tape.peak
+    tape = Tape()
+    if case.ulysses > 1:
+        del kept["attention"]
+    tape.alloc(**kept)
+    before = tape.total
+    tape.alloc(grad_attention=output)
+    attention_backward(tape, shape)
+    total = sum(kept.values()) + (output if case.ulysses > 1 else 0)
+    return Memory(forward_peak, total, tape.peak - before, tape.total)

@@ -96,10 +96,11 @@ class GatherAttention(torch.autograd.Function):
             del keys, values, shares, whole
         del gathering, kv
         own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
-        sums = torch.cat([finish() for finish in scatterings]).transpose(0, 1)
-        add_key_gradients(own_shares, *halves(sums, head_dim))
+        d_kv = torch.cat([finish() for finish in scatterings]).transpose(0, 1)
+        add_key_gradients(own_shares, *halves(d_kv, head_dim))
+        del scatterings, own_shares
         ctx.inputs = ctx.out = ctx.lse = None
-        d_k, d_v = halves(sums.to(q.dtype), head_dim)
+        d_k, d_v = halves(d_kv.to(q.dtype), head_dim)
         return d_q[..., :head_dim].to(q.dtype), d_k, d_v, *(None,) * 5
 
 

@@ -53,6 +53,7 @@ def merge_output(
         weight = torch.sigmoid(more_lse - lse_part).unsqueeze(-1)
         out_part.lerp_(more.to(out.dtype), weight)
         torch.logaddexp(lse_part, more_lse, out=lse_part)
+        del more, more_lse, weight
 
 
 @dataclass(frozen=True)

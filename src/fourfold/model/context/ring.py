@@ -85,13 +85,12 @@ class RingAttention(torch.autograd.Function):
         width, head_dim = kernel_width(q, v), q.shape[-1]
         grad = grad.view_as(ctx.out)
         saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
-        keys, values = widen(k, width), widen(v, width)
         first, second = own_work_in_two(steps[0], k.shape[2])
         rotation = Rotation(group, joined(k, v))
         sums = Rotation(group, torch.empty(0))
         rotation.start()
         d_q = torch.zeros_like(saved.q, dtype=wide(q.dtype))
-        own_shares = add_query_gradients(saved, keys, values, first[0], d_q, first[1])
+        own_shares = add_query_gradients(saved, widen(k, width), widen(v, width), first[0], d_q, first[1])
         for step, pieces in enumerate(steps[1:], 1):
             rotation.finish()
             if step + 1 < group.size:
@@ -107,7 +106,9 @@ class RingAttention(torch.autograd.Function):
         del rotation
         own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
         sums.finish()
-        add_key_gradients(own_shares, *halves(sums.here, head_dim))
+        d_kv = sums.here
+        add_key_gradients(own_shares, *halves(d_kv, head_dim))
+        del sums, own_shares
         ctx.inputs = ctx.out = ctx.lse = None
-        d_k, d_v = halves(sums.here.to(q.dtype), head_dim)
+        d_k, d_v = halves(d_kv.to(q.dtype), head_dim)
         return d_q[..., :head_dim].to(q.dtype), d_k, d_v, None, None, None
