@@ -19,7 +19,7 @@ from fourfold.model.experts.feed_forward import RoutedFeedForward
 from fourfold.model.experts.grouped import Groups, add_grouped_product, grouped_product, grouped_product_backward
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.parallel import ALONE
-from fourfold.model.tape import Tape
+from fourfold.model.tape import Tape, replay
 from fourfold.model.weights import Deferred, Weight, torch_dtype
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.double import compute_in_double
@@ -177,10 +177,11 @@ def test_grouped_products(sizes: tuple[int, ...]) -> None:
 LARGE = {"hidden_size": 48, "moe_ffn_size": 40}
 
 
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("compute", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek"])
-def test_footprint(name: str, keep: bool, compute: str) -> None:
+def test_footprint(name: str, keep: bool, compute: str, apart: bool) -> None:
     """Saved bytes exactly; peaks within what counting and sorting take."""
     model = replace(MODELS[name], **LARGE, **AUXILIARY)
     gradients = "fp64" if compute == "fp64" else "fp32"
@@ -205,11 +206,22 @@ def test_footprint(name: str, keep: bool, compute: str) -> None:
     assert tracker.live_bytes - base == forward.total
     assert set(forward.live) <= {*SAVED, "middle", "output"}
     assert tracker.peak_bytes - base == pytest.approx(forward.peak, rel=0.01)
-    backward = Tape()
+    backward, deferred = Tape(apart), Deferred()
     backward.alloc(**forward.live)
+    for weight in weights.values():
+        weight.deferred = deferred if apart else None
     routed_backward(backward, model, shape, keep, None)
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
         (grad,) = torch.autograd.grad(out, [leaf], [upstream])
     assert tracker.peak_bytes - base == pytest.approx(backward.peak, rel=0.01)
+    del out
+    backward.free("output")
     assert grad.shape == x.shape
+    assert tracker.live_bytes - base == backward.total + x.numel() * x.element_size()
+    before = tracker.peak_bytes = tracker.live_bytes
+    later = replay(backward.products, backward.operands())
+    with tracker:
+        deferred.run()
+    assert tracker.peak_bytes - before == pytest.approx(later.peak - sum(backward.operands().values()), abs=64)
+    assert len(deferred) == 0

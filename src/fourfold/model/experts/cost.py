@@ -14,7 +14,18 @@ from fourfold.model.shape import Shape
 from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
 
 INDEX_BYTES = 8
-SAVED = ("scale_2", "normed_2", "choice", "route", "rows", "row_scale", "gate_up", "shared_gate_up", "shared_product")
+SAVED = (
+    "scale_2",
+    "normed_2",
+    "choice",
+    "route",
+    "ends",
+    "rows",
+    "row_scale",
+    "gate_up",
+    "shared_gate_up",
+    "shared_product",
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +71,10 @@ def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     _dispatch(tape, shape, z, z.hidden * e, "rows")
     _dispatch(tape, shape, z, w, "row_scale")
     tape.drop("served")
-    if not keep:
-        tape.free("normed_2")
     if z.shared_ffn:
         _shared_forward(tape, shape, z, keep)
+    if not keep:
+        tape.free("normed_2")
     _arrive(tape, shape, z, z.hidden * e, "rows")
     _arrive(tape, shape, z, w, "row_scale")
     tape.alloc(gate_up=z.pairs * 2 * z.ffn * e)
@@ -106,10 +117,12 @@ def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, ba
     _scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
     _scatter_over_etp(tape, shape, z, model.top_k * w, "grad_weights", named=False)
     _router_backward(tape, shape, z)
+    tape.drop("choice", "route")
+    tape.release("ends")
     _join(tape, shape, z, "grad_middle")
     norm_backward(tape, shape, shape.hidden_tokens, z.hidden)
     tape.release("normed_2")
-    tape.drop("middle", "scale_2", "choice", "route")
+    tape.drop("middle", "scale_2")
 
 
 def _choose(tape: Tape, model: ModelConfig, shape: Shape, z: RoutedSizes) -> None:
@@ -128,7 +141,7 @@ def _plan(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
     if shape.ep > 1:
         tape.send("all_to_all", "ep", z.experts * INDEX_BYTES)
     arrays = 3 if shape.ep > 1 and z.local_experts > 1 else 2
-    tape.alloc(route=arrays * z.pairs * INDEX_BYTES + z.local_experts * 4)
+    tape.alloc(route=arrays * z.pairs * INDEX_BYTES, ends=4 * z.local_experts)
 
 
 def _dispatch(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
@@ -276,7 +289,7 @@ def _router_backward(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
 def _product(tape: Tape, shape: Shape, z: RoutedSizes, rows: int, columns: int, *operands: str) -> None:
     """A weight gradient [rows, columns] of every local expert, one after the other."""
     temporary = shape.product_temporary(rows, columns)
-    _weight_product(tape, WeightProduct(operands, 2 * z.pairs * rows * columns, temporary))
+    _weight_product(tape, WeightProduct((*operands, "ends"), 2 * z.pairs * rows * columns, temporary))
 
 
 def _weight_product(tape: Tape, product: WeightProduct) -> None:
