@@ -17,10 +17,10 @@ from fourfold.report.timeline_words import (
 )
 
 _STYLES = {
-    Op.FORWARD: ("white on #2f62ad", "black on #9cc0f5"),
-    Op.BACKWARD: ("white on #2c7a4b", "black on #93d8ac"),
-    Op.BACKWARD_INPUT: ("white on #12757f", "black on #86d5dc"),
-    Op.BACKWARD_WEIGHT: ("white on #96611a", "black on #f0c27e"),
+    Op.FORWARD: ("#ffffff on #2f62ad", "#000000 on #9cc0f5"),
+    Op.BACKWARD: ("#ffffff on #2c7a4b", "#000000 on #93d8ac"),
+    Op.BACKWARD_INPUT: ("#ffffff on #12757f", "#000000 on #86d5dc"),
+    Op.BACKWARD_WEIGHT: ("#ffffff on #96611a", "#000000 on #f0c27e"),
 }
 """Of a rank's first stage, and of its later ones."""
 _IDLE = "·"
