@@ -1,6 +1,7 @@
 """A mixture of experts spread over ranks gives what one process gives: outputs, every gradient, losses, load."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -123,4 +124,26 @@ def test_two_ranks_as_one(model: ModelConfig, case: Case) -> None:
 
 @pytest.mark.parametrize(("model", "case"), FOUR, ids=_name)
 def test_four_ranks_as_one(model: ModelConfig, case: Case) -> None:
+    _check(model, case)
+
+
+def _every_split(ranks: int) -> list[Case]:
+    cases = []
+    for dp, cp, tp in product((1, 2, 4), repeat=3):
+        for ep, etp in product((1, 2, 4), repeat=2):
+            if dp * cp * tp != ranks or ranks % (ep * etp):
+                continue
+            for sequence in (False, True) if tp > 1 else (False,):
+                cases.append(Case(dp, cp, tp, ep, etp, sequence, keep=ep > 1, defers=etp > 1, sequences=2, length=16))
+    return cases
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", [*_every_split(2), *_every_split(4)], ids=_name)
+@pytest.mark.parametrize(
+    "model",
+    [replace(QWEN, **AUXILIARY), FULL, replace(FULL, capacity_factor=0.7)],
+    ids=["qwen", "deepseek", "capacity"],
+)
+def test_every_split_as_one(model: ModelConfig, case: Case) -> None:
     _check(model, case)
