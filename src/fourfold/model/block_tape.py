@@ -1,11 +1,16 @@
-"""A decoder block's passes, line by line after `operators.py`: grouped-query attention and the gated feed-forward.
+"""A decoder block's passes, line by line after `operators.py`: attention and the gated feed-forward.
 
 Symbols: T tokens, t those whose hidden states the rank holds, h hidden, q heads x head_dim, kv kv_heads x head_dim, f ffn, the
 latter three this rank's; e bytes of the compute format, w bytes of the format of norms and losses.
 """
 
 from fourfold.config import ModelConfig
+from fourfold.model.context.cost import AttentionShape
+from fourfold.model.context.memory import attention_backward as context_backward
+from fourfold.model.context.memory import attention_forward as context_forward
+from fourfold.model.context.memory import keeps_inputs
 from fourfold.model.experts.cost import routed_backward, routed_forward
+from fourfold.model.latent_tape import latent_backward, latent_forward
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.tape import Tape, norm_backward, norm_forward, rebuild_normed
@@ -43,6 +48,27 @@ def _balance_axes(shape: Shape) -> str | None:
 
 
 def _attention_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
+    if model.is_latent:
+        latent_forward(tape, model, shape, keep, graph)
+    else:
+        _projections_forward(tape, model, shape, keep, graph)
+    _inner_forward(tape, model, shape, graph)
+    width = _output_width(model, shape)
+    tape.alloc(partial_1=shape.tokens * model.hidden_size * shape.element_bytes)
+    tape.flops += 2 * shape.tokens * width * model.hidden_size
+    tape.start_sum(shape, "partial_1", "middle")
+    tape.finish_sum("partial_1")
+    if not graph:
+        tape.free("attention")
+
+
+def _output_width(model: ModelConfig, shape: Shape) -> int:
+    """Of the attention's output, this rank's heads."""
+    return shape.heads(model)[0] * (model.value_head_dim if model.is_latent else model.head_dim)
+
+
+def _projections_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
+    """`QueryKeyValue`: allocates `qkv`."""
     tokens, part, h, e, w = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes, shape.wide_bytes
     heads, kv_heads = shape.heads(model)
     q, kv = heads * model.head_dim, kv_heads * model.head_dim
@@ -60,55 +86,27 @@ def _attention_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool,
     if not graph:
         tape.free("scale_1")
         tape.drop("unnormed", "head_scale")
-    _inner_forward(tape, model, shape, graph)
-    tape.alloc(partial_1=tokens * h * e)
-    tape.flops += 2 * tokens * q * h
-    tape.start_sum(shape, "partial_1", "middle")
-    tape.finish_sum("partial_1")
-    if not graph:
-        tape.free("attention")
-
-
-def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) -> None:
-    """Attention between the products: q, k, v (`qkv`) -> `attention`. Two products, each half of the square for causality."""
-    heads, _ = shape.heads(model)
-    tokens, e, q = shape.tokens, shape.element_bytes, heads * model.head_dim
-    tape.alloc(attention=tokens * q * e, logsumexp=tokens * heads * shape.wide_bytes)
-    tape.flops += 2 * tokens * shape.sequence_length * q
-    if shape.document_mask:
-        tape.alloc(concatenated=tokens * q * e)
-    if not graph:
-        tape.drop("concatenated", "qkv", "logsumexp")
-
-
-def _inner_backward(tape: Tape, model: ModelConfig, shape: Shape) -> None:
-    """The gradients of q, k and v: `grad_heads`. Flash attention's backward does five products for two (Dao 2023)."""
-    heads, kv_heads = shape.heads(model)
-    q, kv = heads * model.head_dim, kv_heads * model.head_dim
-    size = shape.tokens * (q + 2 * kv) * shape.element_bytes
-    if shape.document_mask:  # each document's output goes as its gradients come; rows are joined at the end
-        tape.release("concatenated")
-        tape.free("attention")
-    tape.alloc(grad_heads=size)
-    if not shape.document_mask:
-        tape.release("attention")
-    tape.free("qkv", "logsumexp", "grad_attention")
-    if shape.document_mask:
-        tape.brief(shape.tokens * q * shape.element_bytes)
-    tape.flops += 5 * shape.tokens * shape.sequence_length * q
 
 
 def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
+    h, width = model.hidden_size, _output_width(model, shape)
+    tape.gather_tokens(shape, h, "grad_output")
+    upstream = "grad_output" if shape.sequence_parallel else "grad_middle"
+    tape.product(shape, h, width, upstream, "concatenated" if "concatenated" in tape.live else "attention")
+    tape.alloc(grad_attention=shape.tokens * width * shape.element_bytes)
+    tape.flops += 2 * shape.tokens * width * h
+    tape.release("grad_output")
+    _inner_backward(tape, model, shape)
+    if model.is_latent:
+        latent_backward(tape, model, shape, keep)
+    else:
+        _projections_backward(tape, model, shape, keep)
+
+
+def _projections_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
     tokens, part, h, e = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes
     heads, kv_heads = shape.heads(model)
     q, kv = heads * model.head_dim, kv_heads * model.head_dim
-    tape.gather_tokens(shape, h, "grad_output")
-    upstream = "grad_output" if shape.sequence_parallel else "grad_middle"
-    tape.product(shape, h, q, upstream, "concatenated" if shape.document_mask else "attention")
-    tape.alloc(grad_attention=tokens * q * e)
-    tape.flops += 2 * tokens * q * h
-    tape.release("grad_output")
-    _inner_backward(tape, model, shape)
     tape.alloc(grad_qkv=tokens * (q + 2 * kv) * e)
     tape.brief(tokens * (q + kv) // 2 * e)
     if model.qk_norm:
@@ -125,6 +123,67 @@ def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool
     tape.release("normed_1", "gathered_1", "grad_qkv")
     tape.finish_sum("grad_whole_1")
     norm_backward(tape, shape, part, h)
+
+
+def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) -> None:
+    """Attention between the products: q, k, v (`qkv`) -> `attention`. Two products, each half of the square for causality."""
+    split = _context_shape(model, shape)
+    if split is not None:
+        context_forward(tape, split, graph)
+        if not graph or not keeps_inputs(split):
+            tape.free("qkv")
+        return
+    heads, _ = shape.heads(model)
+    tokens, e, q = shape.tokens, shape.element_bytes, heads * model.head_dim
+    tape.alloc(attention=tokens * q * e, logsumexp=tokens * heads * shape.wide_bytes)
+    tape.flops += 2 * tokens * shape.sequence_length * q
+    if shape.document_mask:
+        tape.alloc(concatenated=tokens * q * e)
+    if not graph:
+        tape.drop("concatenated", "qkv", "logsumexp")
+
+
+def _inner_backward(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """The gradients of q, k and v: `grad_heads`. Flash attention's backward does five products for two (Dao 2023)."""
+    split = _context_shape(model, shape)
+    if split is not None:
+        context_backward(tape, split)
+        return
+    heads, kv_heads = shape.heads(model)
+    q, kv = heads * model.head_dim, kv_heads * model.head_dim
+    size = shape.tokens * (q + 2 * kv) * shape.element_bytes
+    if shape.document_mask:  # each document's output goes as its gradients come; rows are joined at the end
+        tape.release("concatenated")
+        tape.free("attention")
+    tape.alloc(grad_heads=size)
+    if not shape.document_mask:
+        tape.release("attention")
+    tape.free("qkv", "logsumexp", "grad_attention")
+    if shape.document_mask:
+        tape.brief(shape.tokens * q * shape.element_bytes)
+    tape.flops += 5 * shape.tokens * shape.sequence_length * q
+
+
+def _context_shape(model: ModelConfig, shape: Shape) -> AttentionShape | None:
+    """What `context_attention` sees, where it is what attends: the sequence is split, or values have another head size."""
+    ranks, value_dim = shape.cp_ring * shape.cp_ulysses, model.value_head_dim if model.is_latent else model.head_dim
+    if ranks == 1 and value_dim == model.head_dim:
+        return None
+    heads, kv_heads = shape.heads(model)
+    return AttentionShape(
+        sequences=shape.sequences,
+        tokens=shape.sequence_length // ranks,
+        heads=heads,
+        kv_heads=heads if model.is_latent else kv_heads,
+        head_dim=model.head_dim,
+        value_dim=value_dim,
+        element_bytes=shape.element_bytes,
+        ring=shape.cp_ring,
+        ulysses=shape.cp_ulysses,
+        gather=shape.cp_gather,
+        documents=shape.document_mask,
+        exchange=shape.exchange,
+    )
 
 
 def _feed_forward_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:

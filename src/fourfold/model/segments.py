@@ -14,7 +14,7 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import RoutedFeedForward
 from fourfold.model.latent import LatentQueryKeyValue
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
-from fourfold.model.parallel import ALONE, Parallel
+from fourfold.model.parallel import ALONE, ContextParallel, Parallel
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import AttentionWeights, BlockWeights, FeedForwardWeights, LatentWeights, Weight
 
@@ -111,9 +111,9 @@ def _no_balancing(batch: Microbatch, parallel: Parallel) -> Balancing:
 def attend(q: Tensor, k: Tensor, v: Tensor, batch: Microbatch, parallel: Parallel) -> Tensor:
     """Causal attention of this rank's positions. q [batch, seq, heads, dim], k [batch, seq, kv_heads, dim], v the same with any
     head size -> [batch, seq, heads * value head size]."""
-    if parallel.context is None:
+    if parallel.context is None and q.shape[-1] == v.shape[-1]:
         return causal_attention(q, k, v, batch.document_lengths)
-    return context_attention(q, k, v, parallel.context, batch.document_lengths)
+    return context_attention(q, k, v, parallel.context or ContextParallel(), batch.document_lengths)
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, document_lengths: Sequence[Sequence[int]] | None) -> Tensor:
