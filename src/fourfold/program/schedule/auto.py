@@ -13,13 +13,14 @@ from fourfold.program.schedule.placement import v_placement
 from fourfold.program.schedule.search import improve
 from fourfold.program.schedule.times import StageTimes
 
-_GREEDY_ENTRIES = 200_000
-_SEARCH_ENTRIES = 200_000
-"""How many entries the two phases may time: about a second of one core each. Counted, so that the result is the same anywhere."""
+_GREEDY_ENTRIES = 150_000
+_SEARCH_ENTRIES = 150_000
+"""How many entries the two phases may time: each below a second of one core. Counted, so that the result is the same anywhere."""
 _ROUNDING = 1 + 1e-9
 """Sums of floats in another order differ by less."""
 _STARTS = 8
-"""The local search starts from so many of the best."""
+_LEAST_SEARCH = 50
+"""The local search starts from so many of the best, or from fewer where it could not time so many orders from each."""
 
 
 def auto_orders(
@@ -43,9 +44,9 @@ def auto_orders(
             found[orders] = execute(orders, stage_ranks, times).makespan
             if found[orders] <= bound:
                 return orders
-    starts = sorted(found, key=lambda orders: found[orders])[:_STARTS]
-    budget = _SEARCH_ENTRIES // (3 * len(stage_ranks) * num_microbatches * len(starts))
-    improved = [improve(orders, stage_ranks, times, limits, bound, budget) for orders in starts]
+    budget = _SEARCH_ENTRIES // (3 * len(stage_ranks) * num_microbatches)
+    starts = sorted(found, key=lambda orders: found[orders])[: max(1, min(_STARTS, budget // _LEAST_SEARCH))]
+    improved = [improve(orders, stage_ranks, times, limits, bound, budget // len(starts)) for orders in starts]
     return min(improved, key=lambda orders: execute(orders, stage_ranks, times).makespan)
 
 

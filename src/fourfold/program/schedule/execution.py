@@ -40,7 +40,7 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     gradients = num_stages * row
     done: list[float | None] = [None] * (2 * gradients)
     late = [times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)]
-    durations = times.durations()
+    backward = times.durations()[Op.BACKWARD]
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
     waiting: dict[int, list[int]] = {}
@@ -54,15 +54,16 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
             at = stage * row + m
             start: float | None = free
             if op is Op.FORWARD:
-                out, need = at, at - row
+                out, need, duration = at, at - row, times.forward[stage]
                 if stage:
                     arrived = done[need]
                     start = None if arrived is None else max(free, arrived + late[stage - 1])
             elif op is Op.BACKWARD_WEIGHT:
-                out, need = -1, gradients + at
+                out, need, duration = -1, gradients + at, times.weight_gradient[stage]
                 start = None if done[need] is None else free
             else:
                 out, need = gradients + at, at
+                duration = times.input_gradient[stage] if op is Op.BACKWARD_INPUT else backward[stage]
                 if done[at] is None:
                     start = None
                 elif stage + 1 < num_stages:
@@ -72,7 +73,7 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
             if start is None:
                 waiting.setdefault(need, []).append(rank)
                 break
-            free = start + durations[op][stage]
+            free = start + duration
             rank_starts.append(start)
             rank_ends.append(free)
             if out >= 0:

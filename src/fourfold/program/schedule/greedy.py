@@ -45,21 +45,18 @@ class _ListScheduler:
         self, stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, limits: Sequence[float], rule: Rule
     ) -> None:
         num_stages, num_ranks = len(stage_ranks), max(stage_ranks) + 1
-        self.stage_ranks, self.num_microbatches, self.transfer = stage_ranks, num_microbatches, times.transfer
-        self.limits, self.rule = limits, rule
+        self.stage_ranks, self.times, self.limits, self.rule = stage_ranks, times, limits, rule
         self.held = [[s for s, rank in enumerate(stage_ranks) if rank == r] for r in range(num_ranks)]
         self.depth = [(num_stages - held[0]) * rule.depth for held in self.held]
-        self.durations, self.changes = times.durations(), times.activation_changes()
-        self.activations = times.activations
+        self.activations, self.kept = times.activations, times.weight_activations
         self.room = _room(stage_ranks, times)
         self.orders: list[list[Compute]] = [[] for _ in range(num_ranks)]
         self.live = [0.0] * num_ranks
         self.in_flight = [0] * num_ranks
-        self.done = {op: [0] * num_stages for op in (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)}
-        self.arrivals: dict[Kind, list[float]] = {
-            (op, stage): [] for op in (FORWARD, BACKWARD_INPUT) for stage in range(num_stages)
-        }
-        self.arrivals[FORWARD, 0] = [0.0] * num_microbatches
+        self.forwards, self.inputs, self.freed = ([0] * num_stages for _ in range(3))
+        self.activations_at: list[list[float]] = [[] for _ in range(num_stages)]
+        self.gradients_at: list[list[float]] = [[] for _ in range(num_stages)]
+        self.activations_at[0] = [0.0] * num_microbatches
         self.weights: list[deque[int]] = [deque() for _ in range(num_ranks)]
         self.free = [0.0] * num_ranks
         self.looks = [0.0] * num_ranks
@@ -81,10 +78,12 @@ class _ListScheduler:
     def _ready(self, rank: int) -> Iterator[tuple[float, Kind]]:
         """(time, kind) of the next F and I of every stage, as far as they are known and there is room."""
         for stage in self.held[rank]:
-            for op in (FORWARD, BACKWARD_INPUT):
-                arrivals, count = self.arrivals[op, stage], self.done[op][stage]
-                if count < len(arrivals) and (op is BACKWARD_INPUT or self._fits(rank, stage)):
-                    yield arrivals[count], (op, stage)
+            arrived, count = self.activations_at[stage], self.forwards[stage]
+            if count < len(arrived) and self._fits(rank, stage):
+                yield arrived[count], (FORWARD, stage)
+            arrived, count = self.gradients_at[stage], self.inputs[stage]
+            if count < len(arrived):
+                yield arrived[count], (BACKWARD_INPUT, stage)
 
     def _fits(self, rank: int, stage: int) -> bool:
         """Whether F of the stage may go: there is room, and every microbatch that has to come back to this rank will find
@@ -94,10 +93,10 @@ class _ListScheduler:
             return True
         if self.rule.reserve or live + self.activations[stage] > limit:
             return False
-        forwards, weights = self.done[FORWARD], self.done[BACKWARD_WEIGHT]
+        forwards, freed = self.forwards, self.freed
         sizes = [(s, forwards[s] + (s == stage), self.activations[s]) for s in self.held[rank]]
         for oldest in {forwards[s] for s in self.held[rank] if s > stage}:
-            held = sum(size * max(0, count - max(oldest, weights[s])) for s, count, size in sizes)
+            held = sum(size * max(0, count - max(oldest, freed[s])) for s, count, size in sizes)
             missing = sum(size for _, count, size in sizes if count <= oldest)
             if held + missing > limit:
                 return False
@@ -113,35 +112,40 @@ class _ListScheduler:
         if forwards and not (weight and rule.eager_weight and self.in_flight[rank] >= self.depth[rank]):
             return FORWARD, min(forwards) if rule.breadth_first else max(forwards)
         if weight:
-            time = self.durations[BACKWARD_WEIGHT][weight[1]]
+            time = self.times.weight_gradient[weight[1]]
             next_known = min((time for time, _ in ready if time > now), default=math.inf)
             if forwards or now + time <= next_known + rule.patience * time:
                 return weight
         return None
 
     def _take(self, rank: int, now: float, op: Op, stage: int) -> None:
-        microbatch = self.done[op][stage]
-        self.done[op][stage] += 1
-        self.orders[rank].append(Compute(op, stage, microbatch))
-        self.live[rank] += self.changes[op][stage]
-        end = self.free[rank] = now + self.durations[op][stage]
         if op is FORWARD:
+            counts, duration, change = self.forwards, self.times.forward[stage], self.activations[stage]
             self.in_flight[rank] += 1
-            after = (FORWARD, stage + 1) if stage + 1 < len(self.stage_ranks) else (BACKWARD_INPUT, stage)
-            self._arrive(rank, end, after)
         elif op is BACKWARD_INPUT:
+            counts, duration = self.inputs, self.times.input_gradient[stage]
+            change = self.kept[stage] - self.activations[stage]
             self.in_flight[rank] -= 1
             self.weights[rank].append(stage)
-            if stage:
-                self._arrive(rank, end, (BACKWARD_INPUT, stage - 1))
         else:
+            counts, duration, change = self.freed, self.times.weight_gradient[stage], -self.kept[stage]
             self.weights[rank].popleft()
+        self.orders[rank].append(Compute(op, stage, counts[stage]))
+        counts[stage] += 1
+        self.live[rank] += change
+        end = self.free[rank] = now + duration
+        if op is FORWARD and stage + 1 < len(self.stage_ranks):
+            self._arrive(rank, end, stage + 1, self.activations_at)
+        elif op is FORWARD:
+            self._arrive(rank, end, stage, self.gradients_at)
+        elif op is BACKWARD_INPUT and stage:
+            self._arrive(rank, end, stage - 1, self.gradients_at)
         self._look(rank, end)
 
-    def _arrive(self, source: int, end: float, kind: Kind) -> None:
-        target = self.stage_ranks[kind[1]]
-        time = end + (self.transfer if source != target else 0.0)
-        self.arrivals[kind].append(time)
+    def _arrive(self, source: int, end: float, stage: int, arrivals: list[list[float]]) -> None:
+        target = self.stage_ranks[stage]
+        time = end + (self.times.transfer if source != target else 0.0)
+        arrivals[stage].append(time)
         self._look(target, max(time, self.free[target]))
 
     def _look(self, rank: int, time: float) -> None:
