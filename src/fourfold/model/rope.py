@@ -6,16 +6,23 @@ import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
+from fourfold.model.yarn import table_scale, yarn_frequencies
 
 
 def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position's angles, each [length, head_dim / 2]. Angles are fp32, as in the released models."""
-    exponents = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
+    """cos and sin of every position's angles, each [length, width / 2], width the part of a head that is rotated: all of it, or
+    `rope_head_dim` of latent attention. Angles are fp32, as in the released models."""
+    width = model.rope_head_dim if model.is_latent else model.head_dim
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     frequencies = 1.0 / (model.rope_theta**exponents)
     if model.rope_scaling is not None:
         frequencies = _scale_llama3(frequencies, model)
+    if model.yarn_scaling is not None:
+        frequencies = yarn_frequencies(frequencies, model)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
-    return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)
+    scale = table_scale(model)
+    cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+    return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
 
 
 def _scale_llama3(frequencies: Tensor, model: ModelConfig) -> Tensor:

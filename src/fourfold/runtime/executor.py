@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fourfold.config import RunFailure
 from fourfold.config.schema import OptimizerSection
+from fourfold.layout.mesh import axes_name
 from fourfold.model.segments import Microbatch
 from fourfold.program import Instruction, Op, Program
 from fourfold.program.buffers import Lowering
@@ -78,8 +79,8 @@ class Executor:
         self._handles: dict[str, Handle] = {}
         flats = flat_units(facts, units)
         weights = bind_segments(facts, units, flats)
-        splits = [groups[axis] for axis in facts.layout.active(("cp", "tp")) if facts.model.num_experts]
-        self.routers = Routers(facts, splits, device)
+        split = axes_name(facts.layout.active(("cp", "tp")))  # named by the programs where a balance loss needs it
+        self.routers = Routers(facts, [groups[split]] if split in groups else [], device)
         parallel = bind_parallel(facts.layout, groups)
         self._compute = Compute(facts, units, flats, weights, parallel, self._live, self.routers)
         self._gradient_norm = GradientNorm(facts, units, rank)

@@ -6,12 +6,20 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.checkpoint import UnitShard, WeightFolder, load_checkpoint, save_checkpoint
-from fourfold.checkpoint.unit_shard import is_first_of_stage, unit_shard
+from fourfold.checkpoint import (
+    UnitShard,
+    WeightFolder,
+    fill_from_folder,
+    is_first_of_stage,
+    load_checkpoint,
+    save_checkpoint,
+    unit_shard,
+)
+from fourfold.checkpoint.released import balance_bias_extra
 from fourfold.config import DTYPE_BYTES, RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.program.buffers import Lowering
-from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
+from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
@@ -23,7 +31,7 @@ def initial_fill(config: RunConfig, facts: Lowering, rank: int) -> FillShard:
         return lambda flat, index, out: initialize_shard(flat, index, config.run.seed, coordinates, out)
     folder = WeightFolder(Path(config.model.initial))
     folder.check_against(facts.segments)
-    return lambda flat, index, out: _fill_from_folder(folder, flat, index, coordinates, out)
+    return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out)
 
 
 def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
@@ -31,24 +39,16 @@ def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
     out.zero_()
 
 
-def _fill_from_folder(
-    folder: WeightFolder, flat: FlatLayout, index: int, coordinates: Mapping[str, int], out: Tensor
-) -> None:
-    out.zero_()
-    for local, start, end, target in shard_pieces(flat, index, out):
-        for first, last, low, high in global_runs(local, coordinates, start, end):
-            target[low:high] = folder.range(local.name, first, last).to(out)
-
-
 def initial_biases(config: RunConfig, facts: Lowering, routers: Routers) -> None:
     """Balancing biases from the weights in `model.initial`, where it has them."""
     if config.model.initial is None or facts.model.router != "sigmoid":
         return
     folder = WeightFolder(Path(config.model.initial))
+    folder.check_against(facts.segments)
     for segment in facts.moe_segments:
-        name = f"model.layers.{segment.layer}.mlp.gate.e_score_correction_bias"
-        if name in folder.names():
-            routers.biases[segment.name].copy_(folder.get(name))
+        bias = folder.balance_bias(segment.layer or 0)
+        if bias is not None:
+            routers.biases[segment.name].copy_(bias)
 
 
 def unit_shards(facts: Lowering, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
@@ -69,7 +69,7 @@ def extra_tensors(facts: Lowering, routers: Routers) -> dict[str, Tensor]:
     """What a checkpoint holds beside the units: the balancing biases of routers that read them."""
     if facts.model.router != "sigmoid":
         return {}
-    return {f"{segment}.balance_bias": bias for segment, bias in routers.biases.items()}
+    return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in facts.moe_segments}
 
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
