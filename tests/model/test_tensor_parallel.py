@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import head
 from fourfold.model.parallel import Parallel
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.ranks import run_on_ranks
-from tests.support.split_model import SplitModel, run_segments, take_box, tensor_group, tensor_layout
+from tests.support.split_model import SplitModel, relative_error, run_segments, take_box, tensor_group, tensor_layout
 
 BASE = ModelConfig(2, 24, 8, 4, 6, 40, 64)
 MODELS = {
@@ -26,10 +25,6 @@ MODELS = {
 }
 DOCUMENTS = [[5, 11], [16], [1, 2, 13]]
 ROWS, LENGTH = 3, 16
-
-
-def _error(actual: Tensor, expected: Tensor) -> float:
-    return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
 
 
 def split_errors(
@@ -63,15 +58,15 @@ def split_errors(
     size = ROWS * LENGTH // tp if sequence else ROWS * LENGTH
     own = slice(rank * size, rank * size + size) if sequence else slice(None)
     pairs = zip(actual.hidden, expected.hidden, strict=True)
-    errors = {f"hidden {i}": _error(a, e[own]) for i, (a, e) in enumerate(pairs)}
+    errors = {f"hidden {i}": relative_error(a, e[own]) for i, (a, e) in enumerate(pairs)}
     pairs = zip(actual.gradients, expected.gradients, strict=True)
-    errors |= {f"input gradient {i}": _error(a, e[own]) for i, (a, e) in enumerate(pairs)}
-    errors["loss"] = _error(actual.loss, expected.loss)
-    errors["evaluated loss"] = _error(actual.evaluated, expected.loss)
+    errors |= {f"input gradient {i}": relative_error(a, e[own]) for i, (a, e) in enumerate(pairs)}
+    errors["loss"] = relative_error(actual.loss, expected.loss)
+    errors["evaluated loss"] = relative_error(actual.evaluated, expected.loss)
     gradients, parameters = whole.gradients(), {p.name: p for flat in split.flats.values() for p in flat.parameters}
     for name, grad in split.summed_gradients().items():
         assert gradients[name].norm() > 0, name
-        errors[name] = _error(grad, take_box(gradients[name], parameters[name].box(split.coordinates)))
+        errors[name] = relative_error(grad, take_box(gradients[name], parameters[name].box(split.coordinates)))
     return errors
 
 

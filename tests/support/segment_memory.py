@@ -13,7 +13,7 @@ from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Work
 from fourfold.model.segments import block_forward, embedding_backward, embedding_forward
-from fourfold.model.weights import deferring, torch_dtype
+from fourfold.model.weights import FeedForwardWeights, deferring, torch_dtype
 from fourfold.program.instruction import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.plain_model import PlainModel, random_tokens
@@ -201,7 +201,9 @@ def _block(
         after = 3 * h
         grad, _ = meter.run("backward", backward, f.backward_collectives, before, h, f.backward_workspace_bytes, after)
         return grad
-    held = f.deferred_bytes - h if parallel.tp is None or not parallel.sequence else f.deferred_bytes
+    routed = not isinstance(weights.feed_forward, FeedForwardWeights)  # type: ignore[union-attr]
+    keeps_upstream = not parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
+    held = f.deferred_bytes - h if keeps_upstream else f.deferred_bytes
     grad, pending = meter.run(
         "input gradient",
         backward,

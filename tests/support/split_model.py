@@ -18,7 +18,7 @@ from fourfold.model.weights import FlatUnit, bind_weights, deferring
 from fourfold.runtime.collectives import Group, Links, make_groups
 from tests.support.plain_model import PlainModel
 
-_LINKS: Links = {}
+LINKS: Links = {}
 """Process groups of this process, made once."""
 
 
@@ -86,7 +86,12 @@ def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
 
 def tensor_group(layout: Layout, rank: int) -> Group:
     """The rank's tensor-parallel group."""
-    return make_groups(layout, rank, ["tp"], 60.0, _LINKS)["tp"]
+    return make_groups(layout, rank, ["tp"], 60.0, LINKS)["tp"]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over norm."""
+    return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
 
 
 def take_box(whole: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:
