@@ -179,7 +179,7 @@ def _over(facts: Lowering, kind: CollectiveKind, axes: tuple[str, ...], size: in
 
 
 def _inside(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
-    return tuple(c for t in traffic for c in _over(facts, t.kind, (t.axes,), t.bytes))
+    return tuple(c for t in traffic for c in _over(facts, t.kind, tuple(t.axes.split("+")), t.bytes))
 
 
 def _balance(facts: Lowering) -> list[Declared]:

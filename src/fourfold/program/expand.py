@@ -38,7 +38,9 @@ def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instructi
 
 def collectives(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
     """What a segment's own collectives are on this mesh."""
-    return tuple(Collective(t.kind, t.axes, t.bytes, facts.layout.group_size((t.axes,))) for t in traffic)
+    return tuple(
+        Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+")))) for t in traffic
+    )
 
 
 def _router(segment: Segment) -> list[str]:
