@@ -115,11 +115,8 @@ class OutputResidual(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, attention: Tensor, residual: Tensor, weight: Weight, parallel: Parallel) -> Tensor:
-        ctx.attention, ctx.weight, ctx.parallel = (
-            attention.detach(),
-            weight,
-            parallel,
-        )  # a weight product put off holds no graph
+        ctx.attention = attention.detach()  # a weight product that is put off holds no graph
+        ctx.weight, ctx.parallel = weight, parallel
         return row_product(attention.view(-1, attention.shape[-1]), weight, residual, parallel)
 
     @staticmethod
