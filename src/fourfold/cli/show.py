@@ -99,8 +99,7 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
     if not 0 <= pp_rank < layout.pp:
         allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
         raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
-    programs = resolved.evaluate_programs if evaluate else resolved.train_programs
-    program = next(p for p in programs.values() if p.pp_rank == pp_rank)
+    program = resolved.program("evaluate" if evaluate else "train", pp_rank)
     if as_json:
         document = {**_heading(resolved), "kind": program.kind, "pp_rank": pp_rank}
         _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})

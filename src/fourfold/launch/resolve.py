@@ -8,7 +8,7 @@ from pathlib import Path
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
 from fourfold.config.schema import DataSection
 from fourfold.layout import Layout, resolve_layout
-from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, verify
+from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
 from fourfold.program.buffers import Lowering, Transport
 
 
@@ -30,6 +30,11 @@ class ResolvedRun:
     def evaluate_programs(self) -> dict[int, Program]:
         """The evaluation of every rank."""
         return self._by_rank([lower_evaluation(self.facts.at(p)) for p in range(self.layout.pp)])
+
+    def program(self, kind: str, pp_rank: int) -> Program:
+        """The list of one pipeline coordinate alone; `kind`: train or evaluate."""
+        facts = self.facts.at(pp_rank)
+        return lower_step(facts) if kind == "train" else lower_evaluation(facts)
 
     def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
         return {r: programs[self.layout.coordinates(r)["pp"]] for r in range(self.layout.world_size)}

@@ -232,6 +232,7 @@ class Lowering:
             cp_gather=layout.cp_method == "all_gather",
             ep=layout.ep,
             etp=layout.etp,
+            exchange=self.transport == "exchange",
         )
 
     @property

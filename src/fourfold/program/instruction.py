@@ -1,6 +1,6 @@
 """The instruction set: what one rank does in one step, with the buffers, collectives and arithmetic of each instruction."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from fourfold.model.traffic import CollectiveKind
@@ -104,19 +104,24 @@ class Instruction:
     workspace_bytes: int = 0
     stream: str = "compute"
 
-    @property
-    def short(self) -> str:
-        """The short form, as `B b3 m0` or `wait R b3 m0`: unique among what is in flight."""
-        if self.op is Op.WAIT:
-            return f"wait {self.handle}"
-        parts = [self.op.value]
-        if self.segment is not None:
-            parts.append(self.segment)
-        if self.microbatch is not None:
-            parts.append(f"m{self.microbatch}")
-        if self.peer is not None:
-            parts.append(f"r{self.peer}")
-        return " ".join(parts)
+    short: str = field(init=False, compare=False, repr=False)
+    """The short form, as `B b3 m0` or `wait R b3 m0`: unique among what is in flight."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short", _short(self))
+
+
+def _short(step: Instruction) -> str:
+    if step.op is Op.WAIT:
+        return f"wait {step.handle}"
+    short: str = step.op.value
+    if step.segment is not None:
+        short += f" {step.segment}"
+    if step.microbatch is not None:
+        short += f" m{step.microbatch}"
+    if step.peer is not None:
+        short += f" r{step.peer}"
+    return short
 
 
 @dataclass(frozen=True)

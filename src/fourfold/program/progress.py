@@ -21,6 +21,9 @@ Groups = dict[tuple[int, str], Group]
 @dataclass
 class _Rank:
     program: Program
+    pp_rank: int
+    column: Group
+    """The ranks of its pipeline."""
     counter: int = 0
     entered: dict[Group, int] = field(default_factory=dict)
     """How many collectives of each group this rank has started."""
@@ -117,7 +120,9 @@ def _check_order(programs: Mapping[int, Program], ranks: list[int], groups: Grou
 
 def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: Groups, layout: Layout) -> list[Fault]:
     """Runs all lists at once: starting never blocks; waiting blocks until every member, or both ends, have started."""
-    states = {rank: _Rank(programs[rank]) for rank in ranks}
+    states = {
+        rank: _Rank(programs[rank], layout.coordinates(rank)["pp"], layout.group_of(rank, ("pp",))) for rank in ranks
+    }
     channels: Channels = {}
     moved = True
     while moved:
@@ -125,7 +130,7 @@ def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: G
         for rank, state in states.items():
             while state.counter < len(state.program.instructions):
                 step = state.program.instructions[state.counter]
-                if not _can_pass(rank, step, states, channels, groups, layout):
+                if not _can_pass(rank, step, states, channels, groups):
                     break
                 state.counter += 1
                 moved = True
@@ -161,12 +166,10 @@ def _check_pairs(programs: Mapping[int, Program], channels: Channels) -> list[Fa
     return faults
 
 
-def _can_pass(
-    rank: int, step: Instruction, states: dict[int, _Rank], channels: Channels, groups: Groups, layout: Layout
-) -> bool:
+def _can_pass(rank: int, step: Instruction, states: dict[int, _Rank], channels: Channels, groups: Groups) -> bool:
     state = states[rank]
     if step.op in SENDS | RECEIVES:
-        _start_transfer(rank, step, state, channels, layout)
+        _start_transfer(rank, step, state, channels)
         return True
     if step.op is Op.WAIT:
         handle = step.handle or ""
@@ -192,9 +195,9 @@ def _joined(state: _Rank, handle: str, states: dict[int, _Rank]) -> bool:
     return True
 
 
-def _start_transfer(rank: int, step: Instruction, state: _Rank, channels: Channels, layout: Layout) -> None:
-    own = layout.coordinates(rank)
-    other = layout.rank_of({**own, "pp": step.peer if step.peer is not None else own["pp"]})
+def _start_transfer(rank: int, step: Instruction, state: _Rank, channels: Channels) -> None:
+    peer = step.peer if step.peer is not None and 0 <= step.peer < len(state.column) else state.pp_rank
+    other = state.column[peer]
     sends = step.op in SENDS
     kind = "activations" if step.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION) else "gradients"
     name = " ".join([*([step.segment] if step.segment else []), f"m{step.microbatch}"])
