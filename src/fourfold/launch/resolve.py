@@ -29,7 +29,7 @@ class ResolvedRun:
     @cached_property
     def evaluate_programs(self) -> dict[int, Program]:
         """The evaluation of every rank."""
-        return self._by_rank([lower_evaluation(self.facts.at(p)) for p in range(self.layout.pp)])
+        return self._by_rank(lower_pipeline(self.facts, "evaluate"))
 
     def program(self, kind: str, pp_rank: int) -> Program:
         """The list of one pipeline coordinate alone; `kind`: train or evaluate."""

@@ -62,7 +62,16 @@ class Lowering:
         if pp_rank == self.pp_rank:
             return self
         other = replace(self, pp_rank=pp_rank)
-        for shared in ("orders", "segments", "_footprints", "_all_flats"):  # the same on every rank, and dear
+        for shared in (
+            "orders",
+            "segments",
+            "by_name",
+            "following",
+            "shape",
+            "_footprints",
+            "_evaluation_workspaces",
+            "_all_flats",
+        ):  # the same on every rank, and dear
             if shared in self.__dict__:
                 other.__dict__[shared] = self.__dict__[shared]
         return other
@@ -257,17 +266,24 @@ class Lowering:
 
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""
-        return segment_footprint(segment, self.model, self.shape, "full").forward_workspace_bytes
+        return self._evaluation_workspaces[segment.kind, segment.moe]
+
+    @cached_property
+    def _evaluation_workspaces(self) -> dict[tuple[str, bool], int]:
+        kinds = {(s.kind, s.moe): s for s in self.segments}
+        footprints = {key: segment_footprint(s, self.model, self.shape, "full") for key, s in kinds.items()}
+        return {key: footprint.forward_workspace_bytes for key, footprint in footprints.items()}
 
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name."""
         kind, _, rest = name.partition("/")
         element, layout = self.shape.element_bytes, self.layout
-        rotated = self.model.rope_head_dim if self.model.is_latent else self.model.head_dim
+        learned = self.model.positions == "learned"
+        rotated = 0 if learned else self.model.rope_head_dim if self.model.is_latent else self.model.head_dim
         if kind == "rope":
             return layout.sequence_length * rotated * element
         if kind == "batch":
-            positions = rotated * element if self.document_mask or layout.cp > 1 else 0
+            positions = SCALAR_BYTES if learned else rotated * element if self.document_mask or layout.cp > 1 else 0
             return layout.tokens * (2 * 8 + positions)
         if kind in ("hidden", "dhidden"):
             return layout.hidden_tokens * self.model.hidden_size * element

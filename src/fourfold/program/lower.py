@@ -5,7 +5,7 @@ from fourfold.program.expand import expand_segments, insert_loads, insert_recomp
 from fourfold.program.gathers import insert_gathers
 from fourfold.program.instruction import Instruction, Program
 from fourfold.program.reductions import insert_reductions
-from fourfold.program.schedule import forward_orders
+from fourfold.program.schedule import Orders, forward_orders
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
 from fourfold.program.update import append_update, sum_counts
 
@@ -24,22 +24,29 @@ def lower_step(facts: Lowering, plan: TransferPlan | None = None) -> Program:
     return assemble("train", steps, facts)
 
 
-def lower_evaluation(facts: Lowering) -> Program:
+def lower_evaluation(facts: Lowering, plan: TransferPlan | None = None) -> Program:
     """The loss of the microbatches, forward only."""
-    layout = facts.layout
-    orders = forward_orders(layout.stage_ranks, layout.num_microbatches)
+    orders = _evaluation_orders(facts)
     groups = expand_segments(orders[facts.pp_rank], facts, training=False)
-    steps = insert_transfers(groups, plan_transfers(orders, facts), facts)
+    steps = insert_transfers(groups, plan or plan_transfers(orders, facts), facts)
     steps = insert_loads(steps)
     steps = insert_gathers(steps, facts)
     steps = sum_counts(steps, facts)
     return assemble("evaluate", steps, facts)
 
 
-def lower_pipeline(facts: Lowering) -> list[Program]:
-    """The training step of every pipeline rank: ranks that differ in other coordinates alone run the same list."""
-    plan = plan_transfers(facts.orders, facts)
-    return [lower_step(facts.at(pp_rank), plan) for pp_rank in range(facts.layout.pp)]
+def _evaluation_orders(facts: Lowering) -> Orders:
+    return forward_orders(facts.layout.stage_ranks, facts.layout.num_microbatches)
+
+
+def lower_pipeline(facts: Lowering, kind: str = "train") -> list[Program]:
+    """The program of every pipeline rank: ranks that differ in other coordinates alone run the same list."""
+    ranks = range(facts.layout.pp)
+    if kind == "train":
+        plan = plan_transfers(facts.orders, facts)
+        return [lower_step(facts.at(pp_rank), plan) for pp_rank in ranks]
+    plan = plan_transfers(_evaluation_orders(facts), facts)
+    return [lower_evaluation(facts.at(pp_rank), plan) for pp_rank in ranks]
 
 
 def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:
