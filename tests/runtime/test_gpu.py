@@ -57,7 +57,7 @@ def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]
 
 def _initial(flat, index: int, seed: int, out: torch.Tensor) -> torch.Tensor:
     shard = torch.empty(out.shape, dtype=out.dtype)
-    initialize_shard(flat, index, seed, shard)
+    initialize_shard(flat, index, seed, {}, shard)
     return shard
 
 

@@ -107,11 +107,11 @@ def test_the_parameters_are_the_same_under_every_layout(
         shards = []
         for index in range(flat.num_shards):
             out = torch.full((flat.shard_numel,), torch.nan)
-            initialize_shard(flat, index, seed, out)
+            initialize_shard(flat, index, seed, {}, out)
             shards.append(out)
         whole = torch.cat(shards)
         alone = torch.full((one.flats[name].padded_numel,), torch.nan)
-        initialize_shard(one.flats[name], 0, seed, alone)
+        initialize_shard(one.flats[name], 0, seed, {}, alone)
         assert torch.equal(whole[: flat.numel], alone[: flat.numel])
         assert not whole[flat.numel :].any(), "the padding is zero"
 

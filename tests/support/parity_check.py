@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -22,37 +23,65 @@ def _reference(key: str) -> Record:
         torch.set_num_threads(threads)
 
 
-def check_parity(ranks: int, tolerance: float = 1e-9, mutant: str | None = None, **sections: dict[str, Any]) -> None:
-    """Raises AssertionError where the runtime, broken by `mutant` if one is named, differs from the reference."""
-    table = run_table(**sections)
-    reference_table = {**table, "layout": {}, "precision": {"compute": table["precision"]["compute"]}}
-    expected = _reference(json.dumps(reference_table, sort_keys=True))
-    if mutant is None:
-        results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks)
-    else:
-        from tests.support.runtime_mutants import run_mutant
+def expected_record(table: dict[str, Any], compute: str | None = None) -> Record:
+    """What the reference gives for the run of this table, in its own or another compute format."""
+    precision = {"compute": compute or table["precision"]["compute"]}
+    return _reference(json.dumps({**table, "layout": {}, "precision": precision}, sort_keys=True))
 
-        results = run_on_ranks(ranks, run_mutant, mutant=mutant, table=table, ranks=ranks)
+
+def check_parity(ranks: int, tolerance: float = 1e-9, **sections: dict[str, Any]) -> None:
+    """Raises AssertionError where the runtime differs from the reference, or its traffic from what the programs declare."""
+    table = run_table(**sections)
+    results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks)
+    check_bytes(table, results)
+    check_values(table, results, tolerance)
+
+
+def check_split(ranks: int, tolerance: float = 1e-9, **sections: dict[str, Any]) -> None:
+    """`check_parity` of two steps, with sizes that tensor, context and expert parallelism divide."""
+    check_parity(ranks, tolerance, **divisible(**sections))
+
+
+def divisible(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sections with a vocabulary of 96, sequences of 16 and two steps where they do not say otherwise."""
+    defaults = {"model": {"vocab_size": 96}, "batch": {"sequence_length": 16, "steps": 2}}
+    return {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in (*defaults, *sections)}
+
+
+def check_values(table: dict[str, Any], results: list[dict[str, Any]], tolerance: float) -> None:
+    """Losses and norms of every rank, gradients, parameters and balancing biases of every replica."""
+    expected = expected_record(table)
     for result in results:
-        if table["model"].get("num_experts", 0) == 0:
-            assert result["sent"] == result["declared"], f"bytes counted differ from bytes declared: {result['sent']}"
         assert result["losses"] == pytest.approx(expected.losses, rel=tolerance)
         assert result["norms"] == pytest.approx(expected.norms, rel=tolerance)
-    _check_totals(results)
     for key in ("gradients", "parameters"):  # of every replica, which `assemble` compares
-        error, name = worst(assemble(table, results, key, ranks), getattr(expected, key))
+        error, name = worst(assemble(table, results, key, len(results)), getattr(expected, key))
         assert error < tolerance, f"{key} of {name}: relative error {error:.2e}"
     for result in results:
         for segment, bias in result["biases"].items() if expected.biases else ():
             assert bias == pytest.approx(expected.biases[segment].numpy()), f"balancing bias of {segment}"
 
 
-def _check_totals(results: list[dict[str, Any]]) -> None:
-    """Over all ranks the bytes counted are those declared, where the router decides who sends them too."""
-    sent, declared = Counter[str](), Counter[str]()
-    for result in results:
-        sent.update(result["sent"])
-        declared.update(result["declared"])
-    assert sent == declared, (
-        f"bytes counted over all ranks differ from bytes declared: {sent - declared}, {declared - sent}"
-    )
+def check_bytes(table: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    """Bytes counted are those declared: on every rank; over all ranks where the router decides who sends them."""
+    if table["model"].get("num_experts", 0) == 0:
+        for rank, result in enumerate(results):
+            _same_bytes(result["sent"], result["declared"], f"on rank {rank}")
+    sent, declared = (_total(result[key] for result in results) for key in ("sent", "declared"))
+    _same_bytes(sent, declared, "over all ranks")
+
+
+def _total(ledgers: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for ledger in ledgers:
+        total.update(ledger)
+    return dict(total)
+
+
+def _same_bytes(sent: dict[str, int], declared: dict[str, int], where: str) -> None:
+    wrong = {
+        axes: (sent.get(axes, 0), declared.get(axes, 0))
+        for axes in sent.keys() | declared.keys()
+        if sent.get(axes, 0) != declared.get(axes, 0)
+    }
+    assert not wrong, f"bytes counted and bytes declared {where}, by axes: {wrong}"

@@ -18,7 +18,8 @@ class RankPool:
     """n processes with one thread each, joined in one process group, that live until the tests end."""
 
     def __init__(self, size: int) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")  # torch is imported once, whatever the number of processes
+        context.set_forkserver_preload(["torch.distributed", "torch.testing", "fourfold.runtime.executor"])
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes = []

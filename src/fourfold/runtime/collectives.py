@@ -244,19 +244,20 @@ def make_groups(
     layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
 ) -> dict[str, Group]:
     """Binds every group of axes that a program names to a process group; axes with the same ranks share one. All ranks call it
-    with the same names, though a rank may be in no group of some (`tied`). `links`: process groups that exist already."""
+    with the same names, though a rank may be in no group of some (`tied`): it then makes one of itself alone, for torch names a
+    group by its ranks and by how many groups there are already. `links`: process groups that exist already."""
     native = dist.get_backend() == "nccl"
     timeout = timedelta(seconds=timeout_seconds)
     links = links if links is not None else {}
     result = {}
     for name in sorted(axes_names):
         axes = tuple(name.split("+"))
-        if "tied" in axes and layout.coordinates(rank)["pp"] not in layout.tied_ranks:
-            continue
         ranks = layout.group_of(rank, axes)
         if ranks not in links:
-            links[ranks] = _link(ranks, timeout, directed=native and name == "pp")
-        result[name] = Group(name, ranks, rank, links[ranks], native)
+            members = ranks if rank in ranks else (rank,)
+            links[ranks] = _link(members, timeout, directed=native and name == "pp")
+        if rank in ranks:
+            result[name] = Group(name, ranks, rank, links[ranks], native)
     return result
 
 

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
+from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.program import Program
 from fourfold.program.buffers import Lowering
+from fourfold.program.reductions import partial_sums
 from fourfold.runtime.collectives import Group
 
 
@@ -30,12 +32,32 @@ def bind_parallel(layout: Layout, groups: Mapping[str, Group]) -> Parallel:
 
 
 def segment_axes(layout: Layout) -> set[str]:
-    """Names of the groups that `bind_parallel` picks."""
-    return {axis for axis in ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
+    """Names of the groups that `bind_parallel` picks, and that transfers between stages travel on."""
+    return {axis for axis in ("pp", "tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
 
 
 def groups_of(programs: Iterable[Program], facts: Lowering) -> set[str]:
-    """Names of all groups that these programs of one rank, and its segments, use."""
+    """Names of all groups that these programs of one rank use, and of those that any rank's could: the same on every rank, for
+    torch names a group by its ranks and by how many groups there are already."""
     names = {c.axes for program in programs for step in program.instructions for c in step.collectives}
-    shards = {axes_name(facts.shard_axes(unit)) for unit in facts.flats if facts.zero_of(unit) > 0}
-    return names | shards | segment_axes(facts.layout)
+    for pp_rank in range(facts.layout.pp):
+        seen_there = facts.at(pp_rank)
+        names.update(*(_reduction_axes(seen_there, unit) for unit in seen_there.flats))
+    names.update(*(_traffic_axes(facts.footprint(segment)) for segment in facts.segments))
+    names.update(map(axes_name, (facts.data_axes, facts.loss_axes, facts.norm_axes, facts.router_axes)))
+    if facts.model.tie_embeddings and facts.layout.degree("tied") > 1:
+        names.add("tied")
+    return (names | segment_axes(facts.layout)) - {""}
+
+
+def _reduction_axes(facts: Lowering, unit: str) -> set[str]:
+    """Of the sums that make a unit's gradient whole."""
+    partial = {collective.axes for collective in partial_sums(facts, unit)}
+    if facts.zero_of(unit) == 0:
+        return partial | {axes_name(facts.gradient_axes(unit))}
+    return partial | {axes_name(facts.shard_axes(unit)), axes_name(facts.layout.active(("dp_replicate",)))}
+
+
+def _traffic_axes(footprint: Footprint) -> set[str]:
+    """Of a segment's own collectives. The two halves of a backward have those of the whole."""
+    return {traffic.axes for traffic in (*footprint.forward_collectives, *footprint.backward_collectives)}
