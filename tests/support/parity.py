@@ -29,6 +29,45 @@ from tests.support.double import compute_in_double
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
+MIXTRAL = {
+    "family": "mixtral",
+    "num_experts": 4,
+    "top_k": 2,
+    "moe_ffn_size": 24,
+    "balance_loss": 0.3,
+    "z_loss": 0.1,
+}
+QWEN3_MOE = {
+    "family": "qwen3_moe",
+    "num_experts": 8,
+    "top_k": 3,
+    "moe_ffn_size": 16,
+    "normalize_top_k": False,
+    "qk_norm": True,
+}
+DEEPSEEK_V3 = {
+    "family": "deepseek_v3",
+    "num_layers": 3,
+    "num_kv_heads": 4,
+    "num_experts": 8,
+    "top_k": 3,
+    "moe_ffn_size": 16,
+    "num_shared_experts": 1,
+    "first_dense_layers": 1,
+    "router": "sigmoid",
+    "routed_scaling": 2.5,
+    "num_expert_groups": 4,
+    "top_groups": 2,
+    "query_rank": 12,
+    "key_value_rank": 8,
+    "rope_head_dim": 4,
+    "nope_head_dim": 6,
+    "value_head_dim": 8,
+    "rope_interleave": True,
+    "balance_bias_speed": 0.01,
+    "balance_loss": 0.1,
+}
+MIXTURES = {"mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_V3}
 LINKS: Links = {}
 """Process groups of a warm worker, kept from case to case."""
 
@@ -172,7 +211,7 @@ def _reference(table: dict[str, Any]) -> Record:
     masked = config.data.document_mask
     rows, length = config.batch.global_sequences, config.batch.sequence_length
     routing = Routing(model, model_config)
-    for step in range(STEPS):
+    for step in range(config.batch.steps or STEPS):
         batch = global_batch(step, rows, length, model_config.vocab_size, masked)
         optimizer.zero_grad()
         total = int((batch.targets != -100).sum())
@@ -298,7 +337,7 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
                 gradients[name] = unit.grad_shard.clone().numpy()
 
     losses, norms, peak = [], [], 0
-    for number in range(STEPS):
+    for number in range(config.batch.steps or STEPS):
         batch = global_batch(
             number,
             config.batch.global_sequences,
@@ -321,7 +360,7 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
         "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
         "shards": {name: unit.index for name, unit in units.items()},
         "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
-        "declared": {axes: size * STEPS for axes, size in ledger(program).items() if size},
+        "declared": {axes: size * (config.batch.steps or STEPS) for axes, size in ledger(program).items() if size},
         "peak": peak,
         "predicted_peak": memory_peak(program).bytes,
         "peak_at": program.instructions[memory_peak(program).index].short,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.parity import Record, assemble, reference, run_rank, run_table, worst
+from tests.support.parity import Record, assemble, prepare_rank, reference, run_rank, run_table, worst
 from tests.support.ranks import run_on_ranks
 
 
@@ -32,6 +32,7 @@ def expected_record(table: dict[str, Any], compute: str | None = None) -> Record
 def check_parity(ranks: int, tolerance: float = 1e-9, **sections: dict[str, Any]) -> None:
     """Raises AssertionError where the runtime differs from the reference, or its traffic from what the programs declare."""
     table = run_table(**sections)
+    prepare_rank(0, table, ranks)  # what cannot run is refused here
     results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks)
     check_bytes(table, results)
     check_values(table, results, tolerance)
@@ -40,6 +41,12 @@ def check_parity(ranks: int, tolerance: float = 1e-9, **sections: dict[str, Any]
 def check_split(ranks: int, tolerance: float = 1e-9, **sections: dict[str, Any]) -> None:
     """`check_parity` of two steps, with sizes that tensor, context and expert parallelism divide."""
     check_parity(ranks, tolerance, **divisible(**sections))
+
+
+def check_single(ranks: int, **sections: dict[str, Any]) -> None:
+    """`check_split` in fp32, of one step with an optimizer that does not blow up small gradients."""
+    once = {"batch": {"steps": 1}, "optimizer": {"eps": 1e-2}, "precision": {"compute": "fp32"}}
+    check_split(ranks, 1e-5, **{**once, **sections})
 
 
 def divisible(**sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
