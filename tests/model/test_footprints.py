@@ -15,6 +15,10 @@ MODEL = ModelConfig(1, 192, 6, 2, 32, 512, 2048)
 WIDE_ATTENTION = replace(MODEL, ffn_size=64, num_kv_heads=6)
 WIDE_VOCABULARY = replace(MODEL, vocab_size=32768, tie_embeddings=True)
 ONE_KEY = replace(MODEL, num_kv_heads=1, qk_norm=True, qkv_bias=True)
+GPT2 = replace(
+    MODEL, family="gpt2", num_kv_heads=6, norm="layer", activation="gelu", gated=False, linear_bias=True, qkv_bias=True,
+    positions="learned", tie_embeddings=True, max_position=256,
+)  # fmt: skip
 KINDS = [(1, False), (2, False), (2, True)]
 KIND_NAMES = ["one rank", "tp", "tp+sequence"]
 
@@ -38,6 +42,14 @@ def test_bytes_and_collectives_are_as_declared(
     check_phases(tp, model=MODEL, sequence=sequence, compute=compute, policy=policy, documents=documents)
 
 
+@pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+@pytest.mark.parametrize("policy", ["none", "selective", "full"])
+@pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
+def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: bool) -> None:
+    check_phases(tp, model=GPT2, sequence=sequence, compute=compute, policy=policy, documents=documents)
+
+
 @pytest.mark.parametrize("policy", ["none", "selective"])
 @pytest.mark.parametrize(
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]
@@ -50,13 +62,16 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
     check_phases(tp, model=model, sequence=sequence, compute="fp32", policy=policy, length=256, tolerance=0.01)
 
 
+@pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
-def test_the_two_halves_of_backward_do_what_the_whole_does(tp: int, sequence: bool, policy: str) -> None:
+def test_the_two_halves_of_backward_do_what_the_whole_does(
+    model: ModelConfig, tp: int, sequence: bool, policy: str
+) -> None:
     """The same arithmetic and the same collectives, in another order; the operands of W were made or kept by I."""
     shape = Shape(4, 128, "fp32", "fp32", False, tp=tp, sequence_parallel=sequence)
-    block = build_segments(MODEL)[1]
-    footprint = segment_footprint(block, MODEL, shape, policy)
+    block = build_segments(model)[1]
+    footprint = segment_footprint(block, model, shape, policy)
     assert footprint.input_flops + footprint.weight_flops == footprint.backward_flops
     halves = [*footprint.input_collectives, *footprint.weight_collectives]
     assert sorted(halves, key=repr) == sorted(footprint.backward_collectives, key=repr)

@@ -8,18 +8,25 @@ import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm import rms_norm, rms_norm_backward
+from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
 from fourfold.model.parallel import ALONE
 from fourfold.model.rope import rope_tables, rotate_
 from fourfold.model.segments import block_forward
-from fourfold.model.weights import AttentionWeights, BlockWeights, FeedForwardWeights, Weight
+from fourfold.model.weights import AttentionWeights, BlockWeights, EmbeddingWeights, FeedForwardWeights, Weight
 from tests.support.plain_model import PlainModel, random_tokens
 
 STEP = 1e-6
 MODEL = ModelConfig(1, 12, 4, 2, 6, 20, 31)
 NORMED = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="qwen3", qk_norm=True)
 BIASED = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="qwen2", qkv_bias=True)
+GPT2 = ModelConfig(
+    1, 12, 4, 4, 3, 20, 31, family="gpt2", norm="layer", activation="gelu", gated=False, linear_bias=True, qkv_bias=True,
+    positions="learned", max_position=8,
+)  # fmt: skip
+PLAIN = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="custom", gated=False)
+LAYER = ModelConfig(1, 12, 4, 2, 6, 20, 31, family="layer", norm="layer")
 
 
 def _random(*shape: int, seed: int = 1) -> Tensor:
@@ -59,6 +66,21 @@ def _check(forward: Callable[[Tensor], Tensor], x: Tensor, weights: dict[str, We
         expected = _slope(scalar, weight.data, direction)
         assert (weight.grad * direction).sum().item() == pytest.approx(expected, rel=1e-6, abs=1e-8), name
         assert weight.grad.abs().sum() > 0, name
+
+
+def test_learned_positions() -> None:
+    tables = PlainModel(GPT2).weights["embed"]
+    assert isinstance(tables, EmbeddingWeights)
+    assert tables.positions is not None
+    tokens, positions = torch.tensor([[3, 5, 3], [30, 0, 3]]), torch.tensor([[0, 1, 2], [0, 0, 7]])
+    out = embedding_forward(tokens, tables, positions=positions)
+    expected = tables.tokens.data[tokens] + tables.positions.data[positions]
+    torch.testing.assert_close(out, expected.flatten(0, 1))
+    grad = _random(6, 12)
+    embedding_backward(tokens, grad, tables, positions=positions)
+    for table, rows in ((tables.tokens, tokens), (tables.positions, positions)):
+        chosen = torch.nn.functional.one_hot(rows.flatten(), len(table.data)).double()
+        torch.testing.assert_close(table.grad, chosen.t() @ grad)
 
 
 def _block(model: ModelConfig) -> tuple[AttentionWeights, FeedForwardWeights]:
@@ -119,7 +141,7 @@ def test_output_residual() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("documents", [None, [[2, 3], [4, 1]]], ids=["whole", "documents"])
-@pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
+@pytest.mark.parametrize("model", [MODEL, NORMED, BIASED, GPT2, PLAIN, LAYER], ids=lambda m: m.family)
 def test_a_whole_block(model: ModelConfig, documents: list[list[int]] | None, keep: bool) -> None:
     plain = PlainModel(model)
     weights = plain.weights["b0"]
@@ -144,6 +166,21 @@ def test_rms_norm(width: int) -> None:
     assert (grad * direction).sum().item() == pytest.approx(_slope(scalar, x, direction), rel=1e-6, abs=1e-9)
     turn = _random(width, seed=9)
     assert (weight.grad * turn).sum().item() == pytest.approx(_slope(scalar, weight.data, turn), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_layer_norm_equals_torchs(dtype: torch.dtype) -> None:
+    x, gain, shift, grad = (_random(*s, seed=i).to(dtype) for i, s in enumerate([(5, 33), (33,), (33,), (5, 33)]))
+    weight, bias = (Weight(v, torch.zeros(33, dtype=torch.float64)) for v in (gain, shift))
+    ours, statistics = layer_norm(x, gain, shift, 1e-3)
+    grad_x = layer_norm_backward(grad, x, statistics, weight, bias)
+    leaves = [t.double().requires_grad_() for t in (x, gain, shift)]
+    out = torch.nn.functional.layer_norm(leaves[0], (33,), leaves[1], leaves[2], 1e-3)
+    out.backward(grad.double())
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2e-2}[dtype]
+    for mine, theirs in zip((ours, grad_x, weight.grad, bias.grad), (out, *(t.grad for t in leaves)), strict=True):
+        assert theirs is not None
+        torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

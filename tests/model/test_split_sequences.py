@@ -29,6 +29,10 @@ LATENT = replace(
     MODEL, family="deepseek_v3", num_kv_heads=8, head_dim=10, query_rank=12, key_value_rank=8, rope_head_dim=4,
     nope_head_dim=6, value_head_dim=4, rope_interleave=True,
 )  # fmt: skip
+GPT2 = replace(
+    MODEL, family="gpt2", num_kv_heads=8, norm="layer", activation="gelu", gated=False, linear_bias=True,
+    positions="learned", max_position=16,
+)  # fmt: skip
 ROWS, LENGTH = 2, 16
 DOCUMENTS = [[5, 11], [1, 2, 13]]
 
@@ -61,6 +65,7 @@ def run_rank(
         batch.cos.index_select(axis, positions),
         batch.sin.index_select(axis, positions),
         lengths,
+        batch.positions[:, positions].contiguous() if batch.positions is not None else None,
     )
     expected = run_segments(model, whole.segments, whole.weights, whole.units, batch, 29)
     actual = run_segments(model, split.segments, split.weights, split.units, local, 29, parallel, deferred=deferred)
@@ -102,7 +107,7 @@ def run_rank(
     ("tp", "sequence", "method"),
     [(1, False, "ring"), (1, False, "all_gather"), (1, False, "ulysses"), (2, False, "ring"), (2, True, "ulysses")],
 )
-@pytest.mark.parametrize("model", [MODEL, LATENT], ids=["grouped", "latent"])
+@pytest.mark.parametrize("model", [MODEL, LATENT, GPT2], ids=["grouped", "latent", "gpt2"])
 def test_blocks_on_a_split_sequence(
     model: ModelConfig, tp: int, sequence: bool, method: str, documents: bool, deferred: bool
 ) -> None:

@@ -14,6 +14,10 @@ from tests.support.ranks import run_on_ranks
 from tests.support.split_model import SplitModel, relative_error, run_segments, take_box, tensor_group, tensor_layout
 
 BASE = ModelConfig(2, 24, 8, 4, 6, 40, 64)
+GPT2 = replace(
+    BASE, family="gpt2", num_kv_heads=8, norm="layer", activation="gelu", gated=False, linear_bias=True, qkv_bias=True,
+    positions="learned", tie_embeddings=True, max_position=16,
+)  # fmt: skip
 MODELS = {
     "llama": BASE,
     "kv heads as many as heads": replace(BASE, num_kv_heads=8),
@@ -22,6 +26,8 @@ MODELS = {
     "qk norm": replace(BASE, family="qwen3", qk_norm=True, num_kv_heads=2),
     "bias, one kv head": replace(BASE, family="qwen2", qkv_bias=True, num_kv_heads=1),
     "tied": replace(BASE, tie_embeddings=True),
+    "gpt2": GPT2,
+    "layer norm": replace(BASE, norm="layer"),
 }
 DOCUMENTS = [[5, 11], [16], [1, 2, 13]]
 ROWS, LENGTH = 3, 16
@@ -66,7 +72,11 @@ def split_errors(
     gradients, parameters = whole.gradients(), {p.name: p for flat in split.flats.values() for p in flat.parameters}
     for name, grad in split.summed_gradients().items():
         assert gradients[name].norm() > 0, name
-        errors[name] = relative_error(grad, take_box(gradients[name], parameters[name].box(split.coordinates)))
+        part = take_box(gradients[name], parameters[name].box(split.coordinates))
+        if name.endswith("k_proj.bias") and model.positions == "learned":  # scores do not depend on it
+            assert (grad - part).norm() < 1e-12
+            continue
+        errors[name] = relative_error(grad, part)
     return errors
 
 
@@ -86,9 +96,10 @@ def test_split_segments_equal_whole_ones(name: str, ranks: int, sequence: bool) 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp", "tp+sequence"])
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "put off"])
 @pytest.mark.parametrize("keep", [False, True], ids=["rebuilt", "kept"])
-def test_with_documents_and_every_way_of_backward(keep: bool, deferred: bool, sequence: bool) -> None:
+@pytest.mark.parametrize("name", ["qk norm", "gpt2"])
+def test_with_documents_and_every_way_of_backward(name: str, keep: bool, deferred: bool, sequence: bool) -> None:
     options = {"keep": keep, "deferred": deferred, "documents": True}
-    check_split(2, model=MODELS["qk norm"], sequence=sequence, **options)
+    check_split(2, model=MODELS[name], sequence=sequence, **options)
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp", "tp+sequence"])

@@ -8,11 +8,14 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.config.huggingface import to_config
+from fourfold.model.binding import bind_weights
+from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.rope import rope_tables
-from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import build_segments
-from fourfold.model.weights import FlatUnit, Weights, bind_weights
+from fourfold.model.weights import FlatUnit, Weights
+from tests.support.reference_names import view_of
 
 
 class PlainModel:
@@ -58,16 +61,18 @@ class PlainModel:
     ) -> Microbatch:
         length = tokens.shape[1] + offset
         cos, sin = rope_tables(self.model, length, self.dtype, torch.device("cpu"))
+        positions = torch.arange(offset, length).expand_as(tokens).contiguous()
         if document_lengths is not None:
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in document_lengths])
             cos, sin = cos[positions], sin[positions]
         else:
             cos, sin = cos[offset:], sin[offset:]
-        return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths)
+        learned = positions if self.model.positions == "learned" else None
+        return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths, learned)
 
     def hidden(self, batch: Microbatch, keep: bool = True) -> Tensor:
         """The head's input, [tokens, hidden]."""
-        x = embedding_forward(batch.tokens, self.weights["embed"])  # type: ignore[arg-type]
+        x = embedding_forward(batch.tokens, self.weights["embed"], positions=batch.positions)  # type: ignore[arg-type]
         for segment in self.segments[1:-1]:
             x = block_forward(x, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
         return x
@@ -78,7 +83,8 @@ class PlainModel:
 
     def loss_and_gradients(self, batch: Microbatch, num_targets: int, keep: bool = True) -> Tensor:
         """The sum of the token losses; the gradients of (sum / num_targets) are added to the flat gradients."""
-        x = embedding_forward(batch.tokens, self.weights["embed"]).requires_grad_()  # type: ignore[arg-type]
+        embedding: Any = self.weights["embed"]
+        x = embedding_forward(batch.tokens, embedding, positions=batch.positions).requires_grad_()
         out = x
         for segment in self.segments[1:-1]:
             out = block_forward(out, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
@@ -87,7 +93,7 @@ class PlainModel:
             out.detach(), batch.targets, self.weights["head"], self.model, divisor  # type: ignore[arg-type]
         )  # fmt: skip
         (grad,) = torch.autograd.grad(out, [x], [grad])
-        embedding_backward(batch.tokens, grad, self.weights["embed"])  # type: ignore[arg-type]
+        embedding_backward(batch.tokens, grad, embedding, positions=batch.positions)
         return loss
 
 
@@ -118,7 +124,7 @@ def transformers_model(model: ModelConfig, parameters: dict[str, Tensor], attent
     built = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     built = built.to(next(iter(parameters.values())).dtype)
     theirs = dict(built.named_parameters())
-    assert theirs.keys() == parameters.keys()
+    assert sum(p.numel() for p in theirs.values()) == sum(p.numel() for p in parameters.values())
     for name, value in parameters.items():
-        theirs[name].data.copy_(value)
+        view_of(name, theirs).data.copy_(value)
     return built

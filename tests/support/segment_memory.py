@@ -9,11 +9,12 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from fourfold.config import ModelConfig
+from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Work
-from fourfold.model.segments import block_forward, embedding_backward, embedding_forward
-from fourfold.model.weights import FeedForwardWeights, deferring, torch_dtype
+from fourfold.model.segments import block_forward
+from fourfold.model.weights import RoutedWeights, deferring, torch_dtype
 from fourfold.program.instruction import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.plain_model import PlainModel, random_tokens
@@ -112,11 +113,12 @@ def measure(
     group = PatientGroup(tensor_group(layout, rank)) if tp > 1 else None
     parallel = Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy)
     constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
-    meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin])
+    learned = [] if batch.positions is None else [batch.positions]
+    meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin, *learned])
     embed, block, *_, head = split.segments
     footprints = {s.name: segment_footprint(s, model, shape, policy) for s in (embed, block, head)}
     with torch.no_grad():
-        x = _embedding(meter, footprints["embed"], tokens, split, parallel)
+        x = _embedding(meter, footprints["embed"], batch, split, parallel)
         grad = _head(meter, footprints["head"], x, targets, split, model, parallel)
     for apart in (False, True):
         grad = _block(meter, footprints[block.name], block, x, grad, split, batch, parallel, policy, apart)
@@ -125,16 +127,17 @@ def measure(
     with torch.no_grad():
         meter.run(
             "embedding backward",
-            lambda: embedding_backward(tokens, grad, split.weights["embed"], parallel),  # type: ignore[arg-type]
+            lambda: embedding_backward(tokens, grad, split.weights["embed"], parallel, batch.positions),  # type: ignore
             f.backward_collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
         )  # fmt: skip
     return meter.phases
 
 
-def _embedding(meter: Meter, f: Footprint, tokens: Any, split: SplitModel, parallel: Parallel) -> torch.Tensor:
+def _embedding(meter: Meter, f: Footprint, batch: Any, split: SplitModel, parallel: Parallel) -> torch.Tensor:
+    weights: Any = split.weights["embed"]
     return meter.run(
         "embedding forward",
-        lambda: embedding_forward(tokens, split.weights["embed"], parallel),  # type: ignore[arg-type]
+        lambda: embedding_forward(batch.tokens, weights, parallel, batch.positions),
         f.forward_collectives, 0, f.output_bytes, f.forward_workspace_bytes, f.output_bytes,
     )  # fmt: skip
 
@@ -201,7 +204,7 @@ def _block(
         after = 3 * h
         grad, _ = meter.run("backward", backward, f.backward_collectives, before, h, f.backward_workspace_bytes, after)
         return grad
-    routed = not isinstance(weights.feed_forward, FeedForwardWeights)  # type: ignore[union-attr]
+    routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
     keeps_upstream = not parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
     held = f.deferred_bytes - h if keeps_upstream else f.deferred_bytes
     grad, pending = meter.run(

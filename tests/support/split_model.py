@@ -11,10 +11,12 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import tensor_head_degree
+from fourfold.model.binding import bind_weights
+from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Work
-from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
-from fourfold.model.weights import FlatUnit, bind_weights, deferring
+from fourfold.model.segments import Microbatch, block_forward
+from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import Group, Links, make_groups
 from tests.support.plain_model import PlainModel
 
@@ -123,7 +125,7 @@ def run_segments(
     """Every segment's forward and backward, each block on a detached input, as an executor does."""
     trace, graphs, waiting = Trace(), [], []
     blocks = segments[1:-1]
-    x = embedding_forward(batch.tokens, weights["embed"], parallel)
+    x = embedding_forward(batch.tokens, weights["embed"], parallel, batch.positions)
     for block in blocks:
         leaf = x.detach().requires_grad_()
         out = block_forward(leaf, weights[block.name], model, batch, parallel, keep)
@@ -144,7 +146,7 @@ def run_segments(
         else:
             (grad,) = torch.autograd.grad(out, [leaf], [grad])
         trace.gradients.append(grad)
-    embedding_backward(batch.tokens, grad, weights["embed"], parallel)
+    embedding_backward(batch.tokens, grad, weights["embed"], parallel, batch.positions)
     for pending in waiting:
         pending.run()
     return trace

@@ -65,6 +65,17 @@ def _norms_and_biases(model: ModelConfig) -> str | None:
     return None
 
 
+def _feed_forward(model: ModelConfig) -> str | None:
+    if model.gated and model.activation != "silu":
+        return f"model.activation = {model.activation!r} has no gated feed-forward here; a value that works: gated = false"
+    if model.gated and model.linear_bias:
+        return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
+    if model.norm == "layer" and (model.is_latent or model.num_experts):
+        what = "latent attention" if model.is_latent else "experts"
+        return f'model.norm = "layer" is not known for {what}; allowed: norm = "rms"'
+    return None
+
+
 def _latent(model: ModelConfig) -> str | None:
     if not model.is_latent:
         return None
@@ -154,5 +165,6 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _norms_and_biases,
     _latent,
     _experts,
+    _feed_forward,
     _balancing,
 )

@@ -11,9 +11,12 @@ from fourfold.model.context.memory import attention_forward as context_forward
 from fourfold.model.context.memory import keeps_inputs
 from fourfold.model.experts.cost import routed_backward, routed_forward
 from fourfold.model.latent_tape import latent_backward, latent_forward
+from fourfold.model.norm_tape import norm_again, norm_backward, norm_forward
+from fourfold.model.plain_feed_forward_tape import plain_backward, plain_forward
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
-from fourfold.model.tape import Tape, norm_backward, norm_forward, rebuild_normed
+from fourfold.model.tape import Tape
+from fourfold.model.tape import norm_backward as head_norm_backward
 
 
 def block_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool, graph: bool = True) -> Tape:
@@ -22,6 +25,8 @@ def block_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool
     _attention_forward(tape, model, shape, keep, graph)
     if segment.moe:
         routed_forward(tape, model, shape, keep, graph)
+    elif not model.gated:
+        plain_forward(tape, model, shape, keep, graph)
     else:
         _feed_forward_forward(tape, model, shape, keep, graph)
     return tape
@@ -35,6 +40,8 @@ def block_backward(
     tape.alloc(**saved)
     if segment.moe:
         routed_backward(tape, model, shape, keep, _balance_axes(shape))
+    elif not model.gated:
+        plain_backward(tape, model, shape, keep)
     else:
         _feed_forward_backward(tape, model, shape, keep)
     _attention_backward(tape, model, shape, keep)
@@ -69,10 +76,10 @@ def _output_width(model: ModelConfig, shape: Shape) -> int:
 
 def _projections_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
     """`QueryKeyValue`: allocates `qkv`."""
-    tokens, part, h, e, w = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes, shape.wide_bytes
+    tokens, h, e, w = shape.tokens, model.hidden_size, shape.element_bytes, shape.wide_bytes
     heads, kv_heads = shape.heads(model)
     q, kv = heads * model.head_dim, kv_heads * model.head_dim
-    norm_forward(tape, shape, part, h, "1")
+    norm_forward(tape, model, shape, "1")
     tape.gather_tokens(shape, h, "gathered_1")
     tape.alloc(qkv=tokens * (q + 2 * kv) * e)
     tape.drop("gathered_1")
@@ -80,7 +87,7 @@ def _projections_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: boo
     if model.qk_norm:
         tape.alloc(unnormed=tokens * (q + kv) * e, head_scale=tokens * (heads + kv_heads) * w)
         tape.brief(tokens * (q + kv) * (e + (w if shape.converts else 0)))
-    tape.brief(tokens * (q + kv) // 2 * e)
+    _rotate(tape, model, shape)
     if not keep:
         tape.free("normed_1")
     if not graph:
@@ -104,17 +111,17 @@ def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool
 
 
 def _projections_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
-    tokens, part, h, e = shape.tokens, shape.hidden_tokens, model.hidden_size, shape.element_bytes
+    tokens, h, e = shape.tokens, model.hidden_size, shape.element_bytes
     heads, kv_heads = shape.heads(model)
     q, kv = heads * model.head_dim, kv_heads * model.head_dim
     tape.alloc(grad_qkv=tokens * (q + 2 * kv) * e)
-    tape.brief(tokens * (q + kv) // 2 * e)
+    _rotate(tape, model, shape)
     if model.qk_norm:
         tape.alloc(query_copies=tokens * (2 * q * e + heads * shape.wide_bytes))
-        norm_backward(tape, shape, tokens * heads, model.head_dim)
+        head_norm_backward(tape, shape, tokens * heads, model.head_dim)
         tape.free("unnormed", "head_scale", "query_copies")
     if not keep:
-        rebuild_normed(tape, shape, part, h, "1")
+        norm_again(tape, model, shape, "1")
     tape.column_input(shape, h, "1")
     tape.alloc(grad_whole_1=tokens * h * e)
     tape.flops += 2 * tokens * h * (q + 2 * kv)
@@ -122,7 +129,13 @@ def _projections_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bo
     tape.product(shape, q + 2 * kv, h, "normed_1", "grad_qkv", gathered=True)
     tape.release("normed_1", "gathered_1", "grad_qkv")
     tape.finish_sum("grad_whole_1")
-    norm_backward(tape, shape, part, h)
+    norm_backward(tape, model, shape)
+
+
+def _rotate(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """`rotate_` of queries and keys, half of which are set aside."""
+    if model.positions == "rope":
+        tape.brief(shape.tokens * sum(shape.heads(model)) * model.head_dim // 2 * shape.element_bytes)
 
 
 def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) -> None:
@@ -188,7 +201,7 @@ def _context_shape(model: ModelConfig, shape: Shape) -> AttentionShape | None:
 
 def _feed_forward_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
     tokens, h, f, e = shape.tokens, model.hidden_size, model.ffn_size // shape.tp, shape.element_bytes
-    norm_forward(tape, shape, shape.hidden_tokens, h, "2")
+    norm_forward(tape, model, shape, "2")
     tape.gather_tokens(shape, h, "gathered_2")
     tape.alloc(gate_up=tokens * 2 * f * e)
     tape.drop("gathered_2")
@@ -218,7 +231,7 @@ def _feed_forward_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: b
     tape.brief(tokens * f * e)
     tape.free("activated", "grad_product")
     if not keep:
-        rebuild_normed(tape, shape, shape.hidden_tokens, h, "2")
+        norm_again(tape, model, shape, "2")
     tape.column_input(shape, h, "2")
     tape.alloc(grad_whole_2=tokens * h * e)
     tape.flops += 6 * tokens * h * f
@@ -226,5 +239,5 @@ def _feed_forward_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: b
     tape.product(shape, 2 * f, h, "normed_2", "gate_up", gathered=True)
     tape.release("normed_2", "gate_up", "gathered_2")
     tape.finish_sum("grad_whole_2")
-    norm_backward(tape, shape, shape.hidden_tokens, h)
+    norm_backward(tape, model, shape)
     tape.free("middle", "scale_2")

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm import rms_norm, rms_norm_backward, wide
+from fourfold.model.norm import normalize, normalize_backward, wide
 from fourfold.model.parallel import ALONE, Group, Parallel
 from fourfold.model.shape import chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
@@ -27,7 +27,7 @@ def head_loss(
 
     x [t, hidden], targets [batch, seq].
     """
-    normed, _ = rms_norm(x, weights.norm.data, model.norm_eps)
+    normed, _ = normalize(x, weights, model.norm_eps)
     normed = gather_tokens(normed, parallel).wait()
     total = wide(normed.new_zeros(()))
     for part, target in _chunks(normed, targets, weights):
@@ -37,7 +37,7 @@ def head_loss(
 
 def head_logits(x: Tensor, weights: HeadWeights, model: ModelConfig) -> Tensor:
     """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
-    normed, _ = rms_norm(x, weights.norm.data, model.norm_eps)
+    normed, _ = normalize(x, weights, model.norm_eps)
     return F.linear(normed, weights.unembedding.data)
 
 
@@ -54,7 +54,7 @@ def head_loss_backward(
 
     `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
-    normed, scale = rms_norm(x, weights.norm.data, model.norm_eps)
+    normed, statistics = normalize(x, weights, model.norm_eps)
     normed = gather_tokens(normed, parallel).wait()
     total = wide(normed.new_zeros(()))
     divisor = num_targets.clamp(min=1)
@@ -72,7 +72,7 @@ def head_loss_backward(
         del grad, part
     grad_normed = sum_partial(normed, parallel)
     del normed
-    return total, rms_norm_backward(grad_normed.wait(), x, scale, weights.norm)
+    return total, normalize_backward(grad_normed.wait(), x, statistics, weights)
 
 
 def _chunks(normed: Tensor, targets: Tensor, weights: HeadWeights) -> Iterator[tuple[Tensor, Tensor]]:

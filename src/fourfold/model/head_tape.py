@@ -1,11 +1,12 @@
-"""The passes of embedding and head, line by line after `segments.py` and `head.py`.
+"""The passes of embedding and head, line by line after `embedding.py` and `head.py`.
 
 Symbols: T tokens, t those whose hidden states the rank holds, h hidden, V this rank's part of the vocabulary.
 """
 
 from fourfold.config import DTYPE_BYTES, ModelConfig
+from fourfold.model.norm_tape import norm_backward, norm_forward
 from fourfold.model.shape import Shape, chunk_tokens
-from fourfold.model.tape import Tape, norm_backward, norm_forward
+from fourfold.model.tape import Tape
 
 
 def embedding_forward(model: ModelConfig, shape: Shape) -> Tape:
@@ -15,6 +16,8 @@ def embedding_forward(model: ModelConfig, shape: Shape) -> Tape:
     tape.alloc(whole=shape.tokens * model.hidden_size * shape.element_bytes)
     tape.start_sum(shape, "whole", "output")
     tape.finish_sum("whole")
+    if model.positions == "learned":
+        tape.brief(tape.live["output"])
     return tape
 
 
@@ -22,8 +25,10 @@ def embedding_backward(model: ModelConfig, shape: Shape) -> Tape:
     """The upstream gradient [t, h] lies outside; a copy of it is masked or converted."""
     tape, width = Tape(), model.hidden_size
     tape.gather_tokens(shape, width, "whole")
-    _local_rows(tape, shape)
     same = shape.compute == shape.gradients
+    if model.positions == "learned" and not same:
+        tape.brief(shape.hidden_tokens * width * DTYPE_BYTES[shape.gradients])
+    _local_rows(tape, shape)
     if not same or (shape.tp > 1 and not shape.sequence_parallel):
         size = shape.tokens * width * DTYPE_BYTES[shape.gradients]
         tape.alloc(values=size)
@@ -66,14 +71,14 @@ def head_backward(model: ModelConfig, shape: Shape) -> Tape:
         tape.flops += 4 * elements * width
     tape.start_sum(shape, "normed", "grad")
     tape.finish_sum("normed")
-    norm_backward(tape, shape, shape.hidden_tokens, width)
+    norm_backward(tape, model, shape)
     return tape
 
 
 def _start(model: ModelConfig, shape: Shape) -> Tape:
     """The final norm, all tokens of it: `normed` [T, h]."""
     tape = Tape()
-    norm_forward(tape, shape, shape.hidden_tokens, model.hidden_size, "head")
+    norm_forward(tape, model, shape, "head")
     tape.gather_tokens(shape, model.hidden_size, "normed")
     if shape.sequence_parallel:
         tape.free("normed_head")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
+from fourfold.model.norm import normalize, normalize_again, normalize_backward, rms_norm, rms_norm_backward
 from fourfold.model.parallel import Parallel
 from fourfold.model.rope import rotate_
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
@@ -20,7 +20,7 @@ from fourfold.model.weights import AttentionWeights, FeedForwardWeights, Weight
 
 
 class QueryKeyValue(torch.autograd.Function):
-    """Norm, one product for q, k and v, optional q/k norm, rotation.
+    """Norm, one product for q, k and v, optional q/k norm, rotation unless positions are learned.
 
     x [t, hidden] -> q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim], and x itself, so that the
     residual's gradient comes back here and is added in place. `sequences`: batch. Heads are this rank's.
@@ -38,7 +38,7 @@ class QueryKeyValue(torch.autograd.Function):
         parallel: Parallel,
         keep: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        normed, scale = rms_norm(x, weights.norm.data, model.norm_eps)
+        normed, statistics = normalize(x, weights, model.norm_eps)
         bias = weights.qkv_bias.data if weights.qkv_bias is not None else None
         qkv = F.linear(gather_tokens(normed, parallel).wait(), weights.qkv.data, bias)
         heads, kv_heads = local_heads(weights, model)
@@ -50,8 +50,9 @@ class QueryKeyValue(torch.autograd.Function):
             gain = _head_gain(weights, model)
             output, ctx.head_scale = rms_norm(ctx.unnormed, gain, model.norm_eps)
             rotated.copy_(output)
-        rotate_(rotated, cos, sin)
-        ctx.x, ctx.scale, ctx.normed = x, scale, normed if keep else None
+        if model.positions == "rope":
+            rotate_(rotated, cos, sin)
+        ctx.x, ctx.statistics, ctx.normed = x, statistics, normed if keep else None
         ctx.weights, ctx.model, ctx.cos, ctx.sin, ctx.parallel = weights, model, cos, sin, parallel
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=-2)
         return q, k, v, x
@@ -66,12 +67,15 @@ class QueryKeyValue(torch.autograd.Function):
         del grad_q, grad_k, grad_v
         heads, kv_heads = local_heads(weights, model)
         rotated = grad_qkv[..., : heads + kv_heads, :]
-        rotate_(rotated, ctx.cos, ctx.sin, inverse=True)
+        if model.positions == "rope":
+            rotate_(rotated, ctx.cos, ctx.sin, inverse=True)
         if ctx.unnormed is not None:
             _head_norm_backward(rotated, ctx.unnormed, ctx.head_scale, weights, model)
             ctx.unnormed = None
         grad_qkv = grad_qkv.view(-1, weights.qkv.data.shape[0])
-        normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
+        normed = ctx.normed
+        if normed is None:
+            normed = normalize_again(ctx.x, ctx.statistics, weights, model.norm_eps)
         ctx.normed = None
         inputs = ColumnInput(weights.qkv, normed, ctx.parallel)
         del normed
@@ -80,8 +84,8 @@ class QueryKeyValue(torch.autograd.Function):
         if weights.qkv_bias is not None:
             weights.qkv_bias.add(grad_qkv.sum(0))
         del inputs, grad_qkv, rotated
-        grad_x = rms_norm_backward(grad.wait(), ctx.x, ctx.scale, weights.norm)
-        ctx.x = ctx.scale = None
+        grad_x = normalize_backward(grad.wait(), ctx.x, ctx.statistics, weights)
+        ctx.x = ctx.statistics = None
         return grad_x.add_(grad_residual), None, None, None, None, None, None, None
 
 
@@ -111,29 +115,46 @@ def _head_norm_backward(grad: Tensor, x: Tensor, scale: Tensor, weights: Attenti
 
 
 class OutputResidual(torch.autograd.Function):
-    """residual + attention @ W^T. attention [batch, seq, heads * value size], residual [t, hidden] -> [t, hidden]."""
+    """residual + attention @ W^T + bias, if any. attention [batch, seq, heads * value size], residual [t, hidden] -> the same."""
 
     @staticmethod
-    def forward(ctx: Any, attention: Tensor, residual: Tensor, weight: Weight, parallel: Parallel) -> Tensor:
+    def forward(
+        ctx: Any,
+        attention: Tensor,
+        residual: Tensor,
+        weight: Weight,
+        parallel: Parallel,
+        bias: Weight | None = None,
+    ) -> Tensor:
         ctx.attention = attention.detach()  # a weight product that is put off holds no graph
-        ctx.weight, ctx.parallel = weight, parallel
-        return row_product(attention.view(-1, attention.shape[-1]), weight, residual, parallel)
+        ctx.weight, ctx.bias, ctx.parallel = weight, bias, parallel
+        return row_product(attention.view(-1, attention.shape[-1]), weight, residual, parallel, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        whole = gather_tokens(grad, ctx.parallel).wait()
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        arriving = gather_tokens(grad, ctx.parallel)
+        add_bias(ctx.bias, grad)
+        whole = arriving.wait()
         ctx.weight.add_product(whole, ctx.attention.view(-1, ctx.attention.shape[-1]))
         grad_attention = (whole @ ctx.weight.data).view_as(ctx.attention)
         ctx.attention = None
-        return grad_attention, grad, None, None
+        return grad_attention, grad, None, None, None
 
 
-def row_product(x: Tensor, weight: Weight, residual: Tensor, parallel: Parallel) -> Tensor:
-    """residual + the sum over `tp` of x @ W^T. x [T, in], residual [t, out] -> [t, out]."""
+def row_product(x: Tensor, weight: Weight, residual: Tensor, parallel: Parallel, bias: Weight | None = None) -> Tensor:
+    """residual + bias + the sum over `tp` of x @ W^T. x [T, in], residual [t, out], bias [out] -> [t, out]."""
     if parallel.tp is None:
-        return torch.addmm(residual, x, weight.data.t())
-    return sum_partial(x @ weight.data.t(), parallel).wait().add_(residual)
+        out = torch.addmm(residual, x, weight.data.t())
+    else:
+        out = sum_partial(x @ weight.data.t(), parallel).wait().add_(residual)
+    return out if bias is None else out.add_(bias.data)
+
+
+def add_bias(bias: Weight | None, grad: Tensor) -> None:
+    """Adds a bias's gradient, at once: the sum of grad [tokens, out] over tokens."""
+    if bias is not None:
+        bias.add(grad.sum(0, dtype=bias.grad.dtype))
 
 
 class GatedFeedForward(torch.autograd.Function):
@@ -141,13 +162,14 @@ class GatedFeedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: FeedForwardWeights, eps: float, parallel: Parallel, keep: bool) -> Tensor:
-        normed, scale = rms_norm(x, weights.norm.data, eps)
+        normed, statistics = normalize(x, weights, eps)
         gate_up = F.linear(gather_tokens(normed, parallel).wait(), weights.gate_up.data)
         ctx.normed = normed if keep else None
         del normed
         gate, up = gate_up.chunk(2, dim=-1)
         product = F.silu(gate).mul_(up)
-        ctx.x, ctx.scale, ctx.weights, ctx.gate_up, ctx.parallel = x, scale, weights, gate_up, parallel
+        ctx.x, ctx.statistics, ctx.weights, ctx.gate_up, ctx.parallel = x, statistics, weights, gate_up, parallel
+        ctx.eps = eps
         ctx.product = product if keep else None
         return row_product(product, weights.down, x, parallel)
 
@@ -169,13 +191,15 @@ class GatedFeedForward(torch.autograd.Function):
         torch.mul(grad_product, activated, out=up)  # and up its own
         del activated, grad_product, gate, up
         grad_gate_up, ctx.gate_up = ctx.gate_up, None
-        normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
+        normed = ctx.normed
+        if normed is None:
+            normed = normalize_again(ctx.x, ctx.statistics, weights, ctx.eps)
         ctx.normed = None
         inputs = ColumnInput(weights.gate_up, normed, ctx.parallel)
         del normed
         grad_x = sum_partial(grad_gate_up @ weights.gate_up.data, ctx.parallel)
         inputs.add_product(grad_gate_up)
         del inputs, grad_gate_up
-        grad_input = rms_norm_backward(grad_x.wait(), ctx.x, ctx.scale, weights.norm)
-        ctx.x = ctx.scale = None
+        grad_input = normalize_backward(grad_x.wait(), ctx.x, ctx.statistics, weights)
+        ctx.x = ctx.statistics = None
         return grad_input.add_(grad), None, None, None, None

@@ -9,10 +9,17 @@ from fourfold.config import ModelConfig
 from fourfold.model.yarn import table_scale, yarn_frequencies
 
 
+def rotated_width(model: ModelConfig) -> int:
+    """Elements of a head's query and key that are rotated."""
+    if model.positions == "learned":
+        return 0
+    return model.rope_head_dim if model.is_latent else model.head_dim
+
+
 def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin of every position's angles, each [length, width / 2], width the part of a head that is rotated: all of it, or
-    `rope_head_dim` of latent attention. Angles are fp32, as in the released models."""
-    width = model.rope_head_dim if model.is_latent else model.head_dim
+    `rope_head_dim` of latent attention, nothing where positions are learned. Angles are fp32, as in the released models."""
+    width = rotated_width(model)
     exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     frequencies = 1.0 / (model.rope_theta**exponents)
     if model.rope_scaling is not None:

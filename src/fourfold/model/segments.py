@@ -15,53 +15,28 @@ from fourfold.model.experts.feed_forward import RoutedFeedForward
 from fourfold.model.latent import LatentQueryKeyValue
 from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
 from fourfold.model.parallel import ALONE, ContextParallel, Parallel
-from fourfold.model.tensor_parallel import gather_tokens, sum_partial
-from fourfold.model.weights import AttentionWeights, BlockWeights, FeedForwardWeights, LatentWeights, Weight
+from fourfold.model.plain_feed_forward import PlainFeedForward
+from fourfold.model.weights import (
+    AttentionWeights,
+    BlockWeights,
+    FeedForwardWeights,
+    LatentWeights,
+    PlainFeedForwardWeights,
+)
 
 
 @dataclass(frozen=True)
 class Microbatch:
     """What segments read beside hidden states. tokens, targets [batch, seq] (-100: no loss); cos, sin [seq or batch x seq, 1,
-    head_dim / 2]; document_lengths: per row the lengths of its documents, or None where attention may cross them."""
+    head_dim / 2], empty where positions are learned; document_lengths: per row the lengths of its documents, or None where
+    attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned."""
 
     tokens: Tensor
     targets: Tensor
     cos: Tensor
     sin: Tensor
     document_lengths: Sequence[Sequence[int]] | None = None
-
-
-def embedding_forward(tokens: Tensor, weight: Weight, parallel: Parallel = ALONE) -> Tensor:
-    """tokens [batch, seq] -> hidden [t, hidden]. Of a table split by rows each rank gives its tokens' rows and zeros for others."""
-    rows, elsewhere = _local_rows(tokens, weight, parallel)
-    out = F.embedding(rows, weight.data)
-    return out if elsewhere is None else sum_partial(out.masked_fill_(elsewhere, 0), parallel).wait()
-
-
-def embedding_backward(tokens: Tensor, grad: Tensor, weight: Weight, parallel: Parallel = ALONE) -> None:
-    """Adds the table's gradient. tokens [batch, seq], grad [t, hidden]."""
-    arriving = gather_tokens(grad, parallel)
-    weight.clear_if_fresh()
-    index, elsewhere = _local_rows(tokens, weight, parallel)
-    whole = arriving.wait()
-    values = whole.to(weight.grad.dtype)
-    if elsewhere is not None:
-        values = values.masked_fill(elsewhere, 0) if values is grad else values.masked_fill_(elsewhere, 0)
-    if grad.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
-        weight.grad.index_put_((index,), values, accumulate=True)
-    else:
-        weight.grad.index_add_(0, index, values)
-
-
-def _local_rows(tokens: Tensor, weight: Weight, parallel: Parallel) -> tuple[Tensor, Tensor | None]:
-    """Every token's row in this rank's part of the table [T], and where that is another rank's [T, 1] (the row is then any)."""
-    flat = tokens.view(-1)
-    if parallel.tp is None:
-        return flat, None
-    size = weight.data.shape[0]
-    rows = flat - parallel.tp.index * size
-    elsewhere = (rows < 0) | (rows >= size)
-    return rows.masked_fill_(elsewhere, 0), elsewhere.unsqueeze(-1)
+    positions: Tensor | None = None
 
 
 def block_forward(
@@ -82,6 +57,8 @@ def block_forward(
     x = _attention(x, weights.attention, model, batch, parallel, keep)
     if isinstance(weights.feed_forward, FeedForwardWeights):
         return GatedFeedForward.apply(x, weights.feed_forward, model.norm_eps, parallel, keep)
+    if isinstance(weights.feed_forward, PlainFeedForwardWeights):
+        return PlainFeedForward.apply(x, weights.feed_forward, model, parallel, keep)
     balancing = balancing if balancing is not None else _no_balancing(batch, parallel)
     return RoutedFeedForward.apply(x, weights.feed_forward, model, balancing, parallel, keep)
 
@@ -99,7 +76,8 @@ def _attention(
     q, k, v, residual = operator.apply(x, weights, model, batch.tokens.shape[0], batch.cos, batch.sin, parallel, keep)
     attention = attend(q, k, v, batch, parallel)
     del q, k, v
-    return OutputResidual.apply(attention, residual, weights.output, parallel)
+    bias = weights.output_bias if isinstance(weights, AttentionWeights) else None
+    return OutputResidual.apply(attention, residual, weights.output, parallel, bias)
 
 
 def _no_balancing(batch: Microbatch, parallel: Parallel) -> Balancing:

@@ -9,9 +9,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fourfold.config import ModelConfig
-from fourfold.model.spec import Segment
-
 
 class Deferred:
     """Weight gradients put off (the W of zero-bubble schedules, Qi et al. 2023), in the order in which they were met.
@@ -164,8 +161,17 @@ def deferring(units: Iterable[FlatUnit]) -> Iterator[Deferred]:
 
 
 @dataclass(frozen=True)
+class EmbeddingWeights:
+    """The embedding [this rank's part of vocab, hidden] and, where positions are learned, their table [max_position, hidden]."""
+
+    tokens: Weight
+    positions: Weight | None = None
+
+
+@dataclass(frozen=True)
 class AttentionWeights:
-    """Grouped-query attention: qkv [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], local heads."""
+    """Grouped-query attention: qkv [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], local heads.
+    `norm_bias`: of a LayerNorm; `output_bias` [hidden] is whole on every rank."""
 
     norm: Weight
     qkv: Weight
@@ -173,6 +179,8 @@ class AttentionWeights:
     query_norm: Weight | None
     key_norm: Weight | None
     output: Weight
+    norm_bias: Weight | None = None
+    output_bias: Weight | None = None
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,20 @@ class FeedForwardWeights:
     norm: Weight
     gate_up: Weight
     down: Weight
+    norm_bias: Weight | None = None
+
+
+@dataclass(frozen=True)
+class PlainFeedForwardWeights:
+    """A feed-forward without a gate: up [ffn, hidden], up_bias [ffn], down [hidden, ffn], this rank's part of ffn; down_bias
+    [hidden] is whole on every rank."""
+
+    norm: Weight
+    up: Weight
+    down: Weight
+    norm_bias: Weight | None = None
+    up_bias: Weight | None = None
+    down_bias: Weight | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +239,7 @@ class BlockWeights:
     """The two halves of a decoder block."""
 
     attention: AttentionWeights | LatentWeights
-    feed_forward: FeedForwardWeights | RoutedWeights
+    feed_forward: FeedForwardWeights | PlainFeedForwardWeights | RoutedWeights
 
 
 @dataclass(frozen=True)
@@ -226,70 +248,10 @@ class HeadWeights:
 
     norm: Weight
     unembedding: Weight
+    norm_bias: Weight | None = None
 
 
-Weights = Weight | BlockWeights | HeadWeights
-
-
-def bind_weights(segment: Segment, model: ModelConfig, units: dict[str, FlatUnit]) -> Weights:
-    """The views that the segment's function takes. `units`: by unit name, at least those in `segment.units`."""
-    own = units[segment.name]
-    if segment.kind == "embedding":
-        return own.weight("model.embed_tokens.weight")
-    if segment.kind == "head":
-        tied = model.tie_embeddings
-        table = units["embed"].weight("model.embed_tokens.weight") if tied else own.weight("lm_head.weight")
-        return HeadWeights(own.weight("model.norm.weight"), table)
-    prefix = f"model.layers.{segment.layer}."
-    attention = _bind_latent(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
-    if segment.moe:
-        return BlockWeights(attention, _bind_routed(own, units[f"{segment.name}.experts"], model, prefix))
-    return BlockWeights(attention, _bind_feed_forward(own, prefix, prefix + "mlp."))
-
-
-def _bind_attention(own: FlatUnit, model: ModelConfig, prefix: str) -> AttentionWeights:
-    attention = prefix + "self_attn."
-    return AttentionWeights(
-        norm=own.weight(prefix + "input_layernorm.weight"),
-        qkv=own.weight(attention + "q_proj.weight", attention + "v_proj.weight"),
-        qkv_bias=own.weight(attention + "q_proj.bias", attention + "v_proj.bias") if model.qkv_bias else None,
-        query_norm=own.weight(attention + "q_norm.weight") if model.qk_norm else None,
-        key_norm=own.weight(attention + "k_norm.weight") if model.qk_norm else None,
-        output=own.weight(attention + "o_proj.weight"),
-    )
-
-
-def _bind_latent(own: FlatUnit, model: ModelConfig, prefix: str) -> LatentWeights:
-    attention, low_rank = prefix + "self_attn.", model.query_rank is not None
-    return LatentWeights(
-        norm=own.weight(prefix + "input_layernorm.weight"),
-        query_down=own.weight(attention + "q_a_proj.weight") if low_rank else None,
-        query_norm=own.weight(attention + "q_a_layernorm.weight") if low_rank else None,
-        query_up=own.weight(attention + ("q_b_proj.weight" if low_rank else "q_proj.weight")),
-        key_value_down=own.weight(attention + "kv_a_proj_with_mqa.weight"),
-        key_value_norm=own.weight(attention + "kv_a_layernorm.weight"),
-        key_value_up=own.weight(attention + "kv_b_proj.weight"),
-        output=own.weight(attention + "o_proj.weight"),
-    )
-
-
-def _bind_feed_forward(own: FlatUnit, prefix: str, mlp: str) -> FeedForwardWeights:
-    return FeedForwardWeights(
-        norm=own.weight(prefix + "post_attention_layernorm.weight"),
-        gate_up=own.weight(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-        down=own.weight(mlp + "down_proj.weight"),
-    )
-
-
-def _bind_routed(own: FlatUnit, experts: FlatUnit, model: ModelConfig, prefix: str) -> RoutedWeights:
-    shared = _bind_feed_forward(own, prefix, prefix + "mlp.shared_experts.") if model.num_shared_experts else None
-    return RoutedWeights(
-        norm=own.weight(prefix + "post_attention_layernorm.weight"),
-        router=own.weight(prefix + "mlp.gate.weight"),
-        gate_up=experts.weight(prefix + "mlp.experts.gate_up_proj"),
-        down=experts.weight(prefix + "mlp.experts.down_proj"),
-        shared=shared,
-    )
+Weights = EmbeddingWeights | BlockWeights | HeadWeights
 
 
 def torch_dtype(name: str) -> torch.dtype:

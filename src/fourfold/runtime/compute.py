@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel
-from fourfold.model.segments import Microbatch, block_forward, embedding_backward, embedding_forward
+from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction
 from fourfold.program.buffers import Lowering, deferred, dhidden, hidden, saved
@@ -49,7 +50,7 @@ class Compute:
         batch: Microbatch = self._live[f"batch/m{m}"]
         weights = self._weights[segment.name]
         if segment.kind == "embedding":
-            out = embedding_forward(batch.tokens, weights, self._parallel)
+            out = embedding_forward(batch.tokens, weights, self._parallel, batch.positions)
         elif segment.kind == "head":
             x = self._live[hidden("head", m)]
             loss = head_loss(x, batch.targets, weights, self._facts.model, self._parallel)
@@ -94,7 +95,8 @@ class Compute:
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
             upstream = self._live[dhidden(self._facts.following[segment.name], m)]
-            embedding_backward(self._live[f"batch/m{m}"].tokens, upstream, weights, self._parallel)
+            batch = self._live[f"batch/m{m}"]
+            embedding_backward(batch.tokens, upstream, weights, self._parallel, batch.positions)
         else:
             self._input_gradient(segment.name, m)
         self._settle(segment.units)

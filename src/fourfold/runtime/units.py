@@ -9,7 +9,8 @@ from torch import Tensor
 from fourfold.config.schema import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
-from fourfold.model.weights import FlatUnit, Weights, bind_weights, torch_dtype
+from fourfold.model.binding import bind_weights
+from fourfold.model.weights import FlatUnit, Weights, torch_dtype
 from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import Group
 from fourfold.runtime.optimizer import ShardOptimizer

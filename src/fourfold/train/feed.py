@@ -26,6 +26,7 @@ class RowFeed:
         self._batch = batch
         self._size = microbatch_sequences
         self._cos, self._sin = tables
+        self._learned = self._cos.shape[-1] == 0
         self._columns = positions
         self.num_targets = int((self._own(batch.targets) != IGNORED).sum())
 
@@ -33,7 +34,8 @@ class RowFeed:
         return array if self._columns is None else np.ascontiguousarray(array[:, self._columns])
 
     def load(self, microbatch: int) -> Microbatch:
-        """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions."""
+        """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
+        positions themselves where they are learned (tables of no width)."""
         part = self._batch.select(slice(microbatch * self._size, (microbatch + 1) * self._size))
         device = self._cos.device
         cos, sin = self._cos, self._sin
@@ -49,6 +51,7 @@ class RowFeed:
             cos=cos.unsqueeze(-2),
             sin=sin.unsqueeze(-2),
             document_lengths=part.document_lengths,
+            positions=torch.from_numpy(self._own(part.positions)).to(device) if self._learned else None,
         )
 
 

@@ -8,11 +8,13 @@ import torch
 from fourfold.checkpoint import latest_checkpoint, read_parameters
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
 from fourfold.data import open_prepared
+from fourfold.model.binding import bind_weights
+from fourfold.model.embedding import embedding_forward
 from fourfold.model.head import head_logits
 from fourfold.model.rope import rope_tables
-from fourfold.model.segments import Microbatch, block_forward, embedding_forward
+from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import build_segments
-from fourfold.model.weights import BlockWeights, FlatUnit, HeadWeights, Weight, bind_weights
+from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights
 from fourfold.train.state import checkpoint_root
 
 
@@ -35,9 +37,9 @@ class Generator:
         cos, sin = rope_tables(self._model, len(tokens), torch.float32, tokens.device)
         batch = Microbatch(tokens.unsqueeze(0), tokens, cos.unsqueeze(-2), sin.unsqueeze(-2))
         embedding, *blocks, head = self._weights
-        assert isinstance(embedding, Weight)
+        assert isinstance(embedding, EmbeddingWeights)
         assert isinstance(head, HeadWeights)
-        x = embedding_forward(batch.tokens, embedding)
+        x = embedding_forward(batch.tokens, embedding, positions=torch.arange(len(tokens)).unsqueeze(0))
         for block in blocks:
             assert isinstance(block, BlockWeights)
             x = block_forward(x, block, self._model, batch, keep=False)

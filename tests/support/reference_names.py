@@ -1,0 +1,39 @@
+"""transformers' tensors by our parameters' names: views of them, so that writing one writes the other."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+_TABLES = {
+    "model.embed_tokens.weight": "transformer.wte.weight",
+    "model.embed_positions.weight": "transformer.wpe.weight",
+    "model.norm.weight": "transformer.ln_f.weight",
+    "model.norm.bias": "transformer.ln_f.bias",
+}
+_PARTS = {
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.up_proj": "mlp.c_fc",
+    "mlp.down_proj": "mlp.c_proj",
+}
+_FUSED = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2}
+
+
+def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Our parameter `name` in a model's tensors by their own names. GPT-2's matrices are [in, out], and q, k, v one of them."""
+    if name in theirs:
+        return theirs[name]
+    if name in _TABLES:
+        return theirs[_TABLES[name]]
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    assert match is not None, name
+    layer, part, kind = match.groups()
+    prefix = f"transformer.h.{layer}."
+    if part in _FUSED:
+        whole = theirs[f"{prefix}attn.c_attn.{kind}"]
+        own = whole.chunk(3, dim=-1)[_FUSED[part]]
+    else:
+        own = theirs[f"{prefix}{_PARTS[part]}.{kind}"]
+    return own.t() if own.dim() == 2 else own
