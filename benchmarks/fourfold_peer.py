@@ -5,72 +5,105 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.config import parse_run, resolve_model
-from fourfold.layout import FlatLayout, resolve_layout
+from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch
 from fourfold.program import lower_step
 from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
+from fourfold.runtime.initialize import global_runs, shard_pieces
+from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import build_units, share_parameters
 from peers import BETAS, CLIP_NORM, EPS, WEIGHT_DECAY, Peer
 from plain_llama import Shape
 
 
 class Fourfold(Peer):
-    """Data parallelism over all ranks at ZeRO stage `zero` (0 = replicated, 1, 2, 3).
+    """Training under one layout over all ranks. `layout`: the `[layout]` section of a run file.
 
-    The default process group (gloo) exists already; `weights` bear Hugging Face's names and are the caller's, so copy them.
-    A step sets `gradient_norm` and returns the loss, as `Peer` says.
+    The default process group (gloo) exists already; `weights` bear Hugging Face's names and are the caller's, so they are
+    copied. A step sets `gradient_norm` and returns the loss, as `Peer` says. `sequences`: of the global batch when a step is given
+    all of it; None: a step is given this rank's rows alone, all of them one microbatch.
     """
 
     def __init__(
-        self, shape: Shape, weights: dict[str, Tensor], learning_rate: float, zero: int, sequences: int, length: int
+        self,
+        name: str,
+        shape: Shape,
+        weights: dict[str, Tensor],
+        learning_rate: float,
+        layout: dict,
+        length: int,
+        sequences: int | None = None,
     ):
-        if zero not in (0, 1, 2, 3):
-            raise ValueError(f"zero = {zero}: allowed are 0, 1, 2, 3; for example zero=3")
-        self.name = f"fourfold_zero{zero}"
-        self.learning_rate = learning_rate
-        ranks = dist.get_world_size()
-        config = parse_run(run_table(shape, zero, ranks, sequences, length, learning_rate))
+        self.name, self.learning_rate, self.takes_part = name, learning_rate, sequences is not None
+        ranks, self.rank = dist.get_world_size(), dist.get_rank()
+        sequences = sequences or ranks * layout["microbatch_sequences"]
+        config = parse_run(run_table(shape, layout, sequences, length, learning_rate))
         model = resolve_model(config.model)
-        layout = resolve_layout(config, model, ranks)
-        facts = Lowering.of(config, model, layout)
-        self.program = lower_step(facts)
-        axes = sorted({c.axes for step in self.program.instructions for c in step.collectives})
-        groups = make_groups(layout, dist.get_rank(), axes, 600.0)
+        facts = Lowering.of(config, model, resolve_layout(config, model, ranks))
+        self.facts = facts.at(facts.layout.coordinates(self.rank)["pp"])
+        self.program = lower_step(self.facts)
+        self.groups = make_groups(self.facts.layout, self.rank, groups_of([self.program], self.facts), 600.0)
         device = torch.device("cpu")
+        coordinates = self.facts.layout.coordinates(self.rank)
 
         def fill(flat: FlatLayout, index: int, out: Tensor) -> None:
-            whole = torch.zeros(flat.padded_numel)
-            for spec, start, end in flat.ranges():
-                whole[start:end] = weights[spec.name].reshape(-1)
-            out.copy_(whole[slice(*flat.shard_range(index))])
+            out.zero_()
+            for local, start, end, target in shard_pieces(flat, index, out):
+                whole = weights[local.name].reshape(-1)
+                for first, last, low, high in global_runs(local, coordinates, start, end):
+                    target[low:high] = whole[first:last]
 
-        units = build_units(facts, dist.get_rank(), config.optimizer, device, fill)
-        share_parameters(facts, units, groups)
-        self.executor = Executor(facts, units, groups, config.optimizer, device)
-        cos, sin = rope_tables(model, length, torch.float32, device)
-        self.tables = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        units = build_units(self.facts, self.rank, config.optimizer, device, fill)
+        share_parameters(self.facts, units, self.groups)
+        self.executor = Executor(self.facts, units, self.groups, config.optimizer, device, self.rank)
+        self.tables = rope_tables(model, length, torch.float32, device)
+
+    def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":
+        """What the executor reads in a step on this batch."""
+        layout = self.facts.layout
+        rows = [range(len(tokens))]
+        if self.takes_part:
+            rows = [layout.rows(self.rank, m) for m in range(layout.num_microbatches)]
+        return OwnPart(tokens, targets, self.tables, rows, positions(layout, self.rank))
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
-        result = self.executor.run(self.program, WholeBatch(tokens, targets, self.tables), self.learning_rate)
+        result = self.executor.run(self.program, self.data(tokens, targets), self.learning_rate)
         self.gradient_norm = result.grad_norm
         return result.loss
 
 
-class WholeBatch:
-    """One rank's tokens and targets [B, T] as its one microbatch."""
+def positions(layout: Layout, rank: int) -> Tensor | None:
+    """Those of a sequence that the rank has; None: all."""
+    return torch.tensor(layout.positions(rank)) if layout.cp > 1 else None
 
-    def __init__(self, tokens: Tensor, targets: Tensor, tables: tuple[Tensor, Tensor]):
-        self.tokens, self.targets, self.tables = tokens, targets, tables
-        self.num_targets = targets.numel()
+
+class OwnPart:
+    """One rank's rows, microbatch by microbatch, and positions of the tokens and targets [B, T] that it is given."""
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        tables: tuple[Tensor, Tensor],
+        rows: list[range],
+        columns: Tensor | None,
+    ):
+        self.tokens, self.targets, self.tables, self.rows = tokens, targets, tables, rows
+        if columns is not None:
+            self.tokens, self.targets = tokens[:, columns], targets[:, columns]
+            self.tables = tables[0][columns], tables[1][columns]
+        self.num_targets = sum(len(part) for part in rows) * self.targets.shape[1]
 
     def load(self, microbatch: int) -> Microbatch:
-        return Microbatch(self.tokens, self.targets, *self.tables)
+        rows = slice(self.rows[microbatch].start, self.rows[microbatch].stop)
+        cos, sin = (table.unsqueeze(-2) for table in self.tables)
+        return Microbatch(self.tokens[rows], self.targets[rows], cos, sin)
 
 
-def run_table(shape: Shape, zero: int, ranks: int, sequences: int, length: int, learning_rate: float) -> dict:
+def run_table(shape: Shape, layout: dict, sequences: int, length: int, learning_rate: float) -> dict:
     """The run file of this contender."""
     return {
         "model": {
@@ -83,8 +116,8 @@ def run_table(shape: Shape, zero: int, ranks: int, sequences: int, length: int, 
             "rope_theta": shape.rope_theta,
             "norm_eps": shape.norm_eps,
         },
-        "batch": {"global_sequences": ranks * sequences, "sequence_length": length},
-        "layout": {"dp_shard": ranks, "zero": zero, "microbatch_sequences": sequences},
+        "batch": {"global_sequences": sequences, "sequence_length": length},
+        "layout": layout,
         "optimizer": {
             "lr": learning_rate,
             "betas": list(BETAS),

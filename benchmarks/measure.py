@@ -37,6 +37,32 @@ class Work:
     def tokens_per_step(self) -> int:
         return self.ranks * self.sequences_per_rank * self.sequence_length
 
+    def contender(self, name: str) -> Peer:
+        """Build one by name, from the same initial weights as all others."""
+        weights = initial_weights(self.shape, self.seed)
+        if name.startswith("fourfold_zero"):
+            layout = {"dp_shard": self.ranks, "zero": int(name.removeprefix("fourfold_zero"))}
+            layout["microbatch_sequences"] = self.sequences_per_rank
+            return Fourfold(name, self.shape, weights, self.learning_rate, layout, self.sequence_length)
+        return PEERS["local" if name == REFERENCE else name](self.shape, weights, self.learning_rate)
+
+    def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
+        """Tokens and targets [B, T] of one rank: a function of (seed, step, rank) alone."""
+        seed = (self.seed << 32) + step * 1024 + rank
+        return random_batch(self.shape.vocab_size, self.sequences_per_rank, self.sequence_length, seed)
+
+    def joined_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The batches of all ranks as one, [ranks * B, T]."""
+        tokens, targets = zip(*(self.batch(rank, step) for rank in range(self.ranks)), strict=True)
+        return torch.cat(tokens), torch.cat(targets)
+
+
+def random_batch(vocab_size: int, sequences: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and targets [sequences, length]."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocab_size, (sequences, length + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
 
 @dataclass
 class Progress:
@@ -49,29 +75,6 @@ class Progress:
     def line(self, text: str) -> None:
         left = (time.time() - self.started) / max(self.done_steps, 1) * (self.total_steps - self.done_steps)
         print(f"{text}  [{left / 60:.1f} min left]", flush=True)
-
-
-def contender(name: str, work: Work) -> Peer:
-    """Build one by name, from the same initial weights as all others."""
-    weights = initial_weights(work.shape, work.seed)
-    if name.startswith("fourfold_zero"):
-        zero = int(name.removeprefix("fourfold_zero"))
-        return Fourfold(work.shape, weights, work.learning_rate, zero, work.sequences_per_rank, work.sequence_length)
-    return PEERS["local" if name == REFERENCE else name](work.shape, weights, work.learning_rate)
-
-
-def batch(work: Work, rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets [B, T] of one rank: a function of (seed, step, rank) alone."""
-    generator = torch.Generator().manual_seed((work.seed << 32) + step * 1024 + rank)
-    size = (work.sequences_per_rank, work.sequence_length + 1)
-    tokens = torch.randint(work.shape.vocab_size, size, generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def joined_batch(work: Work, step: int) -> tuple[Tensor, Tensor]:
-    """The batches of all ranks as one, [ranks * B, T]."""
-    tokens, targets = zip(*(batch(work, rank, step) for rank in range(work.ranks)), strict=True)
-    return torch.cat(tokens), torch.cat(targets)
 
 
 def timed_steps(peer: Peer, batches: list[tuple[Tensor, Tensor]]) -> float:
@@ -89,13 +92,13 @@ def compare(
     work: Work, progress: Progress, rank: int, names: tuple[str, str], warmup: int, pairs: int, steps: int
 ) -> list[list[float]]:
     """Seconds a step of both contenders, one value a pair: A B, B A, A B ..., so that a drift of the machine cancels."""
-    contenders = [contender(name, work) for name in names]
+    contenders = [work.contender(name) for name in names]
     for peer in contenders:
-        timed_steps(peer, [batch(work, rank, step) for step in range(warmup)])
+        timed_steps(peer, [work.batch(rank, step) for step in range(warmup)])
     progress.done_steps += 2 * warmup
     seconds: list[list[float]] = [[], []]
     for pair in range(pairs):
-        batches = [batch(work, rank, warmup + pair * steps + step) for step in range(steps)]
+        batches = [work.batch(rank, warmup + pair * steps + step) for step in range(steps)]
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
             seconds[side].append(timed_steps(contenders[side], batches))
         progress.done_steps += 2 * steps
@@ -109,22 +112,24 @@ def compare(
 def inspect(work: Work, progress: Progress, rank: int, name: str) -> dict:
     """Losses and gradient norms of the first steps, and the peak bytes of live tensors in the last of them."""
     with LiveTensors() as tracker:
-        peer = contender(name, work)
+        peer = work.contender(name)
         losses, norms = [], []
         for step in range(INSPECTED_STEPS):
-            tokens, targets = joined_batch(work, step) if name == REFERENCE else batch(work, rank, step)
+            tokens, targets = work.joined_batch(step) if name == REFERENCE else work.batch(rank, step)
             tracker.reset_peak()
             losses.append(peer.step(tokens, targets))
             norms.append(peer.gradient_norm)
         resting_bytes = tracker.live_bytes()
+    peak = torch.tensor(tracker.peak_bytes, dtype=torch.int64)
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)  # the worst rank's
     progress.done_steps += INSPECTED_STEPS
     if rank == 0:
         text = f"losses {' '.join(f'{loss:.6f}' for loss in losses)}  gradient norm {norms[-1]:.5f}"
-        progress.line(f"  {name}: {text}  peak {tracker.peak_bytes / 1e6:.0f} MB")
+        progress.line(f"  {name}: {text}  peak {peak.item() / 1e6:.0f} MB")
     return {
         "losses": losses,
         "gradient_norms": norms,
-        "peak_bytes": tracker.peak_bytes,
+        "peak_bytes": peak.item(),
         "between_steps_bytes": resting_bytes,
     }
 

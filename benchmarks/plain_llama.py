@@ -69,7 +69,7 @@ class Attention(nn.Module):
         k = rotate(self.k_proj(x).view(heads), cos, sin).transpose(1, 2)  # [B, Hkv, T, D]
         v = self.v_proj(x).view(heads).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).reshape(x.shape))
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):

@@ -1,0 +1,1 @@
+def generality_lines(): return []

@@ -1,0 +1,129 @@
+"""The rows of the model-parallel benchmark: a layout of fourfold, the torch peer that does the same work, on how many ranks."""
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fourfold_peer import Fourfold
+from measure import REFERENCE, Work, random_batch
+from peers import PEERS, Peer
+from plain_llama import Shape, initial_weights
+from torch_context import ContextParallel
+from torch_pipeline import Pipeline
+from torch_tensor import TensorParallel
+
+PIPELINES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
+PIPELINES |= {"interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The global batch of a step."""
+
+    sequences: int
+    length: int
+    microbatch_sequences: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. `layout`: fourfold's; `peer`: what builds torch's contender, less the arguments that all share."""
+
+    part: str
+    label: str
+    peer_label: str
+    ranks: int
+    batch: Batch
+    layout: dict[str, Any] = field(hash=False)
+    peer: Any = field(hash=False)
+
+    @property
+    def name(self) -> str:
+        """As `--only` may state a part of it."""
+        return f"{self.part}: {self.label}, {self.ranks} ranks"
+
+
+@dataclass(frozen=True)
+class LayoutWork(Work):
+    """What both contenders of a row train: each is given the global batch and takes its own part of it."""
+
+    global_batch: Batch = Batch(1, 1, 1)
+    case: Case | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch.sequences * self.global_batch.length
+
+    def contender(self, name: str) -> Peer:
+        weights = initial_weights(self.shape, self.seed)
+        if name == REFERENCE:
+            return PEERS["local"](self.shape, weights, self.learning_rate)
+        assert self.case is not None
+        if name == self.case.label:
+            layout = {**self.case.layout, "microbatch_sequences": self.global_batch.microbatch_sequences}
+            sizes = self.global_batch.length, self.global_batch.sequences
+            return Fourfold(name, self.shape, weights, self.learning_rate, layout, *sizes)
+        return self.case.peer(name, self.shape, weights, self.learning_rate)
+
+    def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
+        batch = self.global_batch
+        return random_batch(self.shape.vocab_size, batch.sequences, batch.length, (self.seed << 32) + step)
+
+    def joined_batch(self, step: int) -> tuple[Tensor, Tensor]:
+        return self.batch(0, step)
+
+    def alone(self) -> "LayoutWork":
+        """The same steps by one process."""
+        return replace(self, ranks=1, case=None)
+
+
+def stage_sizes(shape: Shape, stages: int) -> list[int]:
+    """Segments of each stage: blocks evenly, the embedding with the first, the head with the last."""
+    blocks = [shape.num_layers // stages] * stages
+    blocks[0] += 1
+    blocks[-1] += 1
+    return blocks
+
+
+def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) -> Case:
+    several = schedule in ("interleaved_1f1b", "zb_v")
+    sizes = stage_sizes(shape, pp * (2 if several else 1))
+    layout = {"pp": pp, "schedule": schedule, "virtual_stages": 2 if several else 1, "segments_per_stage": sizes}
+    microbatches = batch.sequences // batch.microbatch_sequences // dp
+    peer = partial(Pipeline, schedule=schedule, sizes=sizes, microbatches=microbatches, pp=pp)
+    if dp == 1:
+        return Case("pipeline", schedule, PIPELINES[schedule], pp, batch, layout, peer)
+    layout |= {"dp_shard": dp, "zero": 2}
+    labels = f"pp {pp} x dp {dp}: {schedule}, ZeRO-2", f"{PIPELINES[schedule]} x FSDP2 (no reshard)"
+    return Case("composition", *labels, pp * dp, batch, layout, peer)
+
+
+def tensor(sequence: bool, tp: int, batch: Batch, dp: int = 1) -> Case:
+    layout = {"tp": tp, "sequence_parallel": sequence, "dp_shard": dp, "zero": 3 if dp > 1 else 0}
+    peer = partial(TensorParallel, sequence=sequence, tp=tp)
+    kind = "tp + sp" if sequence else "tp"
+    if dp == 1:
+        labels = kind, "parallelize_module + SequenceParallel" if sequence else "parallelize_module"
+        return Case("tensor", *labels, tp, batch, layout, peer)
+    labels = f"{kind} {tp} x dp {dp}, ZeRO-3", "parallelize_module x FSDP2"
+    return Case("composition", *labels, tp * dp, batch, layout, peer)
+
+
+def context(method: str, rotate: str, cp: int, batch: Batch) -> Case:
+    """Parameters are whole on every rank of both contenders, gradients summed over them."""
+    peer = partial(ContextParallel, rotate=rotate)
+    return Case("context", method, f"torch's ring ({rotate}) + DDP", cp, batch, {"cp": cp, "cp_method": method}, peer)
+
+
+def cases(shape: Shape) -> list[Case]:
+    """All rows."""
+    pipelined, short, long = Batch(8, 128, 1), Batch(2, 256, 2), Batch(1, 1024, 1)
+    rows = [pipeline(shape, name, pp, pipelined) for pp in (2, 4) for name in PIPELINES]
+    rows += [tensor(sequence, tp, short) for tp in (2, 4) for sequence in (False, True)]
+    methods = (("ring", "alltoall"), ("all_gather", "allgather"))
+    rows += [context(*method, cp, long) for cp in (2, 4) for method in methods]
+    rows.append(pipeline(shape, "1f1b", 2, pipelined, dp=2))
+    rows.append(tensor(True, 2, Batch(4, 256, 2), dp=2))
+    return rows
