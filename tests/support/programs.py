@@ -1,13 +1,18 @@
-"""Small facts to lower, without torch: a model of two blocks under any layout."""
+"""Small facts to lower, without torch: a model of two blocks under any layout; programs of all ranks; edits of programs."""
 
 from typing import Any
 
 from fourfold.config import ModelConfig, parse_run, resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program import Instruction, Lowering, Op, Program, lower_evaluation, lower_pipeline
 from fourfold.program.buffers import Transport
 
-DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
+DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 100}
+
+
+def _stated(model: dict[str, Any] | None) -> dict[str, Any]:
+    """The dimensions, those that are None left out."""
+    return {key: value for key, value in {**DIMENSIONS, **(model or {})}.items() if value is not None}
 
 
 def make_facts(
@@ -23,7 +28,7 @@ def make_facts(
     """The facts of a layout whose global batch gives every rank `accumulation` microbatches."""
     degree = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1) * layout.get("microbatch_sequences", 1)
     table = {
-        "model": {**DIMENSIONS, **(model or {})} if not isinstance(model, ModelConfig) else {},
+        "model": _stated(model) if not isinstance(model, ModelConfig) else {},
         "data": {"document_mask": document_mask},
         "batch": {"global_sequences": degree * accumulation, "sequence_length": sequence_length},
         "layout": layout,
@@ -34,8 +39,43 @@ def make_facts(
     return Lowering.of(config, resolved, resolve_layout(config, resolved), transport)
 
 
-def on_all_ranks(program: Program, facts: Lowering) -> dict[int, Program]:
-    return dict.fromkeys(range(facts.layout.world_size), program)
+MIXTRAL = {"num_experts": 4, "top_k": 2, "moe_ffn_size": 24}
+QWEN3_MOE = {**MIXTRAL, "qk_norm": True, "balance_loss": 0.01, "z_loss": 0.001}
+DEEPSEEK = {
+    **{"num_experts": 4, "top_k": 2, "moe_ffn_size": 16, "num_shared_experts": 1, "first_dense_layers": 1},
+    **{
+        "router": "sigmoid",
+        "num_expert_groups": 2,
+        "top_groups": 1,
+        "balance_bias_speed": 0.001,
+        "balance_loss": 0.001,
+    },
+    **{"key_value_rank": 12, "query_rank": 10, "rope_head_dim": 4, "nope_head_dim": 6, "value_head_dim": 8},
+}
+"""Beside `DIMENSIONS` without key and value heads: latent attention, a dense block, shared experts."""
+
+
+def deepseek(**dimensions: Any) -> dict[str, Any]:
+    """The dimensions of a model with all that DeepSeek-V3 has."""
+    return {**DEEPSEEK, "num_kv_heads": None, "num_layers": 3, **dimensions}
+
+
+def by_rank(programs: list[Program], facts: Lowering) -> dict[int, Program]:
+    """The programs of the pipeline ranks, given to every rank of the mesh."""
+    return {rank: programs[facts.layout.coordinates(rank)["pp"]] for rank in range(facts.layout.world_size)}
+
+
+def evaluation_pipeline(facts: Lowering) -> list[Program]:
+    return [lower_evaluation(facts.at(pp_rank)) for pp_rank in range(facts.layout.pp)]
+
+
+def training(facts: Lowering) -> dict[int, Program]:
+    """Every rank's training step."""
+    return by_rank(lower_pipeline(facts), facts)
+
+
+def evaluation(facts: Lowering) -> dict[int, Program]:
+    return by_rank(evaluation_pipeline(facts), facts)
 
 
 def positions(program: Program, *ops: Op) -> list[int]:

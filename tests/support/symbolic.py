@@ -1,269 +1,428 @@
-"""A program's meaning, worked out on symbols: which gradients every parameter was updated with, on every rank.
+"""A pipeline's meaning, worked out on symbols: which gradients every parameter of every rank was updated with.
 
-Independent of the verifier and of lowering: like the runtime, it reads the operation, segment, microbatch, handle and
-frees of each instruction; tensors are multisets of the contributions (rank, segment, microbatch) summed in them. Whatever is
-in flight must not be touched, since a transfer may happen at any time between its start and its Wait. All ranks run one list.
+Independent of the verifier and of lowering: like the runtime, it reads the operation, segment, microbatch, peer, handle,
+collectives and frees of each instruction and knows of itself what each operation does. All ranks run their own lists; whoever
+waits, waits until those it waits for have come. Whatever is in flight must not be touched, since a transfer may happen at any
+time between its start and its Wait. A tensor is a multiset of contributions (`symbolic_values.py`), in cells that no shard and
+no partial sum divides. Collectives inside a segment have no values here; that a group enters the same in one order is checked.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program import Collective, Instruction, Lowering, Op, Program
+from fourfold.program.instruction import RECEIVES, SENDS
+from tests.support.symbolic_values import Parameters, Run, need
 
-Sum = Counter[tuple[int, str, int]]
+COMPUTES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
+UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH)
+Group = tuple[int, ...]
+Entry = tuple["_Started", int]
+"""A started instruction and which of its collectives."""
 
 
-class Wrong(Exception):
-    """The program does not do a training step, or would crash."""
+@dataclass
+class _Started:
+    """An instruction under way on one rank, with what it took along. `joined`: how many of its collectives are done; `met`: with
+    whom; `values`: with what result."""
 
-
-def _need(condition: object, message: str) -> None:
-    if not condition:
-        raise Wrong(message)
+    step: Instruction
+    rank: "_Rank"
+    taken: Any = None
+    entries: list[tuple[Group, int]] = field(default_factory=list)
+    channel: tuple[int, int] | None = None
+    position: int = 0
+    writes: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
+    joined: int = 0
+    met: dict[int, list["Entry"]] = field(default_factory=dict)
+    values: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass
 class _Rank:
     number: int
-    live: dict[str, Any]
-    loss: Counter[int] = field(default_factory=Counter)
-    recorded: Counter[tuple[int, int]] | None = None
-    counted: int = 0
-    clipped: bool = False
-
-
-@dataclass
-class _World:
     program: Program
     facts: Lowering
-    ranks: list[_Rank]
-    flying: dict[str, Instruction] = field(default_factory=dict)
-    captured: dict[str, list[Counter[int]]] = field(default_factory=dict)
+    live: dict[str, Any]
+    counter: int = 0
+    flying: dict[str, _Started] = field(default_factory=dict)
+    blocked: _Started | None = None
+    passed: Counter[tuple[str, int, Op]] = field(default_factory=Counter)
+    losses: Counter[tuple[int, str, int]] = field(default_factory=Counter)
+    recorded: Any = None
+    counted: Any = None
+    loads: Any = None
+    clipped: bool = False
 
-    # Buffers
-
-    def get(self, rank: _Rank, name: str) -> Any:
-        self.settled(name)
-        _need(name in rank.live, f"{name} is not there")
-        return rank.live[name]
+    def get(self, name: str) -> Any:
+        """Reads a buffer."""
+        for handle, started in self.flying.items():
+            need(name not in started.writes, f"{name} is read while {handle} fills it")
+        need(name in self.live, f"{name} is not there")
+        return self.live[name]
 
     def settled(self, name: str) -> None:
-        for handle, step in self.flying.items():
-            _need(name not in self.touched(step), f"{name} is touched while {handle} is under way")
+        """Before a buffer is written or dropped."""
+        for handle, started in self.flying.items():
+            need(name not in started.writes | started.reads, f"{name} is touched while {handle} is under way")
 
-    def touched(self, step: Instruction) -> set[str]:
-        unit = step.segment
-        if step.op is Op.REDUCE:
-            return {f"grad/{unit}", f"reduce/{unit}", f"grad_shard/{unit}"}
-        if step.op in (Op.GATHER, Op.PUBLISH):
-            return {f"params/{unit}", f"shard/{unit}"}
-        return set()
+    def put(self, name: str, value: Any) -> None:
+        """Writes a buffer that is not there yet."""
+        self.settled(name)
+        need(name not in self.live, f"{name} is made though it is there")
+        self.live[name] = value
 
-    def params(self, rank: _Rank, unit: str) -> None:
-        _need(
-            set(self.get(rank, f"params/{unit}")) == {0}, f"{unit} is read with other values than the step began with"
+    def drop(self, name: str) -> None:
+        self.settled(name)
+        need(name in self.live, f"{name} is dropped though it is not there")
+        need(name not in self.program.resident, f"{name} is dropped though it outlives the step")
+        del self.live[name]
+
+
+class _World:
+    """All ranks, what each group has entered, what each pair of ranks has sent and received."""
+
+    def __init__(self, programs: Mapping[int, Program], facts: Lowering) -> None:
+        self.layout = facts.layout
+        halves = (
+            (number, step.segment, step.microbatch)
+            for number, program in programs.items()
+            for step in program.instructions
+            if step.op is Op.BACKWARD_INPUT
         )
-
-    def pieces(self, rank: _Rank) -> range:
-        """Chunks of a flat buffer that this rank owns; there are as many chunks as data ranks."""
-        layout = self.facts.layout
-        if self.facts.zero == 0:
-            return range(layout.data_degree)
-        index = layout.coordinates(rank.number)["dp_shard"]
-        return range(index * layout.dp_replicate, (index + 1) * layout.dp_replicate)
-
-    def group(self, rank: _Rank, axes: str) -> list[_Rank]:
-        return [self.ranks[member] for member in self.facts.layout.group_of(rank.number, tuple(axes.split("+")))]
-
-    def complete(self, unit: str) -> Sum:
-        layout = self.facts.layout
-        return Counter(
-            (rank, s.name, m)
-            for rank in range(layout.world_size)
-            for s in self.facts.segments
-            if unit in s.units
-            for m in range(layout.num_microbatches)
-        )
-
-    def check_gradient(self, rank: _Rank, unit: str) -> None:
-        whole = self.get(rank, f"{'grad_shard' if self.facts.zero >= 2 else 'grad'}/{unit}")
-        for chunk in self.pieces(rank):
-            _need(whole[chunk] == self.complete(unit), f"the gradient of {unit} is {whole[chunk]}")
-
-    # Instructions
+        self.parameters = _parameters(facts, frozenset(halves))
+        self.ranks = {}
+        for number, program in programs.items():
+            own = facts.at(self.layout.coordinates(number)["pp"])
+            need(program.pp_rank == own.pp_rank, "a rank runs another stage's program")
+            live: dict[str, Any] = dict.fromkeys(program.resident, True)
+            live.update(self.parameters.initial(number, program.resident))
+            self.ranks[number] = _Rank(number, program, own, live)
+        self.entered: dict[Group, dict[int, list[Entry]]] = {}
+        self.sent: dict[tuple[int, int], list[_Started]] = {}
+        self.received: dict[tuple[int, int], list[_Started]] = {}
 
     def run(self) -> None:
-        for step in self.program.instructions:
-            if step.op is Op.WAIT:
-                _need(step.handle in self.flying, f"nothing like {step.handle} is under way")
-                self.land(self.flying.pop(step.handle or ""))
-            elif step.op in (Op.GATHER, Op.PUBLISH, Op.REDUCE, Op.COUNT, Op.SUM_LOSS):
-                self.start(step)
-            else:
-                for rank in self.ranks:
-                    self.local(rank, step)
-            for name in step.frees:
-                for rank in self.ranks:
-                    self.get(rank, name)
-                    del rank.live[name]
-        self.finish()
+        moved = True
+        while moved:
+            moved = False
+            for rank in self.ranks.values():
+                while rank.counter < len(rank.program.instructions) and self.step(rank):
+                    rank.counter += 1
+                    moved = True
+        for rank in self.ranks.values():
+            need(rank.counter == len(rank.program.instructions), f"rank {rank.number} waits for ever")
+            self.finish(rank)
 
-    def start(self, step: Instruction) -> None:
-        _need(step.short not in self.flying, f"{step.short} is under way already")
-        unit = step.segment
-        for rank in self.ranks:
-            if step.op is Op.REDUCE:
-                self.get(rank, f"grad/{unit}")
-                self.settled(f"grad_shard/{unit}")
-                if self.facts.buffer_bytes(f"reduce/{unit}"):
-                    self.settled(f"reduce/{unit}")
-                    rank.live[f"reduce/{unit}"] = None
-            elif step.op is Op.GATHER:
-                self.get(rank, f"shard/{unit}")
-                _need(f"params/{unit}" not in rank.live, f"{unit} is gathered though it is there")
-                rank.live[f"params/{unit}"] = None
-            elif step.op is Op.PUBLISH:
-                self.get(rank, f"params/{unit}")
-        if step.op is Op.SUM_LOSS:
-            self.captured[step.short] = [Counter(rank.loss) for rank in self.ranks]
-        self.flying[step.short] = step
+    def step(self, rank: _Rank) -> bool:
+        """Runs one instruction; False where it must wait."""
+        step = rank.program.instructions[rank.counter]
+        if step.op is Op.WAIT:
+            need(step.handle in rank.flying, f"nothing like {step.handle} is under way")
+            started = rank.flying[step.handle or ""]
+            if not self.ready(started):
+                return False
+            del rank.flying[step.handle or ""]
+            self.land(rank, started)
+        elif step.op in SENDS | RECEIVES:
+            self.start_transfer(rank, step)
+        elif step.op in (*UNIT_STARTS, Op.COUNT, Op.SUM_LOSS):
+            self.start(rank, step)
+        elif not self.blocking(rank, step):
+            return False
+        for name in step.frees:
+            rank.drop(name)
+        return True
 
-    def land(self, step: Instruction) -> None:
-        """What the transfer has done by the time that it is joined."""
-        unit = step.segment
-        if step.op is Op.REDUCE:
-            self.reduce(step)
-        elif step.op is Op.GATHER:
-            for rank in self.ranks:
-                shards = [other.live[f"shard/{unit}"] for other in self.group(rank, step.collectives[0].axes)]
-                rank.live[f"params/{unit}"] = [v for shard in shards for v in shard]
-        elif step.op is Op.PUBLISH:
-            for rank in self.ranks:
-                for other in self.group(rank, step.collectives[0].axes):
-                    for chunk in self.pieces(other):
-                        rank.live[f"params/{unit}"][chunk] = other.live[f"params/{unit}"][chunk]
-        elif step.op is Op.COUNT:
-            for rank in self.ranks:
-                rank.counted += 1
-        elif step.op is Op.SUM_LOSS:
-            losses = self.captured.pop(step.short)
-            total = Counter({(r, m): n for r, loss in enumerate(losses) for m, n in loss.items()})
-            for rank in self.ranks:
-                _need(rank.loss == losses[rank.number], "a loss came after the sum")
-                _need(rank.recorded is None, "the loss is summed twice")
-                rank.recorded = total
+    # Groups
 
-    def reduce(self, step: Instruction) -> None:
-        unit, zero = step.segment, self.facts.zero
-        sums = {}
-        for rank in self.ranks:
-            members = self.group(rank, step.collectives[0].axes)
-            sums[rank.number] = {
-                chunk: sum((m.live[f"grad/{unit}"][chunk] for m in members), Counter()) for chunk in self.pieces(rank)
-            }
-        for rank in self.ranks:
-            target = rank.live[f"grad/{unit}"]
-            if zero >= 2:
-                empty = [Counter() for _ in range(self.facts.layout.data_degree)]
-                target = rank.live.setdefault(f"grad_shard/{unit}", empty)
-            for chunk, value in sums[rank.number].items():
-                target[chunk] = target[chunk] + value if zero >= 2 else value
-        for collective in step.collectives[1:]:
-            name = f"{'grad_shard' if zero >= 2 else 'grad'}/{unit}"
-            totals = {
-                r.number: [
-                    sum((m.live[name][c] for m in self.group(r, collective.axes)), Counter()) for c in self.pieces(r)
-                ]
-                for r in self.ranks
-            }
-            for rank in self.ranks:
-                for chunk, value in zip(self.pieces(rank), totals[rank.number], strict=True):
-                    rank.live[name][chunk] = value
+    def enter(self, started: _Started, collectives: tuple[Collective, ...]) -> None:
+        for which, collective in enumerate(collectives):
+            axes = tuple(collective.axes.split("+"))
+            group = self.layout.group_of(started.rank.number, axes)
+            need(started.rank.number in group, f"rank {started.rank.number} is not of the group {group}")
+            mine = self.entered.setdefault(group, {}).setdefault(started.rank.number, [])
+            started.entries.append((group, len(mine)))
+            mine.append((started, which))
 
-    def local(self, rank: _Rank, step: Instruction) -> None:
-        if step.op is Op.LOAD:
-            _need(step.microbatch in range(self.facts.layout.num_microbatches), "no such microbatch")
-            _need(f"batch/m{step.microbatch}" not in rank.live, "loaded twice")
-            rank.live[f"batch/m{step.microbatch}"] = True
-        elif step.op in (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD):
+    def members(self, started: _Started, which: int) -> list[Entry] | None:
+        """What every member of the group has entered as this collective; None: not all have come."""
+        if which in started.met:
+            return started.met[which]
+        group, position = started.entries[which]
+        result = []
+        for member in group:
+            entered = self.entered[group].get(member, [])
+            if len(entered) <= position:
+                return None
+            result.append(entered[position])
+        mine = started.step.collectives[which]
+        for other, theirs in result:
+            there = other.step.collectives[theirs]
+            same = (other.step.short, there.kind, there.axes, there.bytes) == (
+                started.step.short, mine.kind, mine.axes, mine.bytes,
+            )  # fmt: skip
+            need(same, f"{started.step.short} meets {other.step.short}")
+        started.met[which] = result
+        return result
+
+    def ready(self, started: _Started) -> bool:
+        if started.channel is not None:
+            return len(self.partners(started)) > started.position
+        return self.ready_up_to(started, len(started.entries))
+
+    def phase_ready(self, started: _Started, which: int) -> bool:
+        """Whether all members have come, with what their earlier collectives gave them. Computations have no values here."""
+        members = self.members(started, which)
+        if members is None or started.step.op in COMPUTES:
+            return members is not None
+        return all(theirs == 0 or other is started or self.ready_up_to(other, theirs) for other, theirs in members)
+
+    def ready_up_to(self, started: _Started, number: int) -> bool:
+        while started.joined < number and self.phase_ready(started, started.joined):
+            started.joined += 1
+        return started.joined >= number
+
+    def blocking(self, rank: _Rank, step: Instruction) -> bool:
+        """An instruction that enters its collectives and goes on when all members have."""
+        if rank.blocked is None:
+            rank.blocked = _Started(step, rank, self.taken_by(rank, step))
+            self.enter(rank.blocked, step.collectives)
+        if not self.ready(rank.blocked):
+            return False
+        started, rank.blocked = rank.blocked, None
+        if step.op in COMPUTES:
             self.compute(rank, step)
-        elif step.op is Op.CLIP_NORM:
-            _need(not rank.clipped, "the norm is taken twice")
-            for unit in self.facts.flats:
-                self.check_gradient(rank, unit)
-            rank.clipped = True
-        elif step.op is Op.UPDATE:
-            unit = step.segment or ""
-            _need(rank.clipped, "updated before the norm")
-            self.check_gradient(rank, unit)
-            values = self.get(rank, f"shard/{unit}" if self.facts.zero == 3 else f"params/{unit}")
-            for chunk in range(len(values)) if self.facts.zero == 3 else self.pieces(rank):
-                values[chunk] += 1
         else:
-            _need(step.op is Op.FREE, f"{step.op} has no place here")
+            self.local(rank, started)
+        return True
+
+    def taken_by(self, rank: _Rank, step: Instruction) -> Any:
+        if step.op is Op.CLIP_NORM:
+            return self.parameters.parts(rank.number)
+        if step.op is Op.BALANCE:
+            return Counter(key for key in rank.losses if key[1] != "head")
+        return None
+
+    def everyone(self, started: _Started) -> Any:
+        """What all collectives of the instruction leave on its rank, one after another."""
+        return self.after(started, len(started.entries) - 1)
+
+    def after(self, started: _Started, which: int) -> Any:
+        """What the rank has after the collective; -1: what it took along."""
+        if which < 0:
+            return started.taken
+        if which not in started.values:
+            own, states = self.after(started, which - 1), []
+            for other, theirs in self.members(started, which) or []:
+                states.append(self.after(other, theirs - 1))
+            started.values[which] = self.combine(started, which, own, states)
+        return started.values[which]
+
+    def combine(self, started: _Started, which: int, own: Any, states: list[Any]) -> Any:
+        if started.step.op in UNIT_STARTS:
+            return self.parameters.combine(started, which, own, states)
+        if started.step.op is Op.CLIP_NORM:
+            return frozenset().union(*states)
+        return sum(states, Counter()) if isinstance(own, Counter) else own
+
+    # Transfers between stages
+
+    def start_transfer(self, rank: _Rank, step: Instruction) -> None:
+        need(step.short not in rank.flying, f"{step.short} is under way already")
+        need(step.peer is not None and 0 <= step.peer < self.layout.pp, "no such peer")
+        other = self.layout.rank_of({**self.layout.coordinates(rank.number), "pp": step.peer or 0})
+        gradient = step.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
+        name = f"{'dhidden' if gradient else 'hidden'}/{step.segment}/m{step.microbatch}"
+        started = _Started(step, rank)
+        if step.op in SENDS:
+            started.taken, started.reads = rank.get(name), frozenset([name])
+            started.channel, queues = (rank.number, other), self.sent
+        else:
+            rank.put(name, None)
+            started.writes = frozenset([name])
+            started.channel, queues = (other, rank.number), self.received
+        queue = queues.setdefault(started.channel, [])
+        started.position = len(queue)
+        queue.append(started)
+        rank.flying[step.short] = started
+
+    def partners(self, started: _Started) -> list[_Started]:
+        queues = self.received if started.step.op in SENDS else self.sent
+        return queues.get(started.channel or (0, 0), [])
+
+    # Collectives on units and on scalars
+
+    def start(self, rank: _Rank, step: Instruction) -> None:
+        need(step.short not in rank.flying, f"{step.short} is under way already")
+        started = _Started(step, rank)
+        if step.op in UNIT_STARTS:
+            self.parameters.start(started)
+        elif step.op is Op.COUNT:
+            started.taken = Counter([rank.number])
+        else:
+            started.taken = Counter(rank.losses)
+        self.enter(started, step.collectives)
+        rank.flying[step.short] = started
+
+    def land(self, rank: _Rank, started: _Started) -> None:
+        """What the transfer has done by the time that it is joined."""
+        step = started.step
+        if started.channel is not None:
+            if step.op in RECEIVES:
+                (name,) = started.writes
+                rank.live[name] = self.partners(started)[started.position].taken
+        elif step.op in UNIT_STARTS:
+            self.parameters.land(started, self.everyone(started))
+        elif step.op is Op.COUNT:
+            need(rank.counted is None, "targets are counted twice")
+            rank.counted = self.everyone(started)
+        else:
+            need(rank.recorded is None, "the loss is summed twice")
+            need(rank.losses == started.taken, "a loss came after the sum")
+            rank.recorded = self.everyone(started)
+
+    # What a rank does alone
+
+    def local(self, rank: _Rank, started: _Started) -> None:
+        step, training = started.step, rank.program.kind == "train"
+        if step.op is Op.LOAD:
+            need(step.microbatch in range(self.layout.num_microbatches), "no such microbatch")
+            rank.put(f"batch/m{step.microbatch}", True)
+        elif step.op is Op.CLIP_NORM and training:
+            need(not rank.clipped, "the norm is taken twice")
+            rank.clipped = True
+            for unit in rank.facts.flats:
+                self.parameters.check_gradient(rank, unit)
+            need(self.everyone(started) == self.parameters.whole, "the norm is not that of the whole gradient")
+        elif step.op is Op.BALANCE and training:
+            need(rank.loads is None, "the loads are summed twice")
+            rank.loads = self.everyone(started)
+            need(rank.loads == self.routed(), "the loads are not those of all tokens")
+        elif step.op is Op.UPDATE and training:
+            need(rank.clipped, "updated before the norm")
+            self.parameters.update(rank, step.segment or "")
+        else:
+            need(step.op is Op.FREE, f"{step.op} has no place here")
+
+    def routed(self) -> Counter[tuple[int, str, int]]:
+        """Every token's way through every router."""
+        return Counter(
+            (rank.number, segment.name, m)
+            for rank in self.ranks.values()
+            for segment in rank.facts.moe_segments
+            for m in range(self.layout.num_microbatches)
+        )
+
+    # Computation
 
     def compute(self, rank: _Rank, step: Instruction) -> None:
-        names = [s.name for s in self.facts.segments]
-        index, m = names.index(step.segment or ""), step.microbatch
-        segment = self.facts.segments[index]
-        full = self.facts.policy(segment) == "full"
-        following = names[index + 1] if index + 1 < len(names) else ""
-        if segment.kind != "embedding" or step.op is Op.FORWARD:
-            for unit in segment.units:
-                self.params(rank, unit)
-        if segment.kind != "block" or step.op is not Op.BACKWARD:
-            self.get(rank, f"batch/m{m}")
-        if segment.kind != "embedding":
-            self.get(rank, f"hidden/{segment.name}/m{m}")
-        if step.op is not Op.BACKWARD:
-            _need(segment.kind != "head" and (step.op is Op.FORWARD or full), f"{step.short} is not of this step")
-            made = f"saved/{segment.name}/m{m}"
-            if segment.kind == "block" and (step.op is Op.RECOMPUTE or not full):
-                _need(made not in rank.live, "computed twice")
-                rank.live[made] = True
-            if step.op is Op.FORWARD:
-                _need(f"hidden/{following}/m{m}" not in rank.live, "computed twice")
-                rank.live[f"hidden/{following}/m{m}"] = True
+        m = step.microbatch if step.microbatch is not None else -1
+        names = [s.name for s in rank.facts.segments]
+        need(step.segment in {s.name for s in rank.facts.local_segments}, f"{step.segment} is not here")
+        index = names.index(step.segment or "")
+        segment, name = rank.facts.segments[index], names[index]
+        following = f"{names[index + 1]}/m{m}" if index + 1 < len(names) else ""
+        rank.passed[name, m, step.op] += 1
+        need(rank.passed[name, m, step.op] == 1, f"{step.short} runs twice")
+        training, full = rank.program.kind == "train", rank.facts.policy(segment) == "full"
+        if step.op is Op.BACKWARD_WEIGHT:
+            need(segment.kind == "block" and training, f"{step.short} is not of this step")
+            need(rank.get(f"deferred/{name}/m{m}"), "nothing was put off")
+            self.parameters.add(rank, segment, m, step.op)
             return
-        if segment.kind == "head":
-            _need(rank.counted == 1 or not self.facts.data_axes, "divided by another number of targets")
-            rank.loss[m if m is not None else -1] += 1
-        else:
-            self.get(rank, f"dhidden/{following}/m{m}")
-        if segment.kind == "block":
-            _need(self.get(rank, f"saved/{segment.name}/m{m}"), "backward of nothing")
+        self.read_inputs(rank, segment, m, step.op)
+        if step.op in (Op.FORWARD, Op.RECOMPUTE):
+            need(step.op is Op.FORWARD or (training and full), f"{step.short} is not of this step")
+            need(segment.kind != "head" or not training, f"{step.short} is not of this step")
+            if segment.kind == "block" and training and (step.op is Op.RECOMPUTE or not full):
+                rank.put(f"saved/{name}/m{m}", True)
+            if step.op is Op.FORWARD and segment.kind == "head":
+                rank.losses[rank.number, "head", m] += 1
+            elif step.op is Op.FORWARD:
+                rank.put(f"hidden/{following}", f"output of {name} for m{m}")
+            return
+        need(training, "backward in an evaluation")
+        self.backward(rank, segment, m, following, step.op)
+
+    def read_inputs(self, rank: _Rank, segment: Any, m: int, op: Op) -> None:
+        """Parameters as the step began with them, the batch, the hidden states that the segment before made."""
+        rank.get(f"batch/m{m}")
         if segment.kind != "embedding":
-            rank.live[f"dhidden/{segment.name}/m{m}"] = True
-        for unit in segment.units:
-            self.settled(f"grad/{unit}")
-            zeros = [Counter() for _ in range(self.facts.layout.data_degree)]
-            for chunk in rank.live.setdefault(f"grad/{unit}", zeros):
-                chunk[rank.number, segment.name, m] += 1
+            before = rank.facts.segments[[s.name for s in rank.facts.segments].index(segment.name) - 1].name
+            found = rank.get(f"hidden/{segment.name}/m{m}")
+            need(found == f"output of {before} for m{m}", f"{segment.name} m{m} reads {found}")
+        if segment.kind != "embedding" or op is Op.FORWARD:
+            for unit in segment.units:
+                self.parameters.read(rank, unit)
 
-    def finish(self) -> None:
-        _need(not self.flying, f"still under way: {list(self.flying)}")
-        for rank in self.ranks:
-            _need(rank.live.keys() == set(self.program.resident), f"live at the end: {sorted(rank.live)}")
-            for unit in self.facts.flats:
-                values = rank.live[f"shard/{unit}" if self.facts.zero == 3 else f"params/{unit}"]
-                _need(set(values) == {1}, f"{unit} ends with pieces updated {values} times")
-            if self.facts.data_axes:
-                runs = Counter((r.number, m) for r in self.ranks for m in range(self.facts.layout.num_microbatches))
-                _need(rank.recorded == runs, f"the recorded loss is that of {rank.recorded}")
-            _need(rank.counted == (1 if self.facts.data_axes else 0), "targets are counted another number of times")
+    def backward(self, rank: _Rank, segment: Any, m: int, following: str, op: Op) -> None:
+        name = segment.name
+        need(segment.kind == "block" or op is Op.BACKWARD, "no halves of this")
+        done = rank.passed[name, m, Op.BACKWARD] + rank.passed[name, m, Op.BACKWARD_INPUT]
+        need(done == 1, f"backward of {name} m{m} runs twice")
+        if segment.kind == "head":
+            need(self.counts_all(rank), "divided by another number of targets")
+            rank.losses[rank.number, "head", m] += 1
+        else:
+            after = following.partition("/")[0]
+            found = rank.get(f"dhidden/{following}")
+            need(found == f"gradient of {after} for m{m}", f"backward of {name} m{m} reads {found}")
+        if segment.kind == "block":
+            need(rank.get(f"saved/{name}/m{m}"), "backward of nothing")
+        if segment.moe:
+            need(rank.loads is None, "tokens are routed after the loads are summed")
+            rank.losses[rank.number, name, m] += 1
+        if segment.kind != "embedding":
+            rank.put(f"dhidden/{name}/m{m}", f"gradient of {name} for m{m}")
+        if op is Op.BACKWARD_INPUT:
+            rank.put(f"deferred/{name}/m{m}", True)
+        self.parameters.add(rank, segment, m, op)
+
+    def counts_all(self, rank: _Rank) -> bool:
+        """Whether the rank knows the valid targets of the whole batch: it has those of its own part of it by itself."""
+        own = self.layout.group_of(rank.number, ("dp_replicate", "dp_shard", "cp"))
+        return (rank.counted or Counter([rank.number])) == Counter(own)
+
+    # The end
+
+    def finish(self, rank: _Rank) -> None:
+        need(not rank.flying, f"still under way: {list(rank.flying)}")
+        need(rank.live.keys() == set(rank.program.resident), f"live at the end: {sorted(rank.live)}")
+        training = rank.program.kind == "train"
+        self.parameters.check_end(rank, 1 if training else 0)
+        need(self.counts_all(rank), "targets are counted another number of times")
+        losses = self.losses(rank, training)
+        recorded = Counter(rank.losses) if rank.recorded is None else rank.recorded
+        need(recorded == losses, f"rank {rank.number} records another loss")
+        routers = training and rank.facts.model.num_experts > 0
+        need((rank.loads is not None) == routers, "the experts' loads are never summed")
+        for segment in rank.facts.local_segments:
+            for m in range(self.layout.num_microbatches):
+                wanted = not training or segment.kind == "head" or rank.passed[segment.name, m, Op.FORWARD] == 1
+                need(wanted, f"{segment.name} m{m} never runs")
+
+    def losses(self, rank: _Rank, training: bool) -> Counter[tuple[int, str, int]]:
+        """The whole batch's: tensor-parallel ranks all know the head's, but each only its own part of the routers'."""
+        routers = rank.facts.model.num_experts > 0
+        axes = ("pp", "dp_replicate", "dp_shard", "cp", *(("tp",) if routers else ()))
+        result: Counter[tuple[int, str, int]] = Counter()
+        for number in self.layout.group_of(rank.number, axes):
+            for segment in self.ranks[number].facts.local_segments:
+                if segment.kind == "head" or (segment.moe and training):
+                    result.update((number, segment.name, m) for m in range(self.layout.num_microbatches))
+        return result
 
 
-def run_symbolically(program: Program, facts: Lowering) -> None:
-    """Raises `Wrong` unless the program, run by all ranks, does one whole training step and leaves nothing behind."""
-    degree = facts.layout.data_degree
-    ranks = []
-    for number in range(facts.layout.world_size):
-        live: dict[str, Any] = dict.fromkeys(program.resident, True)
-        for unit in facts.flats:
-            if facts.zero == 3:
-                live[f"shard/{unit}"] = [0] * facts.layout.dp_replicate
-            else:
-                live[f"params/{unit}"] = [0] * degree
-        ranks.append(_Rank(number, live))
-    _World(program, facts, ranks).run()
+@lru_cache(maxsize=4)
+def _parameters(facts: Lowering, halves: frozenset[Run]) -> Parameters:
+    return Parameters(facts, halves)
+
+
+def run_symbolically(programs: Mapping[int, Program], facts: Lowering) -> None:
+    """Raises `Wrong` unless the programs, run by all ranks, do one whole step and leave nothing behind."""
+    _World(programs, facts).run()
