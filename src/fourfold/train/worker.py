@@ -81,5 +81,6 @@ def _exit_with_parent() -> None:
 
 if __name__ == "__main__":
     code = run_worker(Path(sys.argv[1]))
+    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code) if code == FAILED else sys.exit(code)
+    os._exit(code)  # all that lasts is written; threads of the communication library do not always end in order
