@@ -14,6 +14,7 @@ MODEL = {
     "ffn_size": 512,
     "vocab_size": 2048,
 }
+GPT2 = {"family": "gpt2", "num_kv_heads": 6}
 
 
 def _error(ranks: int, layout: dict, compute: str, sequence_length: int = 128, **sections) -> float:
@@ -44,8 +45,10 @@ def test_predicted_peak_is_the_measured_peak(zero: int, recompute: str, compute:
         ({"ffn_size": 64, "num_kv_heads": 6}, {}, 256),
         ({"vocab_size": 16384, "num_layers": 1}, {}, 64),
         ({}, {"document_mask": True}, 128),
+        ({**GPT2, "max_position": 64}, {}, 64),
+        ({**GPT2, "max_position": 128}, {"document_mask": True}, 128),
     ],
-    ids=["qk-norm", "tied-bias", "wide-attention", "wide-vocabulary", "documents"],
+    ids=["qk-norm", "tied-bias", "wide-attention", "wide-vocabulary", "documents", "gpt2", "gpt2-documents"],
 )
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_other_shapes(model: dict, data: dict, length: int, recompute: str) -> None:

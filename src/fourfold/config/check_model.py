@@ -67,7 +67,9 @@ def _norms_and_biases(model: ModelConfig) -> str | None:
 
 def _feed_forward(model: ModelConfig) -> str | None:
     if model.gated and model.activation != "silu":
-        return f"model.activation = {model.activation!r} has no gated feed-forward here; a value that works: gated = false"
+        return (
+            f"model.activation = {model.activation!r} has no gated feed-forward here; a value that works: gated = false"
+        )
     if model.gated and model.linear_bias:
         return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
     if model.norm == "layer" and (model.is_latent or model.num_experts):
