@@ -11,7 +11,7 @@ from fourfold.config import UserError, load_run
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
-from fourfold.program import Program, from_text, to_text, verify
+from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
 from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
 from fourfold.report.words import layout_line, model_line
 
@@ -157,8 +157,8 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     positions = read_positions(folder) if folder.is_dir() else []
     if not positions:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
-    programs = {0: resolved.train_programs[0], 1: resolved.evaluate_programs[0]}
-    lines = describe_positions(programs, positions)
+    programs = {kind: lower_pipeline(resolved.facts, name) for kind, name in enumerate(("train", "evaluate"))}
+    lines = describe_positions(programs, resolved.layout, positions)
     if as_json:
         ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]
         _print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})

@@ -68,10 +68,19 @@ def resolve_run(
     complete = config.model_copy(
         update={
             "model": _model_section(model, config.model.initial),
-            "layout": config.layout.model_copy(update={"dp_shard": layout.dp_shard}),
+            "layout": config.layout.model_copy(
+                update={"dp_shard": layout.dp_shard, "schedule": _absolute(layout.schedule)}
+            ),
         }
     )
-    return ResolvedRun(complete, model, layout, Lowering.of(complete, model, layout, transport))
+    facts = Lowering.of(complete, model, layout, transport)
+    return ResolvedRun(complete, model, facts.layout, facts)
+
+
+def _absolute(schedule: str) -> str:
+    """A schedule's file named so that every rank, wherever it starts, reads the same."""
+    kind, colon, path = schedule.partition(":")
+    return f"file:{Path(path).expanduser().absolute()}" if kind == "file" and colon else schedule
 
 
 def _model_section(model: ModelConfig, initial: str | None) -> ModelSection:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.layout import Layout
-from fourfold.program import Op, Program
+from fourfold.program import Instruction, Op, Program
 
 _RECORD = struct.Struct("<qqdi4x")
 FILE_NAME = "progress.bin"
@@ -64,46 +64,72 @@ def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> s
 
 
 def describe_wait(
-    rank: int, index: int, step: int, program: Program, layout: Layout, positions: Sequence[Position]
+    rank: int, index: int, step: int, programs: Sequence[Program], layout: Layout, positions: Sequence[Position]
 ) -> str:
-    """Who waits, at which instruction, and for whom: `rank 5 waits at #812 ...; rank 6 stopped at #640 ... (dp_shard group 2)`."""
+    """Who waits, at which instruction, and for whom: `rank 5 waits at #812 ...; rank 6 stopped at #640 ... (dp_shard group 2)`.
+
+    `programs`: of every pipeline coordinate, of the kind that runs.
+    """
+    program = programs[layout.coordinates(rank)["pp"]]
     instruction = program.instructions[index]
-    started = instruction
+    start = index
     if instruction.op is Op.WAIT:
-        earlier = [s for s in program.instructions[:index] if s.short == instruction.handle]
-        started = earlier[-1] if earlier else instruction
+        start = max((i for i in range(index) if program.instructions[i].short == instruction.handle), default=index)
     lines = [f"rank {rank} waits at step {step} #{index} `{instruction.short}`"]
-    for collective in started.collectives:
-        axes = tuple(collective.axes.split("+"))
-        group = layout.group_of(rank, axes)
-        number = layout.groups(axes).index(group)
-        for member in group:
+    for axes, members in _peers(rank, program.instructions[start], layout):
+        for member in members:
             if member == rank or member >= len(positions):
                 continue
-            place = positions[member]
-            known = place.counter < len(program.instructions)
-            at = f"step {place.step} #{place.counter} `{program.instructions[place.counter].short if known else 'end'}`"
-            behind = (place.step, place.counter) < (step, _start_index(program, index, started))
+            other, place = programs[layout.coordinates(member)["pp"]], positions[member]
+            known = place.counter < len(other.instructions)
+            at = f"step {place.step} #{place.counter} `{other.instructions[place.counter].short if known else 'end'}`"
+            entry = start if other is program else _entry(program.instructions[start], other)
+            behind = (place.step, place.counter) < (step, entry)
             state = f"stopped at {at}" if behind else f"has entered it, and was last seen at {at}"
-            lines.append(f"rank {member} {state} ({collective.axes} group {number})")
+            lines.append(f"rank {member} {state} ({axes})")
     if len(lines) == 1:
         lines.append("nothing is known of its peers")
     return "; ".join(lines)
 
 
-def _start_index(program: Program, index: int, started: object) -> int:
-    return max((i for i, s in enumerate(program.instructions[: index + 1]) if s is started), default=index)
+def _peers(rank: int, started: Instruction, layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
+    """(name of a group, its ranks) for each collective; for a transfer its other end."""
+    if started.peer is not None:
+        return [("pp", (layout.group_of(rank, ("pp",))[started.peer],))]
+    result = []
+    for collective in started.collectives:
+        axes = tuple(collective.axes.split("+"))
+        group = layout.group_of(rank, axes)
+        result.append((f"{collective.axes} group {layout.groups(axes).index(group)}", group))
+    return result
 
 
-def describe_positions(programs: Mapping[int, Program], positions: Sequence[Position]) -> list[str]:
-    """One line a rank: step, counter and instruction, and how long ago."""
+_OTHER_END = {
+    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
+    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
+    Op.SEND_GRADIENT: Op.RECV_GRADIENT,
+    Op.RECV_GRADIENT: Op.SEND_GRADIENT,
+}
+
+
+def _entry(started: Instruction, other: Program) -> int:
+    """Where another pipeline rank enters what was started: the other end of a transfer, or the same collective."""
+    wanted = (_OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
+    entries = (i for i, s in enumerate(other.instructions) if (s.op, s.segment, s.microbatch) == wanted)
+    return next(entries, len(other.instructions))
+
+
+def describe_positions(
+    programs: Mapping[int, Sequence[Program]], layout: Layout, positions: Sequence[Position]
+) -> list[str]:
+    """One line a rank: step, counter and instruction, and how long ago. `programs`: by kind, of every pipeline coordinate."""
     lines = []
     for rank, place in enumerate(positions):
         ago = f"{time.time() - place.time:.1f} s ago"
         if place.kind == SAVING:
             lines.append(f"rank {rank}: saving step {place.step}, {ago}")
             continue
-        program = programs[place.kind]
+        program = programs[place.kind][layout.coordinates(rank)["pp"]]
         known = place.counter < len(program.instructions)
         what = f"`{program.instructions[place.counter].short}`" if known else "the end"
         lines.append(f"rank {rank}: step {place.step} #{place.counter} {what}, {ago}")

@@ -15,7 +15,7 @@ from fourfold.config import RunConfig, RunFailure, load_run, resolve_model
 from fourfold.data import GlobalBatches, open_prepared
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
-from fourfold.program import Program, digest, lower_evaluation, lower_step
+from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
 from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout
@@ -102,6 +102,7 @@ class Training:
         per_microbatch = layout.data_degree * layout.microbatch_sequences
         microbatches = -(-self.config.run.evaluate_sequences // per_microbatch)
         layout = replace(layout, num_microbatches=microbatches)
+        self.evaluation_microbatches = microbatches
         rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
         return (
             lower_evaluation(replace(self.facts, layout=layout)),
@@ -217,7 +218,11 @@ class Training:
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
         positions = read_positions(self.out)
-        where = describe_wait(self.seat.rank, error.index, self.step, program, self.facts.layout, positions)
+        layout = self.facts.layout
+        if program is self.evaluation:
+            layout = replace(layout, num_microbatches=self.evaluation_microbatches)
+        programs = lower_pipeline(replace(self.facts, layout=layout), program.kind)
+        where = describe_wait(self.seat.rank, error.index, self.step, programs, layout, positions)
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
