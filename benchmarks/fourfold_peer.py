@@ -24,7 +24,8 @@ class Fourfold(Peer):
 
     The default process group (gloo) exists already; `weights` bear Hugging Face's names and are the caller's, so they are
     copied. A step sets `gradient_norm` and returns the loss, as `Peer` says. `sequences`: of the global batch when a step is given
-    all of it; None: a step is given this rank's rows alone, all of them one microbatch.
+    all of it; None: a step is given this rank's rows alone, all of them one microbatch. `model`: a `[model]` section instead of
+    `shape`.
     """
 
     def __init__(
@@ -36,13 +37,15 @@ class Fourfold(Peer):
         layout: dict,
         length: int,
         sequences: int | None = None,
+        model: dict | None = None,
     ):
         self.name, self.learning_rate, self.takes_part = name, learning_rate, sequences is not None
         ranks, self.rank = dist.get_world_size(), dist.get_rank()
         sequences = sequences or ranks * layout["microbatch_sequences"]
-        config = parse_run(run_table(shape, layout, sequences, length, learning_rate))
-        model = resolve_model(config.model)
-        facts = Lowering.of(config, model, resolve_layout(config, model, ranks))
+        table = run_table(shape, layout, sequences, length, learning_rate)
+        config = parse_run(table if model is None else {**table, "model": model})
+        resolved = resolve_model(config.model)
+        facts = Lowering.of(config, resolved, resolve_layout(config, resolved, ranks))
         self.facts = facts.at(facts.layout.coordinates(self.rank)["pp"])
         self.program = lower_step(self.facts)
         self.groups = make_groups(self.facts.layout, self.rank, groups_of([self.program], self.facts), 600.0)
@@ -59,7 +62,7 @@ class Fourfold(Peer):
         units = build_units(self.facts, self.rank, config.optimizer, device, fill)
         share_parameters(self.facts, units, self.groups)
         self.executor = Executor(self.facts, units, self.groups, config.optimizer, device, self.rank)
-        self.tables = rope_tables(model, length, torch.float32, device)
+        self.tables = rope_tables(resolved, length, torch.float32, device)
 
     def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":
         """What the executor reads in a step on this batch."""

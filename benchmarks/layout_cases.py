@@ -42,7 +42,13 @@ class Case:
     @property
     def name(self) -> str:
         """As `--only` may state a part of it."""
-        return f"{self.part}: {self.label}, {self.ranks} ranks"
+        return f"{self.part}: {self.label}, {self.ranks} ranks, {self.tokens}"
+
+    @property
+    def tokens(self) -> str:
+        """The global batch: microbatches x sequences of each x tokens of a sequence."""
+        size = self.batch.microbatch_sequences
+        return f"{self.batch.sequences // size} x {size} x {self.batch.length}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) ->
 
 def tensor(sequence: bool, tp: int, batch: Batch, dp: int = 1) -> Case:
     layout = {"tp": tp, "sequence_parallel": sequence, "dp_shard": dp, "zero": 3 if dp > 1 else 0}
-    peer = partial(TensorParallel, sequence=sequence, tp=tp)
+    peer = partial(TensorParallel, sequence=sequence, tp=tp, microbatch_sequences=batch.microbatch_sequences)
     kind = "tp + sp" if sequence else "tp"
     if dp == 1:
         labels = kind, "parallelize_module + SequenceParallel" if sequence else "parallelize_module"
@@ -119,11 +125,11 @@ def context(method: str, rotate: str, cp: int, batch: Batch) -> Case:
 
 def cases(shape: Shape) -> list[Case]:
     """All rows."""
-    pipelined, short, long = Batch(8, 128, 1), Batch(2, 256, 2), Batch(1, 1024, 1)
-    rows = [pipeline(shape, name, pp, pipelined) for pp in (2, 4) for name in PIPELINES]
-    rows += [tensor(sequence, tp, short) for tp in (2, 4) for sequence in (False, True)]
+    many, one, long = Batch(8, 128, 1), Batch(2, 256, 2), Batch(1, 1024, 1)
+    rows = [pipeline(shape, name, pp, many) for pp in (2, 4) for name in PIPELINES]
+    rows += [tensor(sequence, tp, batch) for tp in (2, 4) for batch in (many, one) for sequence in (False, True)]
     methods = (("ring", "alltoall"), ("all_gather", "allgather"))
     rows += [context(*method, cp, long) for cp in (2, 4) for method in methods]
-    rows.append(pipeline(shape, "1f1b", 2, pipelined, dp=2))
+    rows.append(pipeline(shape, "1f1b", 2, many, dp=2))
     rows.append(tensor(True, 2, Batch(4, 256, 2), dp=2))
     return rows

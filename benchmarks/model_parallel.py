@@ -24,7 +24,17 @@ from measure import INSPECTED_STEPS, REFERENCE, Progress, compare, inspect, on_f
 from plain_llama import Shape
 from torch_context import attempt
 
-COLUMNS = ["", "ranks", "fourfold", "torch", "s/step", "torch s/step", "median of pairs (min–max)", "speed-up"]
+COLUMNS = [
+    "",
+    "ranks",
+    "tokens a step",
+    "fourfold",
+    "torch",
+    "s/step",
+    "torch s/step",
+    "median of pairs (min–max)",
+    "speed-up",
+]
 COLUMNS += ["peak MB", "torch peak MB"]
 
 
@@ -34,7 +44,7 @@ def cells(case: Case, result: dict, inspections: dict[str, dict]) -> list[str]:
     spread = f"{result['median_ratio']:.3f} ({result['min_ratio']:.3f}–{result['max_ratio']:.3f})"
     seconds = [f"{value:.3f}" for value in result["median_step_seconds"]]
     speed = f"{1 / result['median_ratio']:.2f} x"
-    return [case.part, str(case.ranks), *result["names"], *seconds, spread, speed, *peaks]
+    return [case.part, str(case.ranks), case.tokens, *result["names"], *seconds, spread, speed, *peaks]
 
 
 def run_case(work: LayoutWork, progress: Progress, reference: dict | None, options: argparse.Namespace) -> dict:
@@ -119,7 +129,9 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text)
     if options.json:
-        options.json.write_text(json.dumps({"versions": versions(), "results": results, "notes": notes}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"versions": versions(), "results": results, "notes": notes}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

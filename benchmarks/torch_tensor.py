@@ -50,13 +50,21 @@ def plan(num_layers: int, sequence: bool) -> dict[str, ParallelStyle]:
 class TensorParallel(TorchPeer):
     """`parallelize_module` over the innermost `tp` ranks with loss parallelism; over the others, if any, `fully_shard`.
 
-    Every rank is given the global batch; a data-parallel rank trains on its rows of it.
+    Every rank is given the global batch; a data-parallel rank trains on its rows of it, microbatch by microbatch, and reduces
+    its gradients after the last.
     """
 
     def __init__(
-        self, name: str, shape: LlamaShape, weights: dict[str, Tensor], learning_rate: float, sequence: bool, tp: int
+        self,
+        name: str,
+        shape: LlamaShape,
+        weights: dict[str, Tensor],
+        learning_rate: float,
+        sequence: bool,
+        tp: int,
+        microbatch_sequences: int,
     ):
-        self.sequence = sequence
+        self.sequence, self.microbatch_sequences = sequence, microbatch_sequences
         self.mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
         self.dp, self.dp_rank = self.mesh["dp"].size(), self.mesh["dp"].get_local_rank()
         super().__init__(name, shape, weights, learning_rate)
@@ -83,14 +91,19 @@ class TensorParallel(TorchPeer):
         return total
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
+        divisor, total = float(targets.numel()), torch.zeros(())
         rows = slice(self.dp_rank * len(tokens) // self.dp, (self.dp_rank + 1) * len(tokens) // self.dp)
+        parts = [part[rows].split(self.microbatch_sequences) for part in (tokens, targets)]
         with loss_parallel():
-            loss = self.model(tokens[rows], targets[rows], float(targets.numel()))
-            loss.backward()
+            for index, microbatch in enumerate(zip(*parts, strict=True)):
+                if self.dp > 1:
+                    self.model.set_requires_gradient_sync(index == len(parts[0]) - 1)
+                loss = self.model(*microbatch, divisor)
+                loss.backward()
+                total += loss.full_tensor().detach()
         self.gradient_norm = self.clip().item()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        total = loss.full_tensor().detach().clone()
         if self.dp > 1:
             dist.all_reduce(total, group=self.mesh["dp"].get_group())
         return total.item()
