@@ -3,40 +3,57 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
-from fourfold.program import Instruction, Lowering, Op, Program, lower_step, verify
-from tests.support.programs import make_facts, on_all_ranks
+from fourfold.program import Instruction, Lowering, Op, Program, lower_pipeline, verify
+from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, make_facts, training
 from tests.support.strategies import lowerings
-from tests.support.symbolic import Wrong, run_symbolically
+from tests.support.symbolic import run_symbolically
+from tests.support.symbolic_values import Wrong
 
-CASES = [
+TIED = {"model": {"tie_embeddings": True}}
+CASES: list[dict[str, Any]] = [
     {"accumulation": 2},
     {"dp_shard": 2, "zero": 0, "accumulation": 2},
     {"dp_shard": 3, "zero": 1, "accumulation": 2},
-    {"dp_shard": 2, "zero": 2, "accumulation": 2, "model": {"tie_embeddings": True}},
+    {"dp_shard": 2, "zero": 2, "accumulation": 2, **TIED},
     {"dp_shard": 2, "zero": 3, "recompute": "full:1"},
-    {"dp_shard": 2, "zero": 3, "accumulation": 2, "prefetch": 3, "model": {"tie_embeddings": True}},
+    {"dp_shard": 2, "zero": 3, "accumulation": 2, "prefetch": 3, **TIED},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 0},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 1, "transport": "native"},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 2, "accumulation": 2},
     {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "accumulation": 2, "recompute": "full"},
+    {"tp": 2, "sequence_parallel": True, "dp_shard": 2, "zero": 2, "accumulation": 2},
+    {"cp": 2, "zero": 1, "sequence_length": 16, "accumulation": 2},
+    {"model": QWEN3_MOE, "dp_shard": 2, "tp": 2, "ep": 2, "zero": 2},
+    {"pp": 2, "accumulation": 3},
+    {"pp": 2, "accumulation": 3, "zero": 1, "dp_shard": 2, **TIED},
+    {"pp": 2, "accumulation": 2, "zero": 0, "dp_replicate": 2, **TIED},
+    {"pp": 2, "accumulation": 3, "zero": 2, "dp_shard": 2, "schedule": "zb_h1", "recompute": "full:1"},
+    {"pp": 2, "accumulation": 2, "zero": 3, "dp_shard": 2, "schedule": "zb_h2", **TIED},
+    {"pp": 2, "accumulation": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "model": {"num_layers": 4}},
+    {"pp": 2, "accumulation": 3, "schedule": "zb_v", "virtual_stages": 2, "dp_shard": 2, "zero": 2},
+    {"pp": 3, "accumulation": 3, "schedule": "zb_h1"},
+    {"pp": 2, "model": deepseek(), "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
 ]
 
 
-@settings(max_examples=60, deadline=None)
-@given(lowerings())
+@settings(max_examples=50, deadline=None)
+@given(lowerings(max_ranks=12))
 def test_every_lowered_program_does_one_training_step(facts: Lowering) -> None:
-    run_symbolically(lower_step(facts), facts)
+    run_symbolically(training(facts), facts)
+    run_symbolically(evaluation(facts), facts)
 
 
 @pytest.mark.sweep
-@settings(max_examples=1500, deadline=None)
-@given(lowerings())
+@settings(max_examples=1000, deadline=None)
+@given(lowerings(max_ranks=24))
 def test_every_lowered_program_does_one_training_step_at_length(facts: Lowering) -> None:
-    run_symbolically(lower_step(facts), facts)
+    run_symbolically(training(facts), facts)
+    run_symbolically(evaluation(facts), facts)
 
 
 def _broken(program: Program, rng: random.Random) -> Program:
@@ -46,73 +63,107 @@ def _broken(program: Program, rng: random.Random) -> Program:
         i = rng.randrange(len(steps))
         near = min(len(steps) - 1, max(0, i + rng.choice([-6, -3, -2, -1, 1, 2, 3, 6])))
         j = rng.choice([near, near, rng.randrange(len(steps))])
-        edit = rng.choice(["move", "move", "move", "exchange", "drop", "double", "with its wait", "alter", "frees"])
-        if edit == "move":
-            steps.insert(j, steps.pop(i))
-        elif edit == "exchange":
-            steps[i], steps[j] = steps[j], steps[i]
-        elif edit == "drop":
-            del steps[i]
-        elif edit == "double":
-            steps.insert(j, steps[i])
-        elif edit == "with its wait":  # dropped, or moved to another place, together
-            waits = [k for k, step in enumerate(steps) if step.handle == steps[i].short]
-            pair = [steps[k] for k in [i, *waits[:1]]]
-            for k in sorted([i, *waits[:1]], reverse=True):
-                del steps[k]
-            if rng.random() < 0.5:
-                at = rng.randrange(len(steps) + 1)
-                steps[at:at] = pair
-        elif edit == "frees":
-            steps[i], steps[j] = replace(steps[i], frees=steps[j].frees), replace(steps[j], frees=steps[i].frees)
-        else:
-            steps[i] = _altered(steps[i], steps[j])
+        _EDITS[rng.choice(_NAMES)](steps, i, j, rng)
     return program.with_instructions(steps)
 
 
-def _altered(step: Instruction, other: Instruction) -> Instruction:
+def _move(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    steps.insert(j, steps.pop(i))
+
+
+def _exchange(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    steps[i], steps[j] = steps[j], steps[i]
+
+
+def _drop(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    del steps[i]
+
+
+def _double(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    steps.insert(j, steps[i])
+
+
+def _with_its_wait(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    """Dropped, or moved to another place, together."""
+    waits = [k for k, step in enumerate(steps) if step.handle == steps[i].short]
+    pair = [steps[k] for k in [i, *waits[:1]]]
+    for k in sorted([i, *waits[:1]], reverse=True):
+        del steps[k]
+    if rng.random() < 0.7:
+        at = rng.choice([min(j, len(steps)), rng.randrange(len(steps) + 1)])
+        steps[at:at] = pair
+
+
+def _trade_frees(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    steps[i], steps[j] = replace(steps[i], frees=steps[j].frees), replace(steps[j], frees=steps[i].frees)
+
+
+def _alter(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
+    step, other = steps[i], steps[j]
     if step.op is Op.WAIT or other.op is Op.WAIT:
-        return replace(step, frees=())
-    if step.op is Op.REDUCE and len(step.collectives) > 1:
-        return replace(step, collectives=step.collectives[:1])
-    return replace(step, microbatch=other.microbatch) if step.microbatch is not None else other
+        steps[i] = replace(step, frees=())
+    elif step.op is Op.REDUCE and len(step.collectives) > 1:
+        steps[i] = replace(step, collectives=rng.choice([step.collectives[:1], step.collectives[::-1]]))
+    elif step.peer is not None and rng.random() < 0.5:
+        steps[i] = replace(step, segment=other.segment) if other.peer is not None else replace(step, peer=0)
+    else:
+        steps[i] = replace(step, microbatch=other.microbatch) if step.microbatch is not None else other
 
 
-def _search(case: dict[str, object], number: int, seed: int) -> Counter[str]:
-    facts = make_facts(**case)  # type: ignore[arg-type]
-    program, rng = lower_step(facts), random.Random(seed)
+_EDITS = {
+    "move": _move,
+    "exchange": _exchange,
+    "drop": _drop,
+    "double": _double,
+    "with its wait": _with_its_wait,
+    "frees": _trade_frees,
+    "alter": _alter,
+}
+_NAMES = ["move", "move", "move", "exchange", "drop", "double", "with its wait", "with its wait", "alter", "frees"]
+
+
+def _search(case: dict[str, Any], number: int, seed: int, share: float = 1.0) -> Counter[str]:
+    """Random programs, judged by the verifier; by the interpreter all that it accepts and `share` of those that it refuses."""
+    facts = make_facts(**case)
+    programs, rng = lower_pipeline(facts), random.Random(seed)
     seen: Counter[str] = Counter()
     for _ in range(number):
-        mutant = _broken(program, rng)
-        if mutant == program:
+        pp_rank = rng.randrange(facts.layout.pp)
+        mutant = _broken(programs[pp_rank], rng)
+        if mutant == programs[pp_rank]:
             continue
-        faults = verify(on_all_ranks(mutant, facts), facts)
-        problem = _problem(mutant, facts)
+        given = by_rank([*programs[:pp_rank], mutant, *programs[pp_rank + 1 :]], facts)
+        faults = verify(given, facts)
+        if faults and rng.random() >= share:
+            seen["refused"] += 1
+            continue
+        problem = _problem(given, facts)
         assert faults or problem is None, f"accepted, though {problem}: {[s.short for s in mutant.instructions]}"
         seen[f"{'wrong' if problem else 'right'}, {'refused' if faults else 'accepted'}"] += 1
     return seen
 
 
-def _problem(program: Program, facts: Lowering) -> str | None:
-    """Why the program does not do a training step; None where it does."""
+def _problem(programs: dict[int, Program], facts: Lowering) -> str | None:
+    """Why the programs do not do a training step; None where they do."""
     try:
-        run_symbolically(program, facts)
+        run_symbolically(programs, facts)
     except Wrong as wrong:
         return str(wrong)
     return None
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whatever_is_accepted_is_right(case: dict[str, object]) -> None:
-    seen = _search(case, 250, 1)
+def test_whatever_is_accepted_is_right(case: dict[str, Any]) -> None:
+    seen = _search(case, 150, 1, share=0.3)
+    judged = seen.total() - seen["refused"]
     assert seen["wrong, accepted"] == 0
-    assert seen["wrong, refused"] > 50, "most random edits break a program"
-    assert seen["right, accepted"] > 10, "some do not, and are let through"
-    assert seen["right, refused"] < 0.1 * seen.total(), "few are refused that would do"
+    assert seen["wrong, refused"] > 20, "most random edits break a program"
+    assert seen["right, accepted"] > 3, "some do not, and are let through"
+    assert seen["right, refused"] < 0.2 * judged, "few are refused that would do"
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", range(2, 7))
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_whatever_is_accepted_is_right_at_length(case: dict[str, object], seed: int) -> None:
-    assert _search(case, 3000, seed)["wrong, accepted"] == 0
+def test_whatever_is_accepted_is_right_at_length(case: dict[str, Any], seed: int) -> None:
+    assert _search(case, 1500, seed, share=0.02)["wrong, accepted"] == 0

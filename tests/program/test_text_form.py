@@ -15,18 +15,18 @@ from fourfold.program import (
     Program,
     digest,
     from_text,
-    lower_evaluation,
+    lower_pipeline,
     lower_step,
     to_text,
 )
-from tests.support.programs import edited, make_facts
+from tests.support.programs import edited, evaluation_pipeline, make_facts
 from tests.support.strategies import lowerings
 
 NAMES = st.sampled_from(["params/b0", "grad/b1", "hidden/b0/m3", "saved/b12/m0", "rope", "batch/m1"])
 COLLECTIVES = st.builds(
     Collective,
-    kind=st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send", "recv"]),
-    axes=st.sampled_from(["dp_shard", "dp_replicate+dp_shard", "pp"]),
+    kind=st.sampled_from(["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "send", "recv"]),
+    axes=st.sampled_from(["dp_shard", "dp_replicate+dp_shard", "pp", "cp_ring", "tied"]),
     bytes=st.integers(0, 2**60),
     group_size=st.integers(1, 2**20),
 )
@@ -54,16 +54,16 @@ def instructions(draw: st.DrawFn) -> Instruction:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(lowerings())
 def test_lowered_programs_round_trip(facts: Lowering) -> None:
-    for program in (lower_step(facts), lower_evaluation(facts)):
+    for program in (*lower_pipeline(facts), *evaluation_pipeline(facts)):
         text = to_text(program)
         assert from_text(text) == program
         assert to_text(from_text(text)) == text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(instructions(), max_size=4),
     st.integers(0, 15),
@@ -91,7 +91,7 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(Instruction)])
+@pytest.mark.parametrize("field", [f.name for f in fields(Instruction) if f.init])
 def test_the_digest_changes_with_every_field_of_an_instruction(field: str) -> None:
     program = lower_step(make_facts(dp_shard=2, zero=3, accumulation=2))
     seen = {digest(program)}
@@ -112,6 +112,15 @@ def test_the_digest_changes_with_every_field_of_an_instruction(field: str) -> No
         and (step.op is not Op.WAIT or field not in ("segment", "microbatch", "peer"))
     )
     assert len(seen) == changed + 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(lowerings(tensor=False))
+def test_ranks_of_a_pipeline_have_texts_of_their_own(facts: Lowering) -> None:
+    programs = lower_pipeline(facts)
+    assert len({digest(program) for program in programs}) == facts.layout.pp
+    for pp_rank, program in enumerate(programs):
+        assert f"\npp_rank {pp_rank}\n" in to_text(program)
 
 
 @pytest.mark.parametrize("field", [f.name for f in fields(Collective)])
@@ -198,7 +207,7 @@ def test_a_text_that_is_no_program_is_refused_at_its_first_line(text: str) -> No
         from_text(text, "mine")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_a_damaged_text_gives_a_program_or_a_message(data: st.DataObject) -> None:
     """Cut, doubled or altered words never escape as another exception, and never read as a program that writes otherwise."""
