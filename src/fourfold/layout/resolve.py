@@ -68,10 +68,11 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
 def _check_stages(section: LayoutSection, model: ModelConfig) -> None:
     segments, stages = model.num_layers + 2, section.pp * section.virtual_stages
     if stages > segments:
-        fit = max(1, segments // section.virtual_stages)
+        fit = segments // section.virtual_stages
+        works = f"layout.pp = {fit}" if fit else f"layout.pp = {min(segments, section.pp)}, layout.virtual_stages = 1"
         raise UserError(
             f"layout.pp x layout.virtual_stages = {section.pp} x {section.virtual_stages} = {stages} stages, but the model has "
-            f"only {segments} segments (embedding, {model.num_layers} blocks, head); a value that works: layout.pp = {fit}"
+            f"only {segments} segments (embedding, {model.num_layers} blocks, head); a value that works: {works}"
         )
 
 
@@ -212,14 +213,15 @@ def _recompute(stated: str | list[str], num_layers: int) -> tuple[Recompute, ...
         policies = stated
         if len(policies) != num_layers:
             raise UserError(
-                f"layout.recompute lists {len(policies)} policies for {num_layers} blocks; give one a block, or one word: "
-                f"{', '.join(allowed)}"
+                f"layout.recompute lists {len(policies)} policies for {num_layers} blocks; allowed: one a block, or one word, "
+                f"{', '.join(allowed)}; a value that works: 'selective'"
             )
     elif (match := re.fullmatch(r"(\w+):(\d+)", stated)) and match[1] in allowed:
         count = int(match[2])
         if count > num_layers:
             raise UserError(
-                f"layout.recompute = {stated!r}: the model has {num_layers} blocks; allowed: up to {num_layers}"
+                f"layout.recompute = {stated!r}: the model has {num_layers} blocks; allowed: up to {num_layers}; "
+                f"a value that works: '{match[1]}:{num_layers}'"
             )
         policies = [match[1]] * count + ["none"] * (num_layers - count)
     else:
@@ -228,8 +230,8 @@ def _recompute(stated: str | list[str], num_layers: int) -> tuple[Recompute, ...
     for policy in policies:
         if policy not in allowed:
             raise UserError(
-                f"layout.recompute = {policy!r} is unknown; allowed: {', '.join(allowed)}, "
-                f"'full:N' for the first N blocks, or a list with one of them a block"
+                f"layout.recompute = {stated!r}: {policy!r} is unknown; allowed: {', '.join(allowed)}, 'full:N' for the first N "
+                f"blocks, or a list with one of them a block; a value that works: 'full'"
             )
         resolved.append(policy)  # type: ignore[arg-type]
     return ("none", *resolved, "none")
