@@ -91,20 +91,36 @@ def wait_for_step(out: Path, step: int, seconds: float = 60) -> None:
     raise AssertionError(f"step {step} was not reached in {seconds} s")
 
 
-LAYOUTS = [
-    (2, {"zero": 0}, {}),
-    (2, {"zero": 1, "recompute": "selective"}, {"compute": "bf16"}),
-    (2, {"zero": 3, "recompute": "full:1"}, {}),
-    (4, {"zero": 2, "dp_replicate": 2}, {}),
+EXPERTS = {
+    "family": "deepseek_v3", "num_layers": 3, "num_kv_heads": 4, "num_experts": 4, "top_k": 2, "moe_ffn_size": 24,
+    "num_shared_experts": 1, "first_dense_layers": 1, "router": "sigmoid", "query_rank": 12, "key_value_rank": 8,
+    "rope_head_dim": 4, "nope_head_dim": 4, "value_head_dim": 8, "balance_bias_speed": 0.01, "balance_loss": 0.01,
+    "norm_eps": 1e-6,
+}  # fmt: skip
+RUNS = [
+    (2, {"layout": {"zero": 0}}),
+    (2, {"layout": {"zero": 1, "recompute": "selective"}, "precision": {"compute": "bf16"}}),
+    (2, {"layout": {"zero": 3, "recompute": "full:1"}}),
+    (4, {"layout": {"zero": 2, "dp_replicate": 2}}),
+    (
+        4,
+        {
+            "layout": {"pp": 2, "tp": 2, "sequence_parallel": True, "schedule": "zb_h1"},
+            "model": {"tie_embeddings": True},
+        },
+    ),
+    (4, {"layout": {"pp": 2, "cp": 2, "ep": 2, "zero": 1}, "model": EXPERTS}),
 ]
 
 
-@pytest.mark.parametrize(("ranks", "layout", "precision"), LAYOUTS, ids=str)
-def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, layout, precision) -> None:
-    whole = make_run(tmp_path / "whole", corpus, layout=layout, precision=precision)
+@pytest.mark.parametrize(
+    ("ranks", "sections"), RUNS, ids=lambda value: str(value["layout"]) if isinstance(value, dict) else None
+)
+def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, sections) -> None:
+    whole = make_run(tmp_path / "whole", corpus, **sections)
     codes, errors = finish(start(whole, ranks))
     assert codes == [0] * ranks, errors
-    parts = make_run(tmp_path / "parts", corpus, layout=layout, precision=precision)
+    parts = make_run(tmp_path / "parts", corpus, **sections)
     processes = start(parts, ranks)
     wait_for_step(parts, 2)
     processes[-1].send_signal(signal.SIGTERM)  # one rank alone is told; all stop at the same step
