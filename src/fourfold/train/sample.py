@@ -1,15 +1,18 @@
 """Text from a trained model: one process, the latest checkpoint, token by token."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fourfold.checkpoint import latest_checkpoint, read_parameters
+from fourfold.checkpoint.released import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
 from fourfold.data import open_prepared
 from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_forward
+from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch, block_forward
@@ -22,7 +25,7 @@ class Generator:
     """A whole model in one process, for sampling; fp32."""
 
     def __init__(self, model: ModelConfig, checkpoint: Path) -> None:
-        self._model = model
+        self._model = replace(model, capacity_factor=None)
         reader = read_parameters(checkpoint)
         segments = build_segments(model)
         units = {}
@@ -30,6 +33,8 @@ class Generator:
             flat = torch.cat([reader.get(spec.name).float().reshape(-1) for spec in unit.parameters])
             units[unit.name] = FlatUnit(unit.parameters, flat, flat)
         self._weights = [bind_weights(segment, model, units) for segment in segments]
+        names = [balance_bias_extra(segment.layer or 0) for segment in segments if segment.kind == "block"]
+        self._biases = [reader.extra(name).float() if name in reader.extras else None for name in names]
 
     @torch.no_grad()
     def next_logits(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -40,9 +45,10 @@ class Generator:
         assert isinstance(embedding, EmbeddingWeights)
         assert isinstance(head, HeadWeights)
         x = embedding_forward(batch.tokens, embedding, positions=torch.arange(len(tokens)).unsqueeze(0))
-        for block in blocks:
+        for block, bias in zip(blocks, self._biases, strict=True):
             assert isinstance(block, BlockWeights)
-            x = block_forward(x, block, self._model, batch, keep=False)
+            balancing = Balancing(1, len(tokens), 1, bias=bias)
+            x = block_forward(x, block, self._model, batch, keep=False, balancing=balancing)
         return head_logits(x[-1:], head, self._model)[0]
 
 
