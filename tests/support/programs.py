@@ -78,6 +78,11 @@ def evaluation(facts: Lowering) -> dict[int, Program]:
     return by_rank(evaluation_pipeline(facts), facts)
 
 
+def on_all_ranks(program: Program, facts: Lowering) -> dict[int, Program]:
+    """One list for every rank: of a layout without a pipeline."""
+    return dict.fromkeys(range(facts.layout.world_size), program)
+
+
 def positions(program: Program, *ops: Op) -> list[int]:
     """Where instructions of these operations stand."""
     return [i for i, step in enumerate(program.instructions) if step.op in ops]

@@ -1,8 +1,8 @@
 """The gradients' walk: every microbatch passes every segment once, and every contribution to a gradient is summed over every
 data axis exactly once, then used once.
 
-A contribution is (segment, microbatch). Each is followed from the backward that makes it through the buffers it moves in, with a
-count of the reductions over each axis that it has been through.
+A contribution is (segment, microbatch, operation): a backward in two halves makes two. Each is followed from the backward that makes
+it through the buffers it moves in, with a count of the reductions over each axis that it has been through.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from fourfold.program.buffers import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Program
 
-Contribution = tuple[str, int]
+Contribution = tuple[str, int, str]
 Held = dict[Contribution, Counter[str]]
 
 
@@ -117,9 +117,7 @@ class _Flow:
             self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         for written in step.writes:
             if written.startswith("grad/"):
-                held = self.whole.setdefault(written.removeprefix("grad/"), {})
-                if step.op is not Op.BACKWARD_INPUT:  # its norms' gradients travel with whatever else is in the buffer
-                    held[segment, m] = Counter()
+                self.whole.setdefault(written.removeprefix("grad/"), {})[segment, m, step.op.value] = Counter()
 
     def _reduce(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
@@ -145,16 +143,18 @@ class _Flow:
                     axes.update(collective.axes.split("+"))
 
     def _reduce_tied(self, index: int, step: Instruction) -> None:
-        """Both holders add what they have: it must be whole on each, and is marked as summed over `tied`."""
+        """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
-        for axes in self._final(unit).values():
+        held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
+        whole = {key for key, axes in held.items() if axes == before}
+        for axes in held.values():
             axes.update(["tied"])
         self.tied += 1
-        lacking = self._expected(unit) - self._final(unit).keys()
+        lacking = self._expected(unit) - whole
         if lacking:
-            segment, m = min(lacking)
-            fix = f"move it after `B {segment} m{m}` is reduced"
-            self.fault(index, f"the stages' gradients of {unit} are added without that of {segment} m{m}", fix)
+            segment, m, op = min(lacking)
+            fix = f"move it after the reductions of {unit}, of which `{op} {segment} m{m}` is a part"
+            self.fault(index, f"the stages' gradients of {unit} are added without the whole of {segment} m{m}", fix)
 
     def _final(self, unit: str) -> Held:
         """Where the unit's whole gradient comes to lie."""
@@ -181,10 +181,10 @@ class _Flow:
             return
         before = len(self.faults)
         held = self._final(unit)
-        for segment, m in sorted(self._expected(unit) - held.keys()):
-            self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `B {segment} m{m}`")
+        for segment, m, op in sorted(self._expected(unit) - held.keys()):
+            self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `{op} {segment} m{m}`")
         wanted = self._wanted(unit)
-        for (segment, m), axes in held.items():
+        for (segment, m, _), axes in held.items():
             if axes != wanted:
                 wrong = sorted((wanted - axes) or (axes - wanted))[0]
                 how = "is not summed" if (wanted - axes)[wrong] else "is summed more than once"
@@ -198,8 +198,13 @@ class _Flow:
             self.reported.add(unit)
 
     def _expected(self, unit: str) -> set[Contribution]:
-        microbatches = range(self.facts.layout.num_microbatches)
-        return {(s.name, m) for s in self.facts.local_segments if unit in s.units for m in microbatches}
+        users = [s.name for s in self.facts.local_segments if unit in s.units]
+        runs = [(name, m) for name in users for m in range(self.facts.layout.num_microbatches)]
+        return {(name, m, op) for name, m in runs for op in self._backward_ops(name, m)}
+
+    def _backward_ops(self, segment: str, m: int) -> str:
+        """`B`, or `IW` where either half has run."""
+        return "IW" if self.passed["I", segment, m] or self.passed["W", segment, m] else "B"
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1

@@ -142,10 +142,11 @@ def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: G
                 Fault(rank, state.counter, step, "waits for ever: its peers never enter", "pair it with its peers")
             )
     for rank, state in states.items():  # what nobody reached belongs to the pairs all the same
-        for state.counter in range(state.counter, len(state.program.instructions)):
+        while state.counter < len(state.program.instructions):
             step = state.program.instructions[state.counter]
             if step.op in SENDS | RECEIVES:
                 _start_transfer(rank, step, state, channels)
+            state.counter += 1
     return _check_pairs(programs, channels) or faults
 
 

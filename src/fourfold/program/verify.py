@@ -13,7 +13,7 @@ from fourfold.program.buffers import Lowering
 from fourfold.program.declarations import check_declarations
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
-from fourfold.program.instruction import STARTS, Instruction, Op, Program
+from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op, Program
 from fourfold.program.liveness import memory_peak
 from fourfold.program.progress import check_progress
 
@@ -59,6 +59,10 @@ def verify(
     if not faults or not first_only:
         faults += check_progress(programs, facts.layout)
     return faults
+
+
+_FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
+"""What fills a buffer anew."""
 
 
 @dataclass
@@ -108,7 +112,7 @@ class _Buffers:
                 self.fault(
                     index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
                 )
-        if name in self.live and step.op in (Op.GATHER, Op.LOAD, Op.RECOMPUTE):
+        if name in self.live and step.op in _FILLS:
             self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
         self.live.add(name)
         self.freed.discard(name)
