@@ -56,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-SAMPLE = 2
+SAMPLE = 4
 """Mutants of each kind and case in a short run; `make test-all` checks them all."""
 
 

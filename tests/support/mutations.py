@@ -137,7 +137,25 @@ def flops_misstated(program: Program, facts: Lowering) -> Iterator[Mutant]:
             yield change(program, index, flops=step.flops + 1)
 
 
+@mutation
+def another_stream(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        yield change(program, index, stream="tp" if step.stream == "compute" else "compute")
+
+
 # Reductions
+
+
+@mutation
+def gradients_dropped_before_the_last_microbatch(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    """The buffer is freed behind a backward or a reduction that a later one of the same unit follows, and made anew there."""
+    for index, step in enumerate(program.instructions):
+        started = [s for s in program.instructions[:index] if s.short == step.handle]
+        for name in (started[-1] if started else step).writes:
+            kept = name.startswith(("grad/", "grad_shard/")) and name not in step.frees
+            again = any(name in later.writes for later in program.instructions[index + 1 :])
+            if kept and again and (step.op is Op.WAIT or step.op in BACKWARD_OPS):
+                yield change(program, index, frees=(*step.frees, name))
 
 
 @mutation

@@ -13,7 +13,7 @@ from fourfold.model.traffic import CollectiveKind, Traffic
 from fourfold.program import buffers as name
 from fourfold.program.buffers import SCALAR_BYTES, Lowering
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Collective, Instruction, Op, Program
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Collective, Instruction, Op, Program
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fau
             continue
         else:
             allowed = _allowed(step, program.kind, facts)
-        problem = _difference(step, allowed)
+        problem = _difference(step, allowed) or _stream_problem(step, facts)
         if problem:
             faults.append(Fault(rank, index, step, *problem))
     return faults
@@ -115,6 +115,18 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
     if own.flops != wanted.flops:
         return f"declares {own.flops} FLOPs", f"it takes {wanted.flops}"
     return f"declares a workspace of {own.workspace_bytes} bytes", f"it takes {wanted.workspace_bytes}"
+
+
+def _stream_problem(step: Instruction, facts: Lowering) -> tuple[str, str] | None:
+    """What is started runs on its group's link, a reduction on that of its shards; all else where computation does."""
+    stream = "compute"
+    if step.op in STARTS:
+        sharded = facts.shard_axes(step.segment) if step.op is Op.REDUCE and step.segment else ()
+        zero = facts.zero_of(step.segment) if sharded and step.segment else 0
+        stream = axes_name(sharded) if zero else step.collectives[-1].axes
+    if step.stream == stream:
+        return None
+    return f"runs on the stream {step.stream}", f"it runs on {stream}"
 
 
 def _spoken(collectives: tuple[Collective, ...]) -> str:

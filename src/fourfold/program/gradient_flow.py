@@ -1,8 +1,8 @@
 """The gradients' walk: every microbatch passes every segment once, and every contribution to a gradient is summed over every
 data axis exactly once, then used once.
 
-A contribution is (segment, microbatch, operation): a backward in two halves makes two. Each is followed from the backward that makes
-it through the buffers it moves in, with a count of the reductions over each axis that it has been through.
+A contribution is (segment, microbatch, operation): a backward in two halves makes two. Each is followed from the backward that
+makes it through the buffers it moves in, with a count of the reductions over each axis that it has been through.
 """
 
 from collections import Counter
@@ -77,8 +77,9 @@ class _Flow:
         elif step.op is Op.WAIT and step.handle == Op.COUNT.value:
             self.counted = True
         for freed in step.frees:
-            if freed.startswith("grad/"):
-                self.whole.pop(freed.removeprefix("grad/"), None)
+            kind, _, unit = freed.partition("/")
+            if kind in ("grad", "grad_shard"):
+                (self.whole if kind == "grad" else self.shard).pop(unit, None)
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
