@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RANKS  ?= 4
+BENCHMARK ?= data_parallel
 
 .PHONY: train test test-all lint benchmark clean help
 
@@ -11,7 +12,7 @@ help:
 	@echo "make test       all tests but the long sweeps"
 	@echo "make test-all   the long sweeps too"
 	@echo "make lint       ruff, mypy, import-linter"
-	@echo "make benchmark  side by side with DDP, FSDP2 and DeepSpeed"
+	@echo "make benchmark  side by side with DDP, FSDP2 and DeepSpeed; BENCHMARK=model_parallel: with torch's pipelines, tensor and context parallelism"
 
 train: $(VENV)/ready
 	$(BIN)/fourfold train examples/stdlib.toml --ranks $(RANKS) $(ARGS)
@@ -29,7 +30,7 @@ lint: $(VENV)/ready
 	$(BIN)/lint-imports
 
 benchmark: $(VENV)/benchmark-ready
-	$(BIN)/python benchmarks/data_parallel.py $(ARGS)
+	$(BIN)/python benchmarks/$(BENCHMARK).py $(ARGS)
 
 # torch comes first and alone, so that no other package chooses a build of it.
 $(VENV)/ready: pyproject.toml constraints.txt

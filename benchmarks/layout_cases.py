@@ -118,9 +118,10 @@ def tensor(sequence: bool, tp: int, batch: Batch, dp: int = 1) -> Case:
 
 
 def context(method: str, rotate: str, cp: int, batch: Batch) -> Case:
-    """Parameters are whole on every rank of both contenders, gradients summed over them."""
-    peer = partial(ContextParallel, rotate=rotate)
-    return Case("context", method, f"torch's ring ({rotate}) + DDP", cp, batch, {"cp": cp, "cp_method": method}, peer)
+    """Parameters, gradients and optimizer state are split over the same ranks."""
+    layout = {"cp": cp, "cp_method": method, "zero": 3}
+    labels = f"{method}, ZeRO-3", f"ring attention ({rotate}) x FSDP2"
+    return Case("context", *labels, cp, batch, layout, partial(ContextParallel, rotate=rotate))
 
 
 def cases(shape: Shape) -> list[Case]:

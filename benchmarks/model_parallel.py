@@ -89,7 +89,7 @@ def fragment(rows: list[list[str]], notes: list[str]) -> str:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7, help="timed alternations of each row")
-    parser.add_argument("--steps", type=int, default=2, help="steps a contender takes in one timed turn")
+    parser.add_argument("--steps", type=int, default=1, help="steps a contender takes in one timed turn")
     parser.add_argument("--warmup", type=int, default=2, help="untimed steps of each contender beforehand")
     parser.add_argument("--only", action="extend", nargs="+", default=[], metavar="WORD", help="part of a row's name")
     parser.add_argument("--no-inspect", action="store_true", help="skip the parity check and the memory figures")

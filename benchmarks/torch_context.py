@@ -10,13 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-from peers import CLIP_NORM, TorchPeer
-from plain_llama import PlainLlama, Shape
+from peers import FSDP2
+from plain_llama import Shape
 
 ATEN: Any = torch.ops.aten
 
@@ -59,21 +59,15 @@ class RingAttention(torch.autograd.Function):
         return None, *grads[:3]
 
 
-class ContextParallel(TorchPeer):
+class ContextParallel(FSDP2):
     """Every rank has the parts of the sequence that torch's head-tail balancer gives it. `rotate`: `alltoall` or `allgather`.
-    Gradients are summed by DistributedDataParallel, which the parameters, whole on every rank, need too."""
+    Parameters, gradients and optimizer state are split over the same ranks by `fully_shard`, as torchtitan does."""
 
     def __init__(self, name: str, shape: Shape, weights: dict[str, Tensor], learning_rate: float, rotate: str):
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self.rotate = rotate
-        super().__init__(name, shape, weights, learning_rate)
-        self.tables = self.inner.model.cos, self.inner.model.sin
-
-    def wrap(self, model: PlainLlama) -> nn.Module:
-        self.inner = model
-        return nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True, broadcast_buffers=False, static_graph=True
-        )
+        super().__init__(name, shape, weights, learning_rate, reshard=True)
+        self.tables = self.model.model.cos, self.model.model.sin
 
     def columns(self, length: int) -> Tensor:
         """This rank's positions: its chunk from the head and its chunk from the tail."""
@@ -82,19 +76,18 @@ class ContextParallel(TorchPeer):
 
     def step(self, tokens: Tensor, targets: Tensor) -> float:
         columns = self.columns(tokens.shape[1])
-        self.inner.model.cos, self.inner.model.sin = (table[columns] for table in self.tables)
+        self.model.model.cos, self.model.model.sin = (table[columns] for table in self.tables)
         ring.set_rotate_method(self.rotate)
         whole, F.scaled_dot_product_attention = F.scaled_dot_product_attention, self._attend
         try:
-            divisor = targets.numel() / self.size  # DDP takes the mean over ranks
-            loss = self.model(tokens[:, columns], targets[:, columns], divisor)
+            loss = self.model(tokens[:, columns], targets[:, columns], float(targets.numel()))
             loss.backward()
         finally:
             F.scaled_dot_product_attention = whole
-        self.gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM).item()
+        self.gradient_norm = self.clip().item()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        total = loss.detach() / self.size
+        total = loss.detach().clone()
         dist.all_reduce(total)
         return total.item()
 
