@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
+from fourfold.config import ModelConfig, RunConfig
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
-from fourfold.program.stages import divide
+from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
+from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
-SCALAR_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Lowering:
         facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
         placed = replace(
             layout,
-            stages=_stages(config.layout.segments_per_stage, facts),
+            stages=stage_sizes(config.layout.segments_per_stage, facts.segment_costs(), layout),
             stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
         )
         return replace(facts, layout=placed)
@@ -70,7 +70,7 @@ class Lowering:
             "shape",
             "_footprints",
             "_evaluation_workspaces",
-            "_all_flats",
+            "all_flats",
         ):  # the same on every rank, and dear
             if shared in self.__dict__:
                 other.__dict__[shared] = self.__dict__[shared]
@@ -132,6 +132,11 @@ class Lowering:
         times = self.stage_times() if layout.schedule == "auto" else None
         return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
 
+    def segment_costs(self) -> list[float]:
+        """Forward and backward FLOPs of every segment; the head's backward does its forward too."""
+        costs = [float(self.footprint(s).forward_flops + self.footprint(s).backward_flops) for s in self.segments]
+        return [*costs[:-1], float(self.footprint(self.segments[-1]).backward_flops)]
+
     def stage_times(self) -> StageTimes:
         """How long each stage's forward, input gradient and weight gradient take, in FLOPs; transfers as if free."""
         parts = [[self.footprint(s) for s in self.stage_segments(i)] for i in range(len(self.stage_bounds))]
@@ -146,7 +151,8 @@ class Lowering:
     # Units
 
     @cached_property
-    def _all_flats(self) -> dict[str, FlatLayout]:
+    def all_flats(self) -> dict[str, FlatLayout]:
+        """Every unit of the model."""
         return flat_layouts(self.segments, self.layout)
 
     @cached_property
@@ -154,7 +160,7 @@ class Lowering:
         """The units that this pipeline rank holds: its segments' own, and what a tied head reads."""
         names = [unit for segment in self.local_segments for unit in (u.name for u in segment.own)]
         names += [unit for segment in self.local_segments for unit in segment.units]
-        return {name: self._all_flats[name] for name in dict.fromkeys(names)}
+        return {name: self.all_flats[name] for name in dict.fromkeys(names)}
 
     @cached_property
     def tied_unit(self) -> str | None:
@@ -171,7 +177,7 @@ class Lowering:
 
     def shard_axes(self, unit: str) -> tuple[str, ...]:
         """The active axes over which ZeRO shards the unit."""
-        return self.layout.shard_axes(self._all_flats[unit].domain)
+        return self.layout.shard_axes(self.all_flats[unit].domain)
 
     def zero_of(self, unit: str) -> int:
         """The ZeRO stage that has an effect on the unit: 0 where there is nothing to shard over."""
@@ -179,7 +185,7 @@ class Lowering:
 
     def gradient_axes(self, unit: str) -> tuple[str, ...]:
         """Active axes that the unit's gradient must be summed over whole."""
-        domain: Domain = self._all_flats[unit].domain
+        domain: Domain = self.all_flats[unit].domain
         return self.layout.active(DATA_AXES if domain == "dense" else ("dp_replicate", "edp"))
 
     def gradient_buffer(self, unit: str) -> str:
@@ -275,65 +281,8 @@ class Lowering:
         return {key: footprint.forward_workspace_bytes for key, footprint in footprints.items()}
 
     def buffer_bytes(self, name: str) -> int:
-        """Size of any buffer, from its name."""
-        kind, _, rest = name.partition("/")
-        element, layout = self.shape.element_bytes, self.layout
-        learned = self.model.positions == "learned"
-        rotated = 0 if learned else self.model.rope_head_dim if self.model.is_latent else self.model.head_dim
-        if kind == "rope":
-            return layout.sequence_length * rotated * element
-        if kind == "batch":
-            positions = SCALAR_BYTES if learned else rotated * element if self.document_mask or layout.cp > 1 else 0
-            return layout.tokens * (2 * 8 + positions)
-        if kind in ("hidden", "dhidden"):
-            return layout.hidden_tokens * self.model.hidden_size * element
-        if kind == "router":
-            return (SCALAR_BYTES + self.shape.wide_bytes) * self.model.num_experts
-        segment = self.by_name.get(rest.partition("/")[0])
-        if kind in ("saved", "deferred") and segment is not None:
-            footprint = self.footprint(segment)
-            return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
-        return self._unit_bytes(kind, self._all_flats[rest])
-
-    def _unit_bytes(self, kind: str, flat: FlatLayout) -> int:
-        compute, master, gradient = (DTYPE_BYTES[d] for d in (self.compute, self.master, self.gradients))
-        sizes = {
-            "params": flat.padded_numel * compute,
-            "shard": flat.shard_numel * compute,
-            "master": flat.shard_numel * master,
-            "moments": flat.shard_numel * master * self.moments,
-            "grad": flat.padded_numel * gradient,
-            "grad_shard": flat.shard_numel * gradient,
-            "reduce": self._landing_bytes(flat, gradient),
-        }
-        return sizes[kind]
-
-    def _landing_bytes(self, flat: FlatLayout, gradient: int) -> int:
-        """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
-        the shard (ZeRO-2, 3). An all-reduce works in place."""
-        zero = self.zero_of(flat.unit)
-        if zero == 0:
-            return 0
-        if self.transport == "native":
-            return flat.shard_numel * gradient if zero >= 2 else 0
-        return flat.shard_numel * (flat.num_shards - 1) * gradient
-
-
-def _stages(stated: list[int] | None, facts: Lowering) -> tuple[int, ...]:
-    """The stated division of the segments among the stages, or one by cost: forward and backward FLOPs."""
-    layout = facts.layout
-    stages, total = layout.pp * layout.virtual_stages, len(facts.segments)
-    if stated is None:
-        costs = [facts.footprint(s).forward_flops + facts.footprint(s).backward_flops for s in facts.segments]
-        costs[-1] = facts.footprint(facts.segments[-1]).backward_flops  # the head's backward does its forward too
-        return divide([float(c) for c in costs], stages)
-    if len(stated) != stages or sum(stated) != total or min(stated) < 1:
-        fit = divide([1.0] * total, stages)
-        raise UserError(
-            f"layout.segments_per_stage = {stated} does not divide the {total} segments (embedding, "
-            f"{facts.model.num_layers} blocks, head) among {stages} stages; a value that works: {list(fit)}"
-        )
-    return tuple(stated)
+        """Size of any buffer, from its name. Raises `KeyError` for a name that the run has not."""
+        return buffer_bytes(self, name)
 
 
 def hidden(segment: str, microbatch: int) -> str:

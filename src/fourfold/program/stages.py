@@ -3,6 +3,23 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from fourfold.config import UserError
+from fourfold.layout import Layout
+
+
+def stage_sizes(stated: Sequence[int] | None, costs: Sequence[float], layout: Layout) -> tuple[int, ...]:
+    """How many segments each stage has: as stated (`layout.segments_per_stage`), or divided by cost. Raises `UserError`."""
+    stages, total = layout.pp * layout.virtual_stages, len(costs)
+    if stated is None:
+        return divide(costs, stages)
+    if len(stated) != stages or sum(stated) != total or min(stated) < 1:
+        fit = divide([1.0] * total, stages)
+        raise UserError(
+            f"layout.segments_per_stage = {list(stated)} does not divide the {total} segments (embedding, {total - 2} blocks, "
+            f"head) among {stages} stages; a value that works: {list(fit)}"
+        )
+    return tuple(stated)
+
 
 def divide(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """How many consecutive segments each stage gets, at least one each.
