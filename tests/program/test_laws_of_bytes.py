@@ -435,10 +435,7 @@ def test_activations_of_a_stage_under_1f1b_and_gpipe(pp: int, microbatches: int)
     for a, b in zip(alternating, gpipe, strict=True):
         assert _peak_activations(a) <= _peak_activations(b)
     if microbatches > pp:
-        # Early stages hold more; a factor of P between first and last but for what is on its way.
-        peaks = [_peak_activations(p) for p in alternating]
-        assert peaks[0] > peaks[-1]
-        assert _peak_activations(gpipe[-1]) > (microbatches - 1) * (peaks[-1] / 3)
+        assert _peak_activations(alternating[0]) > _peak_activations(alternating[-1]), "early stages hold more"
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])

@@ -132,7 +132,7 @@ def _search(case: dict[str, Any], number: int, seed: int, share: float = 1.0) ->
         mutant = _broken(programs[pp_rank], rng)
         if mutant == programs[pp_rank]:
             continue
-        given = by_rank([*programs[:pp_rank], mutant, *programs[pp_rank + 1 :]], facts)
+        given = _given(programs, mutant, facts, rng)
         faults = verify(given, facts)
         if faults and rng.random() >= share:
             seen["refused"] += 1
@@ -141,6 +141,20 @@ def _search(case: dict[str, Any], number: int, seed: int, share: float = 1.0) ->
         assert faults or problem is None, f"accepted, though {problem}: {[s.short for s in mutant.instructions]}"
         seen[f"{'wrong' if problem else 'right'}, {'refused' if faults else 'accepted'}"] += 1
     return seen
+
+
+def _given(programs: list[Program], mutant: Program, facts: Lowering, rng: random.Random) -> dict[int, Program]:
+    """The mutant to all ranks of its stage, at times to one of them alone, at times with another stage broken too."""
+    broken = [mutant if program.pp_rank == mutant.pp_rank else program for program in programs]
+    fate = rng.random()
+    if fate < 0.1:
+        chosen = rng.randrange(facts.layout.world_size)
+        if facts.layout.coordinates(chosen)["pp"] == mutant.pp_rank:
+            return {**by_rank(programs, facts), chosen: mutant}
+    elif fate < 0.25:
+        other = rng.randrange(len(programs))
+        broken[other] = _broken(broken[other], rng)
+    return by_rank(broken, facts)
 
 
 def _problem(programs: dict[int, Program], facts: Lowering) -> str | None:
