@@ -1,10 +1,14 @@
-"""The peak that a program's buffers predict is the peak of live tensor bytes that its execution reaches."""
+"""The peak that a program's buffers predict is the peak of live tensor bytes that its execution reaches, on every rank."""
+
+from typing import Any
 
 import pytest
 
-from tests.support.parity import run_rank, run_table
+from fourfold.program import lower_step
+from tests.support.parity import DEEPSEEK_V3, prepare_rank, run_rank, run_table
 from tests.support.ranks import run_on_ranks
 
+sweep = pytest.mark.sweep
 MODEL = {
     "num_layers": 6,
     "hidden_size": 192,
@@ -20,7 +24,7 @@ GPT2 = {"family": "gpt2", "num_kv_heads": 6}
 def _error(ranks: int, layout: dict, compute: str, sequence_length: int = 128, **sections) -> float:
     table = run_table(
         model={**MODEL, **sections.pop("model", {})},
-        batch={"global_sequences": 8, "sequence_length": sequence_length},
+        batch={"global_sequences": 8, "sequence_length": sequence_length, "steps": 1},
         layout=layout,
         precision={"compute": compute},
         **sections,
@@ -29,9 +33,9 @@ def _error(ranks: int, layout: dict, compute: str, sequence_length: int = 128, *
     return result["predicted_peak"] / result["peak"] - 1
 
 
-@pytest.mark.parametrize("compute", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=sweep)])
+@pytest.mark.parametrize("recompute", ["none", "full", pytest.param("selective", marks=sweep)])
+@pytest.mark.parametrize("zero", [0, pytest.param(1, marks=sweep), 2, 3])
 def test_predicted_peak_is_the_measured_peak(zero: int, recompute: str, compute: str) -> None:
     layout = {"dp_shard": 2, "zero": zero, "recompute": recompute, "microbatch_sequences": 4}
     assert abs(_error(2, layout, compute)) < 0.005
@@ -50,7 +54,130 @@ def test_predicted_peak_is_the_measured_peak(zero: int, recompute: str, compute:
     ],
     ids=["qk-norm", "tied-bias", "wide-attention", "wide-vocabulary", "documents", "gpt2", "gpt2-documents"],
 )
-@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("recompute", [pytest.param("none", marks=sweep), "full"])
 def test_other_shapes(model: dict, data: dict, length: int, recompute: str) -> None:
     layout = {"dp_shard": 2, "zero": 3, "recompute": recompute, "microbatch_sequences": 2}
     assert abs(_error(2, layout, "fp32", length, model=model, data=data)) < 0.03
+
+
+# Pipelines, split layers, split sequences, experts
+
+TIGHT = 0.02
+"""Of what is not resident. Measured below 0.002, but gloo lets go of a tensor that it reduced a moment after its end."""
+ROUTED = 0.12
+"""Where a router decides how many rows an expert gets, and the prediction is for as many as others. Measured: up to 0.065."""
+
+
+def _errors(ranks: int, layout: dict[str, Any], **sections: dict[str, Any]) -> list[float]:
+    """Of every rank: predicted over measured - 1, of the peak above what is there before and after the step."""
+    table = run_table(
+        model={**MODEL, "vocab_size": 128, "num_layers": 4, **sections.pop("model", {})},
+        batch={"global_sequences": 8, "sequence_length": 128, "steps": 1},
+        layout={"microbatch_sequences": 2, **layout},
+        precision={"compute": "fp32", **sections.pop("precision", {})},
+        **sections,
+    )
+    results = run_on_ranks(ranks, run_rank, table=table, ranks=ranks, track_memory=True)
+    errors = []
+    for rank, result in enumerate(results):
+        program = lower_step(prepare_rank(rank, table, ranks)[1])
+        resident = sum(program.buffers[name] for name in program.resident)
+        errors.append((result["predicted_peak"] - resident) / (result["peak"] - resident) - 1)
+    return errors
+
+
+def _check(ranks: int, layout: dict[str, Any], tolerance: float = TIGHT, **sections: dict[str, Any]) -> None:
+    errors = _errors(ranks, layout, **sections)
+    assert max(map(abs, errors)) < tolerance, f"predicted over measured, rank by rank: {errors}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual"),
+    [
+        pytest.param("naive", 1, marks=sweep),
+        pytest.param("gpipe", 1, marks=sweep),
+        ("1f1b", 1),
+        ("zb_h1", 1),
+        pytest.param("zb_h2", 1, marks=sweep),
+        pytest.param("interleaved_1f1b", 2, marks=sweep),
+        ("zb_v", 2),
+        pytest.param("dualpipe_v", 2, marks=sweep),
+        pytest.param("auto", 1, marks=sweep),
+    ],
+)
+@pytest.mark.parametrize("recompute", ["none", *(pytest.param(r, marks=sweep) for r in ("selective", "full"))])
+def test_every_stage_of_a_pipeline(schedule: str, virtual: int, recompute: str) -> None:
+    """Weight gradients that are put off hold their operands until then."""
+    _check(2, {"pp": 2, "schedule": schedule, "virtual_stages": virtual, "recompute": recompute})
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_h1", marks=sweep)])
+def test_four_stages(schedule: str) -> None:
+    _check(4, {"pp": 4, "schedule": schedule, "microbatch_sequences": 1})
+
+
+@pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=sweep)])
+@pytest.mark.parametrize("recompute", ["none", *(pytest.param(r, marks=sweep) for r in ("selective", "full"))])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_split_layers(sequence: bool, recompute: str, compute: str) -> None:
+    layout = {"tp": 2, "sequence_parallel": sequence, "recompute": recompute}
+    _check(2, layout, precision={"compute": compute})
+
+
+@pytest.mark.parametrize("compute", ["fp32", pytest.param("bf16", marks=sweep)])
+@pytest.mark.parametrize(("recompute", "masked"), [("none", False), pytest.param("full", True, marks=sweep)])
+@pytest.mark.parametrize(
+    ("cp", "method"),
+    [
+        (2, "ring"),
+        (2, "all_gather"),
+        (2, "ulysses"),
+        pytest.param(4, "ring", marks=sweep),
+        pytest.param(4, "all_gather", marks=sweep),
+        pytest.param(4, "ring+ulysses:2", marks=sweep),
+    ],
+)
+def test_split_sequences(cp: int, method: str, recompute: str, masked: bool, compute: str) -> None:
+    layout = {"cp": cp, "cp_method": method, "recompute": recompute}
+    _check(cp, layout, data={"document_mask": masked}, precision={"compute": compute})
+
+
+MIXTRAL = {"family": "mixtral", "num_experts": 4, "moe_ffn_size": 256}
+LATENT = {
+    **DEEPSEEK_V3,
+    "num_layers": 4,
+    "num_kv_heads": 6,
+    "head_dim": 48,
+    "query_rank": 48,
+    "key_value_rank": 32,
+    "rope_head_dim": 16,
+    "nope_head_dim": 32,
+    "value_head_dim": 32,
+    "num_experts": 4,
+    "moe_ffn_size": 256,
+    "num_expert_groups": 1,
+    "top_groups": 1,
+}
+EXPERT_SPLITS = [
+    {"dp_shard": 2, "ep": 2},
+    {"tp": 2, "ep": 2},
+    {"tp": 2, "ep": 2, "sequence_parallel": True},
+    {"dp_shard": 2, "etp": 2},
+    {"pp": 2, "schedule": "zb_h1"},
+]
+expert_splits = pytest.mark.parametrize(
+    "layout", [EXPERT_SPLITS[0], *(pytest.param(split, marks=sweep) for split in EXPERT_SPLITS[1:])], ids=str
+)
+
+
+@expert_splits
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+def test_experts_that_all_tokens_pass(model: dict[str, Any], layout: dict[str, Any]) -> None:
+    """As many experts a token as there are: every rank gets what the prediction says."""
+    _check(2, layout, model={**model, "top_k": 4})
+
+
+@expert_splits
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+def test_experts_that_a_router_chooses(model: dict[str, Any], layout: dict[str, Any]) -> None:
+    _check(2, layout, ROUTED, model={**model, "top_k": 1})
