@@ -26,6 +26,7 @@ from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters
 from tests.support.double import compute_in_double
+from tests.support.modules_ahead import ModulesAhead
 from tests.support.reference_names import view_of
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
@@ -112,6 +113,19 @@ def global_batch(step: int, rows: int, length: int, vocab: int, masked: bool) ->
     return GlobalBatch(tokens, targets, documents)
 
 
+def shifted(batch: GlobalBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets `depth` places on; 0 and -100 past the end of a document."""
+    tokens, targets = torch.zeros_like(batch.tokens), torch.full_like(batch.targets, -100)
+    for row, lengths in enumerate(batch.document_lengths):
+        start = 0
+        for size in lengths:
+            if size > depth:
+                tokens[row, start : start + size - depth] = batch.tokens[row, start + depth : start + size]
+                targets[row, start : start + size - depth] = batch.targets[row, start + depth : start + size]
+            start += size
+    return tokens, targets
+
+
 class RankData:
     """The rows and positions of one rank as the executor's step data."""
 
@@ -123,7 +137,9 @@ class RankData:
         self._tables = rope_tables(facts.model, facts.layout.sequence_length, dtype, torch.device("cpu"))
         self._positions = torch.tensor(self._layout.positions(rank))
         rows = [r for m in range(self._layout.num_microbatches) for r in self._layout.rows(rank, m)]
-        self.num_targets = int((batch.targets[rows][:, self._positions] != -100).sum())
+        self._ahead = [shifted(batch, depth) for depth in range(1, facts.model.mtp_layers + 1)]
+        every = [batch.targets, *(targets for _, targets in self._ahead)]
+        self.num_targets = tuple(int((targets[rows][:, self._positions] != -100).sum()) for targets in every)
 
     def load(self, microbatch: int) -> Microbatch:
         rows = list(self._layout.rows(self._rank, microbatch))
@@ -146,7 +162,15 @@ class RankData:
             sin.unsqueeze(-2),
             lengths,
             learned,
+            *self._look_ahead(rows),
         )
+
+    def _look_ahead(self, rows: list[int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if not self._ahead:
+            return None, None
+        kinds = zip(*self._ahead, strict=True)
+        tokens, targets = (torch.stack([a[rows][:, self._positions] for a in kind]) for kind in kinds)
+        return tokens, targets
 
 
 @dataclass
@@ -203,6 +227,7 @@ def _reference(table: dict[str, Any]) -> Record:
     facts = Lowering.of(config, model_config, resolve_layout(config, model_config))
     dtype = torch_dtype(facts.compute)
     model = reference_model(model_config, dtype)
+    ahead = ModulesAhead(model, model_config, dtype)
     parameters = dict(model.named_parameters())
     specs = {spec.name: spec for segment in facts.segments for spec in segment.parameters}
     for name, spec in specs.items():
@@ -225,16 +250,18 @@ def _reference(table: dict[str, Any]) -> Record:
         total = int((batch.targets != -100).sum())
         loss = torch.zeros((), dtype=dtype)
         auxiliary = torch.zeros((), dtype=dtype)
+        ahead.begin(batch)
         for row in range(rows):
             start = 0
             for size in batch.document_lengths[row]:  # a document alone is attention that never leaves it
                 span = slice(start, start + size)
                 logits = model(batch.tokens[row : row + 1, span]).logits[0].to(dtype)
                 loss = loss + F.cross_entropy(logits, batch.targets[row, span], ignore_index=-100, reduction="sum")
+                ahead.add(row, span)
                 start += size
             auxiliary = auxiliary + routing.sequence_loss(rows, length)
-        (loss / total + auxiliary).backward()
-        record.losses.append(loss.item() / total)
+        (loss / total + model_config.mtp_loss * ahead.loss + auxiliary).backward()
+        record.losses.append(loss.item() / total + torch.as_tensor(ahead.loss).item())
         gradients = {name: p.grad for name, p in parameters.items()}
         record.gradients = {name: view_of(name, gradients).clone() for name in specs}
         limit = section.clip_norm if section.clip_norm is not None else float("inf")
@@ -254,7 +281,9 @@ def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
     config = AutoConfig.for_model(
         raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager").to(dtype)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager").to(
+        dtype
+    )
 
 
 def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -304,8 +333,12 @@ class Routing:
             counts.zero_()
 
     def biases(self) -> dict[str, torch.Tensor]:
+        last = self._config.num_layers
+        layers = {name: int(name.split(".")[2]) for name in self._gates}
         return {
-            f"b{name.split('.')[2]}": gate.e_score_correction_bias.clone()
+            (
+                f"b{layers[name]}" if layers[name] < last else f"mtp{layers[name] - last}"
+            ): gate.e_score_correction_bias.clone()
             for name, gate in self._gates.items()
             if self._config.router == "sigmoid"
         }
@@ -359,7 +392,7 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
             peak = measure_step(executor, program, data, config.optimizer.lr, units)
             continue
         result = executor.run(program, data, config.optimizer.lr, observe)
-        losses.append(result.loss)
+        losses.append(result.loss + (result.mtp_loss or 0.0))
         norms.append(result.grad_norm)
     return {
         "losses": losses,

@@ -50,7 +50,7 @@ def export_checkpoint(
 
 
 def _balance_biases(reader: ParameterReader, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    for layer in range(model.num_layers):
+    for layer in range(model.num_layers + model.mtp_layers):
         if model.family == "deepseek_v3" and balance_bias_extra(layer) in reader.extras:
             yield balance_bias(layer), reader.extra(balance_bias_extra(layer))
 

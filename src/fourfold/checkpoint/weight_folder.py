@@ -109,7 +109,7 @@ class WeightFolder:
         problems = []
         if missing := [name for name in wanted if name not in self._files]:
             problems.append(f"missing: {_some(missing)}")
-        layers = sum(segment.kind == "block" for segment in segments)
+        layers = sum(segment.kind == "block" and not segment.depth for segment in segments)
         spare = [name for name in self._files if name not in wanted]
         if unexpected := [name for name in spare if not is_ignored(name, layers, self._files, wanted)]:
             problems.append(f"unexpected: {_some(unexpected)}")

@@ -78,6 +78,16 @@ def _feed_forward(model: ModelConfig) -> str | None:
     return None
 
 
+def _multi_token(model: ModelConfig) -> str | None:
+    for key, allowed in (("norm", "rms"), ("positions", "rope")):
+        if model.mtp_layers and getattr(model, key) != allowed:
+            return (
+                f"model.mtp_layers = {model.mtp_layers}: modules of multi-token prediction are known for model.{key} = "
+                f"{allowed!r} alone; a value that works: mtp_layers = 0"
+            )
+    return None
+
+
 def _latent(model: ModelConfig) -> str | None:
     if not model.is_latent:
         return None
@@ -168,5 +178,6 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _latent,
     _experts,
     _feed_forward,
+    _multi_token,
     _balancing,
 )

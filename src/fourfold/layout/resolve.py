@@ -51,7 +51,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         microbatch_sequences=section.microbatch_sequences,
         num_microbatches=batch.global_sequences // per_microbatch,
         sequence_length=batch.sequence_length,
-        recompute=_recompute(section.recompute, model.num_layers),
+        recompute=_recompute(section.recompute, model),
         prefetch=section.prefetch,
         virtual_stages=section.virtual_stages,
         cp_method=section.cp_method.partition(":")[0],
@@ -205,9 +205,11 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
     return shard
 
 
-def _recompute(stated: str | list[str], num_layers: int) -> tuple[Recompute, ...]:
-    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block."""
+def _recompute(stated: str | list[str], model: ModelConfig) -> tuple[Recompute, ...]:
+    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. Modules of
+    multi-token prediction go as the last block does."""
     allowed = ("none", "selective", "full")
+    num_layers = model.num_layers
     policies: list[str]
     if isinstance(stated, list):
         policies = stated
@@ -234,4 +236,4 @@ def _recompute(stated: str | list[str], num_layers: int) -> tuple[Recompute, ...
                 f"blocks, or a list with one of them a block; a value that works: 'full'"
             )
         resolved.append(policy)  # type: ignore[arg-type]
-    return ("none", *resolved, "none")
+    return ("none", *resolved, *resolved[-1:] * model.mtp_layers, "none")

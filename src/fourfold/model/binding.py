@@ -10,6 +10,7 @@ from fourfold.model.weights import (
     FlatUnit,
     HeadWeights,
     LatentWeights,
+    ModuleWeights,
     PlainFeedForwardWeights,
     RoutedWeights,
     Weight,
@@ -23,9 +24,26 @@ def bind_weights(segment: Segment, model: ModelConfig, units: dict[str, FlatUnit
     if segment.kind == "embedding":
         return _bind_embedding(own, model)
     if segment.kind == "head":
-        # A tied head binds all of the embedding's unit, so that on a rank of its own what it does not read is cleared.
+        # All of the embedding's unit is bound, so that on another rank than its own what is not read there is cleared.
         table = _bind_embedding(units["embed"], model).tokens if model.tie_embeddings else own.weight("lm_head.weight")
-        return HeadWeights(own.weight("model.norm.weight"), table, _norm_bias(own, model, "model.norm"))
+        last = model.num_layers
+        names = [f"model.layers.{last + k}.shared_head.norm.weight" for k in range(model.mtp_layers)]
+        bias = _norm_bias(own, model, "model.norm")
+        return HeadWeights(own.weight("model.norm.weight"), table, bias, tuple(own.weight(name) for name in names))
+    block = _bind_block(segment, own, model, units)
+    if not segment.depth:
+        return block
+    prefix = f"model.layers.{segment.layer}."
+    return ModuleWeights(
+        _bind_embedding(units["embed"], model),
+        own.weight(prefix + "enorm.weight"),
+        own.weight(prefix + "hnorm.weight"),
+        own.weight(prefix + "eh_proj.weight"),
+        block,
+    )
+
+
+def _bind_block(segment: Segment, own: FlatUnit, model: ModelConfig, units: dict[str, FlatUnit]) -> BlockWeights:
     prefix = f"model.layers.{segment.layer}."
     attention = _bind_latent(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
     if segment.moe:

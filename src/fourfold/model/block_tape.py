@@ -19,9 +19,11 @@ from fourfold.model.tape import Tape
 from fourfold.model.tape import norm_backward as head_norm_backward
 
 
-def block_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool, graph: bool = True) -> Tape:
-    """What is live at the end: the saved tensors (none without a graph) and `output`."""
-    tape = Tape()
+def block_forward(
+    segment: Segment, model: ModelConfig, shape: Shape, keep: bool, graph: bool = True, tape: Tape | None = None
+) -> Tape:
+    """What is live at the end: the saved tensors (none without a graph) and `output`, beside what was before (`tape`)."""
+    tape = tape if tape is not None else Tape()
     _attention_forward(tape, model, shape, keep, graph)
     if segment.moe:
         routed_forward(tape, model, shape, keep, graph)

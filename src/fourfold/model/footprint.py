@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fourfold.config import ModelConfig
 from fourfold.model.block_tape import block_backward, block_forward
 from fourfold.model.head_tape import embedding_backward, embedding_forward, head_backward, head_forward
+from fourfold.model.multi_token_tape import module_backward, module_forward
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment
 from fourfold.model.tape import replay
@@ -87,13 +88,14 @@ def _head(model: ModelConfig, shape: Shape) -> Footprint:
 
 def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
     keep = policy != "selective"
-    with_graph = block_forward(segment, model, shape, keep)
+    run_forward, run_backward = (module_forward, module_backward) if segment.depth else (block_forward, block_backward)
+    with_graph = run_forward(segment, model, shape, keep)
     saved = dict(with_graph.live)
     output = saved.pop("output")
     total = sum(saved.values())
-    forward = block_forward(segment, model, shape, keep=False, graph=False) if policy == "full" else with_graph
-    backward = block_backward(segment, model, shape, saved, keep)
-    apart = block_backward(segment, model, shape, saved, keep, apart=True)
+    forward = run_forward(segment, model, shape, keep=False, graph=False) if policy == "full" else with_graph
+    backward = run_backward(segment, model, shape, saved, keep)
+    apart = run_backward(segment, model, shape, saved, keep, apart=True)
     operands = apart.operands()
     names = {name for product in apart.products for name in product.operands}
     if "upstream" in names - set(operands):  # the gradient that came in, which then outlives its buffer
@@ -106,11 +108,11 @@ def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> F
         forward_workspace_bytes=max(0, forward.peak - forward.total),
         # A recomputed block's output exists until its forward returns, beside what it saves.
         recompute_workspace_bytes=max(0, with_graph.peak - total) if policy == "full" else 0,
-        backward_workspace_bytes=backward.peak - total - output,
+        backward_workspace_bytes=backward.peak - total - backward.live["grad"],
         forward_flops=forward.flops,
         backward_flops=backward.flops,
         deferred_bytes=deferred,
-        input_workspace_bytes=apart.peak - total - output - deferred,
+        input_workspace_bytes=apart.peak - total - backward.live["grad"] - deferred,
         weight_workspace_bytes=weight.peak - deferred,
         input_flops=apart.flops,
         weight_flops=weight.flops,

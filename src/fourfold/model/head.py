@@ -48,9 +48,10 @@ def head_loss_backward(
     model: ModelConfig,
     num_targets: Tensor,
     parallel: Parallel = ALONE,
+    share: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The microbatch's loss sum and the gradient of (loss sum / num_targets) with respect to x; adds weight gradients, at once
-    even while others are put off.
+    """The microbatch's loss sum and the gradient of (share * loss sum / num_targets) with respect to x; adds weight gradients,
+    at once even while others are put off.
 
     `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
@@ -62,10 +63,12 @@ def head_loss_backward(
         logits = wide(F.linear(part, weights.unembedding.data))
         softmax = _exponentiate(logits, target, parallel.tp)
         total += softmax.loss
-        share = softmax.valid.to(logits.dtype) / divisor
-        logits.mul_((softmax.factor * share).unsqueeze(-1))
-        share.masked_fill_(~softmax.here, 0).neg_()
-        grad = logits.scatter_add_(-1, softmax.column.unsqueeze(-1), share.unsqueeze(-1)).to(part.dtype)
+        scale = softmax.valid.to(logits.dtype) / divisor
+        if share != 1:
+            scale.mul_(share)
+        logits.mul_((softmax.factor * scale).unsqueeze(-1))
+        scale.masked_fill_(~softmax.here, 0).neg_()
+        grad = logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)
         del logits, softmax
         weights.unembedding.add_product_now(grad, part)
         torch.mm(grad, weights.unembedding.data, out=part)  # the chunk of `normed` now holds its own gradient

@@ -12,18 +12,31 @@ from fourfold.model.tape import Tape
 def embedding_forward(model: ModelConfig, shape: Shape) -> Tape:
     """Live at the end: `output` [t, h]."""
     tape = Tape()
+    embed_tokens(tape, model, shape, "output")
+    return tape
+
+
+def embed_tokens(tape: Tape, model: ModelConfig, shape: Shape, name: str) -> None:
+    """The tokens' rows: allocates `name` [t, h]."""
     _local_rows(tape, shape)
     tape.alloc(whole=shape.tokens * model.hidden_size * shape.element_bytes)
-    tape.start_sum(shape, "whole", "output")
+    tape.start_sum(shape, "whole", name)
     tape.finish_sum("whole")
     if model.positions == "learned":
-        tape.brief(tape.live["output"])
-    return tape
+        tape.brief(tape.live[name])
+    tape.drop("rows")
 
 
 def embedding_backward(model: ModelConfig, shape: Shape) -> Tape:
     """The upstream gradient [t, h] lies outside; a copy of it is masked or converted."""
-    tape, width = Tape(), model.hidden_size
+    tape = Tape()
+    add_to_table(tape, model, shape)
+    return tape
+
+
+def add_to_table(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """`embedding_backward`."""
+    width = model.hidden_size
     tape.gather_tokens(shape, width, "whole")
     same = shape.compute == shape.gradients
     if model.positions == "learned" and not same:
@@ -31,8 +44,8 @@ def embedding_backward(model: ModelConfig, shape: Shape) -> Tape:
     _local_rows(tape, shape)
     if not same or (shape.tp > 1 and not shape.sequence_parallel):
         size = shape.tokens * width * DTYPE_BYTES[shape.gradients]
-        tape.alloc(values=size)
-    return tape
+        tape.brief(size)
+    tape.drop("whole", "rows")
 
 
 def _local_rows(tape: Tape, shape: Shape) -> None:
@@ -43,19 +56,37 @@ def _local_rows(tape: Tape, shape: Shape) -> None:
 
 
 def head_forward(model: ModelConfig, shape: Shape) -> Tape:
-    """The loss alone."""
-    tape = _start(model, shape)
+    """The losses alone, of every depth."""
+    tape = Tape()
     columns = model.vocab_size // shape.tp
-    for size in _chunks(shape, columns):
-        _logits(tape, model, shape, size * columns)
-        _exponentiate(tape, shape, size)
-        tape.free("logits")
+    for _ in range(1 + model.mtp_layers):
+        _start(tape, model, shape)
+        for size in _chunks(shape, columns):
+            _logits(tape, model, shape, size * columns)
+            _exponentiate(tape, shape, size)
+            tape.free("logits")
+        tape.free("normed", "scale_head")
     return tape
 
 
 def head_backward(model: ModelConfig, shape: Shape) -> Tape:
-    """Forward and backward in one. Live at the end: `grad` [t, h]."""
-    tape, width, columns = _start(model, shape), model.hidden_size, model.vocab_size // shape.tp
+    """Forward and backward in one, of every depth. Live at the end: `grad` [(1 + D) t, h]."""
+    tape = Tape()
+    if not model.mtp_layers:
+        _one_depth(tape, model, shape)
+        return tape
+    tape.alloc(grads=(1 + model.mtp_layers) * shape.hidden_tokens * model.hidden_size * shape.element_bytes)
+    for _ in range(1 + model.mtp_layers):
+        _one_depth(tape, model, shape)
+        tape.free("grad", "scale_head")
+    tape.rename("grads", "grad")
+    return tape
+
+
+def _one_depth(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """`head_loss_backward`: allocates `grad` [t, h]."""
+    _start(tape, model, shape)
+    width, columns = model.hidden_size, model.vocab_size // shape.tp
     for size in _chunks(shape, columns):
         elements = size * columns
         _logits(tape, model, shape, elements)
@@ -72,19 +103,16 @@ def head_backward(model: ModelConfig, shape: Shape) -> Tape:
     tape.start_sum(shape, "normed", "grad")
     tape.finish_sum("normed")
     norm_backward(tape, model, shape)
-    return tape
 
 
-def _start(model: ModelConfig, shape: Shape) -> Tape:
+def _start(tape: Tape, model: ModelConfig, shape: Shape) -> None:
     """The final norm, all tokens of it: `normed` [T, h]."""
-    tape = Tape()
     norm_forward(tape, model, shape, "head")
     tape.gather_tokens(shape, model.hidden_size, "normed")
     if shape.sequence_parallel:
         tape.free("normed_head")
     else:
         tape.rename("normed_head", "normed")
-    return tape
 
 
 def _chunks(shape: Shape, columns: int) -> list[int]:

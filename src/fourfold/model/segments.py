@@ -29,7 +29,9 @@ from fourfold.model.weights import (
 class Microbatch:
     """What segments read beside hidden states. tokens, targets [batch, seq] (-100: no loss); cos, sin [seq or batch x seq, 1,
     head_dim / 2], empty where positions are learned; document_lengths: per row the lengths of its documents, or None where
-    attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned."""
+    attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned;
+    ahead_tokens, ahead_targets [D, batch, seq]: what the D modules of multi-token prediction read, the k-th the tokens k places
+    on in their document (any where there is none) and those tokens' targets (-100 where there is none)."""
 
     tokens: Tensor
     targets: Tensor
@@ -37,6 +39,8 @@ class Microbatch:
     sin: Tensor
     document_lengths: Sequence[Sequence[int]] | None = None
     positions: Tensor | None = None
+    ahead_tokens: Tensor | None = None
+    ahead_targets: Tensor | None = None
 
 
 def block_forward(

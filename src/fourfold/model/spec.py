@@ -1,6 +1,6 @@
 """A model as a list of segments, and each segment's parameters as data: names, shapes, initialisation, sharding rule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod, sqrt
 from typing import Literal
 
@@ -49,10 +49,12 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class Segment:
-    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., or `head`.
+    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., a module of multi-token prediction
+    `mtp0`, ..., which is a block with something before it, or `head`.
 
     Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`.
-    `units` are the names of the units that it reads: its own, and for a head with tied embeddings the embedding's too.
+    `units` are the names of the units that it reads: its own, and for a head with tied embeddings, and for a module of multi-token
+    prediction, the embedding's too. `depth`: which module, from 1; 0: none.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Segment:
     units: tuple[str, ...]
     layer: int | None = None
     moe: bool = False
+    depth: int = 0
 
     @property
     def parameters(self) -> tuple[ParameterSpec, ...]:
@@ -88,11 +91,13 @@ def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
         tables.append(ParameterSpec(POSITIONS, shape, model.init_std, True, None, summed="sequence"))
     norm = _norms(model, "model.norm")
     unembedding = ParameterSpec("lm_head.weight", (vocab, hidden), model.init_std, True, 0)
+    norm += [_norm(f"{_module_prefix(model, k)}shared_head.norm.weight", hidden) for k in range(model.mtp_layers)]
     head_own = tuple(norm) if model.tie_embeddings else (unembedding, *norm)
     head_units = ("head", "embed") if model.tie_embeddings else ("head",)
     return (
         Segment("embed", "embedding", (UnitSpec("embed", "dense", tuple(tables)),), ("embed",)),
         *(_block(model, layer) for layer in range(model.num_layers)),
+        *(_module(model, k) for k in range(model.mtp_layers)),
         Segment("head", "head", (UnitSpec("head", "dense", head_own),), head_units),
     )
 
@@ -123,6 +128,28 @@ def _block(model: ModelConfig, layer: int) -> Segment:
     if moe:
         own.append(UnitSpec(f"{name}.experts", "expert", _experts(model, prefix)))
     return Segment(name, "block", tuple(own), tuple(unit.name for unit in own), layer, moe)
+
+
+def _module_prefix(model: ModelConfig, index: int) -> str:
+    """As released, modules of multi-token prediction are numbered on from the last block."""
+    return f"model.layers.{model.num_layers + index}."
+
+
+def _module(model: ModelConfig, index: int) -> Segment:
+    """A module of multi-token prediction (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
+    hidden, prefix, name = model.hidden_size, _module_prefix(model, index), f"mtp{index}"
+    block = _block(model, model.num_layers + index)
+    projection = ParameterSpec(
+        f"{prefix}eh_proj.weight", (hidden, 2 * hidden), model.init_std, True, None, summed="sequence"
+    )
+    norms = [_norm(f"{prefix}{which}.weight", hidden) for which in ("enorm", "hnorm")]
+    dense, *experts = block.own
+    own = (
+        UnitSpec(name, "dense", tuple(sorted((*dense.parameters, projection, *norms), key=_place))),
+        *(UnitSpec(f"{name}.experts", "expert", unit.parameters) for unit in experts),
+    )
+    units = (*(unit.name for unit in own), "embed")
+    return Segment(name, "block", own, units, block.layer, block.moe, index + 1)
 
 
 def _place(spec: ParameterSpec) -> int:
@@ -214,20 +241,21 @@ def _experts(model: ModelConfig, prefix: str) -> tuple[ParameterSpec, ...]:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """All parameters, tied ones once."""
-    return sum(segment.numel for segment in build_segments(model))
+    """All parameters, tied ones once; without modules of multi-token prediction, as models' sizes are stated."""
+    return sum(segment.numel for segment in build_segments(replace(model, mtp_layers=0)))
 
 
 def num_active_parameters(model: ModelConfig) -> int:
-    """Parameters that one token passes: of the routed experts, `top_k` of `num_experts`."""
-    units = [unit for segment in build_segments(model) for unit in segment.own]
+    """Of those, what one token passes: of the routed experts, `top_k` of `num_experts`."""
+    units = [unit for segment in build_segments(replace(model, mtp_layers=0)) for unit in segment.own]
     return sum(u.numel * model.top_k // model.num_experts if u.domain == "expert" else u.numel for u in units)
 
 
 def step_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
     """Useful FLOPs of one training step per token: 6 per parameter of a matrix product that a token passes (forward 2,
     backward 4), and causal attention at half the full matrix: 3 * num_layers * num_heads * (query + value width) *
-    sequence_length (Chowdhery et al. 2022, appendix B, halved for causality). Recomputation is not counted."""
+    sequence_length (Chowdhery et al. 2022, appendix B, halved for causality). A module of multi-token prediction is a block
+    with a projection, and one more pass over the unembedding. Recomputation is not counted."""
     matrices = 0
     for segment in build_segments(model):
         for unit in segment.own:
@@ -235,5 +263,6 @@ def step_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
             share = model.top_k / model.num_experts if unit.domain == "expert" else 1
             matrices += int(elements * share) if segment.kind != "embedding" or model.tie_embeddings else 0
     widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
-    attention = 0.5 * model.num_layers * model.num_heads * widths * sequence_length
+    matrices += model.mtp_layers * model.vocab_size * model.hidden_size
+    attention = 0.5 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
     return 6.0 * matrices + 6.0 * attention

@@ -249,9 +249,22 @@ class HeadWeights:
     norm: Weight
     unembedding: Weight
     norm_bias: Weight | None = None
+    depth_norms: tuple[Weight, ...] = ()
+    """In place of `norm`, for the modules of multi-token prediction."""
 
 
-Weights = EmbeddingWeights | BlockWeights | HeadWeights
+@dataclass(frozen=True)
+class ModuleWeights:
+    """A module of multi-token prediction: norms [hidden] of embedding and hidden state, projection [hidden, 2 hidden], a block."""
+
+    embedding: EmbeddingWeights
+    embedding_norm: Weight
+    hidden_norm: Weight
+    projection: Weight
+    block: BlockWeights
+
+
+Weights = EmbeddingWeights | BlockWeights | ModuleWeights | HeadWeights
 
 
 def torch_dtype(name: str) -> torch.dtype:

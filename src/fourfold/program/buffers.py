@@ -52,7 +52,7 @@ class Lowering:
         facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
         placed = replace(
             layout,
-            stages=stage_sizes(config.layout.segments_per_stage, facts.segment_costs(), layout),
+            stages=stage_sizes(config.layout.segments_per_stage, facts.segment_costs(), layout, model.mtp_layers),
             stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
         )
         return replace(facts, layout=placed)
@@ -162,10 +162,16 @@ class Lowering:
         names += [unit for segment in self.local_segments for unit in segment.units]
         return {name: self.all_flats[name] for name in dict.fromkeys(names)}
 
+    @property
+    def ties_embedding(self) -> bool:
+        """Whether the last stage reads the embedding."""
+        return self.model.tie_embeddings or self.model.mtp_layers > 0
+
     @cached_property
     def tied_unit(self) -> str | None:
-        """The unit that two pipeline ranks share, where this is one of them."""
-        tied = self.model.tie_embeddings and self.layout.degree("tied") > 1
+        """The unit that two pipeline ranks share, where this is one of them: the embedding's, which tied heads and modules of
+        multi-token prediction read too."""
+        tied = self.ties_embedding and self.layout.degree("tied") > 1
         return "embed" if tied and self.pp_rank in self.layout.tied_ranks else None
 
     @cached_property
@@ -225,8 +231,13 @@ class Lowering:
 
     @property
     def loss_bytes(self) -> int:
-        """The recorded loss, and the routers' balance and z losses beside it."""
-        return SCALAR_BYTES * (3 if self.model.num_experts else 1)
+        """The recorded loss, the routers' balance and z losses beside it, and those of modules of multi-token prediction."""
+        return SCALAR_BYTES * ((3 if self.model.num_experts else 1) + self.model.mtp_layers)
+
+    @property
+    def count_bytes(self) -> int:
+        """The numbers of valid targets, of every depth of prediction."""
+        return SCALAR_BYTES * (1 + self.model.mtp_layers)
 
     # Sizes
 
@@ -263,12 +274,12 @@ class Lowering:
         return self._policies[segment.name]
 
     def footprint(self, segment: Segment) -> Footprint:
-        return self._footprints[segment.kind, segment.moe, self.policy(segment)]
+        return self._footprints[segment.kind, segment.moe, segment.depth, self.policy(segment)]
 
     @cached_property
-    def _footprints(self) -> dict[tuple[str, bool, str], Footprint]:
-        kinds = {(s.kind, s.moe, self.policy(s)): s for s in self.segments}
-        return {key: segment_footprint(s, self.model, self.shape, key[2]) for key, s in kinds.items()}
+    def _footprints(self) -> dict[tuple[str, bool, int, str], Footprint]:
+        kinds = {(s.kind, s.moe, s.depth, self.policy(s)): s for s in self.segments}
+        return {key: segment_footprint(s, self.model, self.shape, key[3]) for key, s in kinds.items()}
 
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""

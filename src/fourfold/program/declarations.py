@@ -141,7 +141,8 @@ def _allowed(step: Instruction, kind: str, facts: Lowering) -> list[Declared]:
     training = kind == "train"
     unit, m = step.segment, step.microbatch
     if step.op is Op.COUNT:
-        return [Declared(collectives=_over(facts, "all_reduce", facts.data_axes, SCALAR_BYTES))]
+        size = SCALAR_BYTES * (1 + facts.model.mtp_layers)
+        return [Declared(collectives=_over(facts, "all_reduce", facts.data_axes, size))]
     if step.op is Op.SUM_LOSS:
         return [Declared(collectives=_over(facts, "all_reduce", facts.loss_axes, facts.loss_bytes))]
     if step.op is Op.LOAD and m is not None:
@@ -198,7 +199,8 @@ def _balance(facts: Lowering) -> list[Declared]:
     if not facts.model.num_experts:
         return []
     routers = tuple(sorted(f"router/{segment.name}" for segment in facts.moe_segments))
-    size = SCALAR_BYTES * facts.model.num_experts * (facts.model.num_layers - facts.model.first_dense_layers)
+    layers = range(facts.model.num_layers + facts.model.mtp_layers)
+    size = SCALAR_BYTES * facts.model.num_experts * sum(map(facts.model.is_moe, layers))
     return [Declared(routers, routers, _over(facts, "all_reduce", facts.router_axes, size), workspace_bytes=size)]
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
+from fourfold.model.spec import Segment
 
 if TYPE_CHECKING:
     from fourfold.program.buffers import Lowering
@@ -21,9 +22,10 @@ def buffer_bytes(facts: "Lowering", name: str) -> int:
         return layout.sequence_length * rotated * element
     if kind == "batch":
         positions = SCALAR_BYTES if learned else rotated * element if facts.document_mask or layout.cp > 1 else 0
-        return layout.tokens * (2 * 8 + positions)
+        return layout.tokens * (2 * 8 * (1 + facts.model.mtp_layers) + positions)
     if kind in ("hidden", "dhidden"):
-        return layout.hidden_tokens * facts.model.hidden_size * element
+        depths = _depths(facts, facts.by_name[rest.partition("/")[0]])
+        return depths * layout.hidden_tokens * facts.model.hidden_size * element
     if kind == "router":
         return (SCALAR_BYTES + facts.shape.wide_bytes) * facts.model.num_experts
     segment = facts.by_name.get(rest.partition("/")[0])
@@ -31,6 +33,11 @@ def buffer_bytes(facts: "Lowering", name: str) -> int:
         footprint = facts.footprint(segment)
         return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
     return _unit_bytes(facts, kind, facts.all_flats[rest])
+
+
+def _depths(facts: "Lowering", segment: Segment) -> int:
+    """How many hidden states of a token the segment's input has: of the head, those of every depth of prediction."""
+    return 1 + facts.model.mtp_layers if segment.kind == "head" else max(1, segment.depth)
 
 
 def _unit_bytes(facts: "Lowering", kind: str, flat: FlatLayout) -> int:

@@ -7,8 +7,20 @@ from fourfold.config import UserError
 from fourfold.layout import Layout
 
 
-def stage_sizes(stated: Sequence[int] | None, costs: Sequence[float], layout: Layout) -> tuple[int, ...]:
-    """How many segments each stage has: as stated (`layout.segments_per_stage`), or divided by cost. Raises `UserError`."""
+def stage_sizes(
+    stated: Sequence[int] | None, costs: Sequence[float], layout: Layout, modules: int = 0
+) -> tuple[int, ...]:
+    """How many segments each stage has: as stated (`layout.segments_per_stage`), or divided by cost. Raises `UserError`.
+
+    `modules`: of multi-token prediction, before the head. They are not stated: like the head, whose unembedding they share, they
+    are the last stage's.
+    """
+    costs = [*costs[: len(costs) - modules - 1], sum(costs[len(costs) - modules - 1 :])]
+    *before, last = _sizes(stated, costs, layout)
+    return (*before, last + modules)
+
+
+def _sizes(stated: Sequence[int] | None, costs: Sequence[float], layout: Layout) -> tuple[int, ...]:
     stages, total = layout.pp * layout.virtual_stages, len(costs)
     if stated is None:
         return divide(costs, stages)

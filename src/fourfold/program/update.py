@@ -76,7 +76,7 @@ def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
     if facts.data_axes:
         axes = facts.data_axes
         count = Instruction(
-            Op.COUNT, collectives=(over(facts, "all_reduce", axes, SCALAR_BYTES),), stream=axes_name(axes)
+            Op.COUNT, collectives=(over(facts, "all_reduce", axes, facts.count_bytes),), stream=axes_name(axes)
         )
         steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
     if facts.loss_axes:

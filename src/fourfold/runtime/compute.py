@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.multi_token import module_forward
 from fourfold.model.parallel import Parallel
 from fourfold.model.segments import Microbatch, block_forward
+from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction
 from fourfold.program.buffers import Lowering, deferred, dhidden, hidden, saved
@@ -40,10 +42,10 @@ class Compute:
         self._routers = routers
         self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not facts.model.num_experts
         self.num_targets: Tensor
-        """Valid targets of the global batch, once they are counted."""
+        """Valid targets of the global batch, of every depth of prediction, once they are counted."""
         self.loss: Tensor
         """Sum of the token losses that this rank has computed (the same on ranks that differ in tp: where the loss is summed over
-        these too, the first has it), then its routers' balance and z losses."""
+        these too, the first has it), then its routers' balance and z losses, then the sums of modules of multi-token prediction."""
 
     def forward(self, step: Instruction) -> None:
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
@@ -53,20 +55,26 @@ class Compute:
             out = embedding_forward(batch.tokens, weights, self._parallel, batch.positions)
         elif segment.kind == "head":
             x = self._live[hidden("head", m)]
-            loss = head_loss(x, batch.targets, weights, self._facts.model, self._parallel)
-            self._record(loss)
+            self._record(losses(x, batch, weights, self._facts.model, self._parallel))
             return
         elif saved(segment.name, m) in step.writes:
             out = self._run_with_graph(segment.name, m)
         else:
-            x = self._live[hidden(segment.name, m)]
-            balancing = self._routers.balancing(segment.name, self.loss[1:])
-            out = block_forward(x, weights, self._facts.model, batch, self._parallel, False, balancing)
+            out = self._run_block(segment, m, self._live[hidden(segment.name, m)], False)
         self._live[hidden(self._facts.following[segment.name], m)] = out
 
-    def _record(self, loss: Tensor) -> None:
+    def _record(self, sums: Tensor) -> None:
+        """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
         if self._records_loss:
-            self.loss[0] += loss
+            self.loss[0] += sums[0]
+            self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
+
+    def _run_block(self, segment: Segment, m: int, x: Tensor, keep: bool) -> Tensor:
+        model, batch = self._facts.model, self._live[f"batch/m{m}"]
+        weights, balancing = self._weights[segment.name], self._routers.balancing(segment.name, self.loss[1:3])
+        if segment.depth:
+            return module_forward(x, weights, model, batch, segment.depth, self._parallel, keep, balancing)
+        return block_forward(x, weights, model, batch, self._parallel, keep, balancing)
 
     def recompute(self, step: Instruction) -> None:
         self._run_with_graph(step.segment or "", _microbatch(step))
@@ -74,11 +82,9 @@ class Compute:
     def _run_with_graph(self, name: str, m: int) -> Tensor:
         """A block's forward on a detached input; its graph is kept by its root, so the output itself can be freed."""
         x = self._live[hidden(name, m)].detach().requires_grad_()
-        keep = self._facts.policy(self._facts.by_name[name]) != "selective"
-        batch = self._live[f"batch/m{m}"]
-        balancing = self._routers.balancing(name, self.loss[1:])
+        segment = self._facts.by_name[name]
         with torch.enable_grad():
-            out = block_forward(x, self._weights[name], self._facts.model, batch, self._parallel, keep, balancing)
+            out = self._run_block(segment, m, x, self._facts.policy(segment) != "selective")
         self._live[saved(name, m)] = (x, get_gradient_edge(out))
         return out.detach()
 
@@ -87,11 +93,9 @@ class Compute:
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
         weights = self._weights[segment.name]
         if segment.kind == "head":
-            x, targets = self._live[hidden("head", m)], self._live[f"batch/m{m}"].targets
-            loss, grad = head_loss_backward(
-                x, targets, weights, self._facts.model, self.num_targets, parallel=self._parallel
-            )
-            self._record(loss)
+            x, batch = self._live[hidden("head", m)], self._live[f"batch/m{m}"]
+            sums, grad = losses_backward(x, batch, weights, self._facts.model, self.num_targets, self._parallel)
+            self._record(sums)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
             upstream = self._live[dhidden(self._facts.following[segment.name], m)]

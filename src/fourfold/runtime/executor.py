@@ -27,8 +27,10 @@ Observer = Callable[[int, Instruction], None]
 class StepData(Protocol):
     """This rank's part of one global batch."""
 
-    num_targets: int
-    """Valid target tokens among this rank's microbatches."""
+    @property
+    def num_targets(self) -> int | tuple[int, ...]:
+        """Valid target tokens among this rank's microbatches; with multi-token prediction, of the head and of every module."""
+        ...
 
     def load(self, microbatch: int) -> Microbatch: ...
 
@@ -36,7 +38,8 @@ class StepData(Protocol):
 @dataclass(frozen=True)
 class StepResult:
     """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
-    routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean."""
+    routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean;
+    `mtp_loss`: the mean of the losses of modules of multi-token prediction, each a mean over its own valid targets."""
 
     loss: float
     grad_norm: float
@@ -44,6 +47,7 @@ class StepResult:
     num_targets: int
     auxiliary_loss: float = 0.0
     expert_imbalance: float | None = None
+    mtp_loss: float | None = None
 
 
 class StepTimeout(RunFailure):
@@ -127,15 +131,28 @@ class Executor:
         self._publish(len(program.instructions))
         if program.kind == "train" and not self._skip:
             self.updates += 1
-        total = int(self._compute.num_targets.item())
-        losses = self._compute.loss.tolist()
-        imbalance = self.routers.imbalance if program.kind == "train" else None
-        return StepResult(losses[0] / max(total, 1), self._norm, self._skip, total, sum(losses[1:]), imbalance)
+        return self._result(program.kind == "train")
+
+    def _result(self, training: bool) -> StepResult:
+        counts, losses = self._compute.num_targets.tolist(), self._compute.loss.tolist()
+        modules = self.facts.model.mtp_layers
+        ahead = losses[len(losses) - modules :]
+        means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
+        return StepResult(
+            loss=losses[0] / max(counts[0], 1),
+            grad_norm=self._norm,
+            skipped=self._skip,
+            num_targets=counts[0],
+            auxiliary_loss=sum(losses[1 : len(losses) - modules]),
+            expert_imbalance=self.routers.imbalance if training else None,
+            mtp_loss=sum(means) / modules if modules else None,
+        )
 
     def _begin(self, data: StepData, lr: float) -> None:
         self._data = data
         self._lr = lr
-        self._compute.num_targets = torch.tensor(data.num_targets, dtype=torch.int64, device=self._device)
+        counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
+        self._compute.num_targets = torch.tensor(counts, dtype=torch.int64, device=self._device)
         parts = self.facts.loss_bytes // 8
         self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
         self._norm = 0.0

@@ -45,7 +45,7 @@ def groups_of(programs: Iterable[Program], facts: Lowering) -> set[str]:
         names.update(*(_reduction_axes(seen_there, unit) for unit in seen_there.flats))
     names.update(*(_traffic_axes(facts.footprint(segment)) for segment in facts.segments))
     names.update(map(axes_name, (facts.data_axes, facts.loss_axes, facts.norm_axes, facts.router_axes)))
-    if facts.model.tie_embeddings and facts.layout.degree("tied") > 1:
+    if facts.ties_embedding and facts.layout.degree("tied") > 1:
         names.add("tied")
     return (names | segment_axes(facts.layout)) - {""}
 

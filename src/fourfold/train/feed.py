@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from fourfold.data import Batch
+from fourfold.data.ahead import look_ahead
 from fourfold.data.batches import IGNORED
 from fourfold.layout import Layout
 from fourfold.model.rope import rope_tables
@@ -14,7 +15,8 @@ from fourfold.program.buffers import Lowering
 
 class RowFeed:
     """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
-    their columns the rank reads those at `positions`, which are None where it has the whole sequence."""
+    their columns the rank reads those at `positions`, which are None where it has the whole sequence. `mtp_layers`: modules of
+    multi-token prediction, whose tokens and targets are found in whole rows, so that no rank needs another's."""
 
     def __init__(
         self,
@@ -22,13 +24,16 @@ class RowFeed:
         microbatch_sequences: int,
         tables: tuple[torch.Tensor, torch.Tensor],
         positions: np.ndarray | None = None,
+        mtp_layers: int = 0,
     ) -> None:
         self._batch = batch
         self._size = microbatch_sequences
         self._cos, self._sin = tables
         self._learned = self._cos.shape[-1] == 0
         self._columns = positions
-        self.num_targets = int((self._own(batch.targets) != IGNORED).sum())
+        self._mtp_layers = mtp_layers
+        every = [batch.targets, *(look_ahead(batch, depth)[1] for depth in range(1, mtp_layers + 1))]
+        self.num_targets = tuple(int((self._own(targets) != IGNORED).sum()) for targets in every)
 
     def _own(self, array: np.ndarray) -> np.ndarray:
         return array if self._columns is None else np.ascontiguousarray(array[:, self._columns])
@@ -45,6 +50,7 @@ class RowFeed:
         elif self._columns is not None:
             columns = torch.from_numpy(self._columns).to(device)
             cos, sin = cos[columns], sin[columns]
+        tokens_ahead, targets_ahead = self._ahead(part)
         return Microbatch(
             tokens=torch.from_numpy(self._own(part.tokens)).to(device),
             targets=torch.from_numpy(self._own(part.targets)).to(device),
@@ -52,7 +58,17 @@ class RowFeed:
             sin=sin.unsqueeze(-2),
             document_lengths=part.document_lengths,
             positions=torch.from_numpy(self._own(part.positions)).to(device) if self._learned else None,
+            ahead_tokens=tokens_ahead,
+            ahead_targets=targets_ahead,
         )
+
+    def _ahead(self, part: Batch) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+        """Tokens and targets of every module of multi-token prediction, [D, microbatch_sequences, own positions] each."""
+        if not self._mtp_layers:
+            return None, None
+        pairs = [look_ahead(part, depth) for depth in range(1, self._mtp_layers + 1)]
+        tokens, targets = (np.stack([self._own(array) for array in kind]) for kind in zip(*pairs, strict=True))
+        return torch.from_numpy(tokens).to(self._cos.device), torch.from_numpy(targets).to(self._cos.device)
 
 
 def own_positions(layout: Layout, rank: int) -> np.ndarray | None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fourfold.checkpoint import latest_checkpoint
 from fourfold.config import RunConfig, RunFailure, load_run, resolve_model
-from fourfold.data import GlobalBatches, open_prepared
+from fourfold.data import Batch, GlobalBatches, open_prepared
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
@@ -104,10 +104,12 @@ class Training:
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
         rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
-        return (
-            lower_evaluation(replace(self.facts, layout=layout)),
-            RowFeed(rows, layout.microbatch_sequences, self.tables, own_positions(layout, self.seat.rank)),
-        )
+        return lower_evaluation(replace(self.facts, layout=layout)), self._feed(rows)
+
+    def _feed(self, rows: Batch) -> RowFeed:
+        layout, modules = self.facts.layout, self.facts.model.mtp_layers
+        positions = own_positions(layout, self.seat.rank)
+        return RowFeed(rows, layout.microbatch_sequences, self.tables, positions, modules)
 
     def run(self) -> bool:
         log = RunLog(self.out, self.config, self.step) if self.seat.rank == 0 else None
@@ -161,6 +163,8 @@ class Training:
             if result.expert_imbalance is not None:
                 values["expert_load_max_over_mean"] = result.expert_imbalance
                 values["auxiliary_loss"] = result.auxiliary_loss
+            if result.mtp_loss is not None:
+                values["mtp_loss"] = result.mtp_loss
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
                 self.held_out_loss = self._evaluate()
@@ -182,9 +186,8 @@ class Training:
         return peak.item() / self.seat.world_size
 
     def _train_step(self, lr: float) -> StepResult:
-        layout = self.facts.layout
-        rows = self.batches.batch(self.step, rank_rows(layout, self.seat.rank))
-        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, own_positions(layout, self.seat.rank))
+        rows = self.batches.batch(self.step, rank_rows(self.facts.layout, self.seat.rank))
+        feed = self._feed(rows)
         self.board.step, self.board.kind = self.step, TRAINING
         try:
             if self.peak_bytes == 0 and self.seat.device.type == "cpu":

@@ -25,7 +25,7 @@ class Generator:
     """A whole model in one process, for sampling; fp32."""
 
     def __init__(self, model: ModelConfig, checkpoint: Path) -> None:
-        self._model = replace(model, capacity_factor=None)
+        self._model = model = replace(model, capacity_factor=None, mtp_layers=0)
         reader = read_parameters(checkpoint)
         segments = build_segments(model)
         units = {}
