@@ -96,6 +96,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-overheads", action="store_true", help="skip the cost of generality and the bubble")
     parser.add_argument("--no-rows", action="store_true", help="these two alone")
     parser.add_argument("--num-layers", type=int, default=8, help="blocks, a multiple of 8")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny model and one pair: whether every row runs, no timing"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the table there, as Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     return parser.parse_args()
@@ -104,6 +107,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     shape = replace(Shape(), num_layers=options.num_layers, max_position=2048)
+    if options.quick:
+        shape = replace(shape, vocab_size=256, hidden_size=64, ffn_size=128)
+        options.pairs = options.warmup = 1
     chosen = [c for c in cases(shape) if not options.only or any(word in c.name for word in options.only)]
     if not chosen:
         sys.exit("--only: no row has this in its name; there are:\n  " + "\n  ".join(c.name for c in cases(shape)))
