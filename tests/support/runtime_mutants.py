@@ -126,7 +126,7 @@ def replicas_are_not_summed() -> Iterator[None]:
 def whole_gradients_are_averaged() -> Iterator[None]:
     def make(original: Any) -> Any:
         def reduce(self: Group, whole: Any) -> Any:
-            if whole.dim():
+            if whole.is_floating_point() and whole.dim():
                 whole.div_(self.size)
             yield from original(self, whole)
 
@@ -232,8 +232,8 @@ def the_divisor_is_each_ranks_own() -> Iterator[None]:
 @mutant
 def the_divisor_is_each_microbatchs_own() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def backward(x: Any, targets: Any, weights: Any, model: Any, count: Any, **more: Any) -> Any:
-            return original(x, targets, weights, model, (targets != -100).sum().clamp(min=1), **more)
+        def backward(x: Any, targets: Any, weights: Any, model: Any, count: Any, *rest: Any, **more: Any) -> Any:
+            return original(x, targets, weights, model, (targets != -100).sum().clamp(min=1), *rest, **more)
 
         return backward
 
