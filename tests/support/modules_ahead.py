@@ -22,7 +22,9 @@ class ModulesAhead:
             block.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
             block.shared_head = nn.ModuleDict({"norm": nn.RMSNorm(config.hidden_size, eps=config.norm_eps)})
             model.model.layers.append(block.to(dtype))
-        model.model.norm.register_forward_pre_hook(self._see)
+        if config.mtp_layers:
+            model.model.norm.register_forward_pre_hook(self._see)
+        self._hidden: Any = None
         self.loss: Any = 0.0
 
     def _see(self, module: Any, inputs: Any) -> None:

@@ -35,13 +35,13 @@ def losses_backward(
 ) -> tuple[Tensor, Tensor]:
     """As `head_loss_backward`, for every depth. x [(1 + D) t, hidden], num_targets [1 + D] -> (sums [1 + D], gradient of x)."""
     if not weights.depth_norms:
-        total, grad = head_loss_backward(x, batch.targets, weights, model, num_targets[0], parallel)
+        total, grad = head_loss_backward(x, batch.targets, weights, model, num_targets[0], parallel=parallel)
         return total.view(1), grad
     sums, grads = [], torch.empty_like(x)
     into = grads.chunk(1 + len(weights.depth_norms))
     share = 1.0
     for (part, targets, own), divisor, target in zip(_depths(x, batch, weights), num_targets, into, strict=True):
-        total, grad = head_loss_backward(part, targets, own, model, divisor, parallel, share)
+        total, grad = head_loss_backward(part, targets, own, model, divisor, parallel=parallel, share=share)
         target.copy_(grad)
         del grad
         sums.append(total)
