@@ -25,11 +25,20 @@ MISTAKES = {
     "heads that do not divide": (["train", "run.toml", "model.num_heads=5"], ["model.num_heads", "4"]),
     "a model folder that is absent": (["train", "run.toml", "model.hf=gone"], ["model.hf", "gone/config.json"]),
     "ranks that do not fit": (["train", "run.toml", "layout.pp=2", "--ranks", "3"], ["pp = 2", "3", "--ranks 4"]),
-    "more stages than segments": (["train", "run.toml", "layout.pp=64", "--ranks", "64"], ["layout.pp", "64", "segments"]),
-    "a tensor degree that divides no heads": (["train", "run.toml", "layout.tp=3", "--ranks", "3"], ["tp = 3", "num_heads", "2"]),
+    "more stages than segments": (
+        ["train", "run.toml", "layout.pp=64", "--ranks", "64"],
+        ["layout.pp", "64", "segments"],
+    ),
+    "a tensor degree that divides no heads": (
+        ["train", "run.toml", "layout.tp=3", "--ranks", "3"],
+        ["tp = 3", "num_heads", "2"],
+    ),
     "experts that are not there": (["train", "run.toml", "layout.ep=2", "--ranks", "2"], ["layout.ep", "num_experts"]),
     "an unknown schedule": (["train", "run.toml", "layout.schedule=1f2b"], ["layout.schedule", "1f2b", "'1f1b'"]),
-    "an unknown context method": (["train", "run.toml", "layout.cp=2", "layout.cp_method=rings"], ["cp_method", "'ring'"]),
+    "an unknown context method": (
+        ["train", "run.toml", "layout.cp=2", "layout.cp_method=rings"],
+        ["cp_method", "'ring'"],
+    ),
     "steps and tokens": (["train", "run.toml", "batch.tokens=100"], ["batch.steps", "batch.tokens"]),
     "unknown recompute": (["train", "run.toml", "layout.recompute=some"], ["layout.recompute", "full"]),
     "corpus that is absent": (["train", "run.toml", "data.corpus=nowhere"], ["data.corpus", "nowhere", "stdlib"]),

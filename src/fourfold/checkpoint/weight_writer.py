@@ -84,7 +84,9 @@ class _Expected:
                 self._forms[spec.name] = (spec.shape, released_form(spec, model.family))
         self._biases = set()
         if model.family == "deepseek_v3":
-            self._biases = {balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)}
+            self._biases = {
+                balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)
+            }
         for name in self._biases:
             self._forms[name] = ((model.num_experts,), [Piece(name, (model.num_experts,), 0, model.num_experts)])
         self._came = dict.fromkeys(self._forms, 0)
