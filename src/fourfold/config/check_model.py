@@ -18,7 +18,7 @@ def _heads(model: ModelConfig) -> str | None:
     if model.is_latent:
         return None
     if model.num_heads % model.num_kv_heads:
-        fit = max(d for d in range(1, model.num_kv_heads + 1) if model.num_heads % d == 0)
+        fit = max(d for d in range(1, min(model.num_kv_heads, 100_000) + 1) if model.num_heads % d == 0)
         return (
             f"model.num_kv_heads = {model.num_kv_heads} does not divide model.num_heads = {model.num_heads}; "
             f"a value that works: num_kv_heads = {fit}"
@@ -142,10 +142,10 @@ def _experts(model: ModelConfig) -> str | None:
 def _expert_groups(model: ModelConfig) -> str | None:
     experts, groups, top = model.num_experts, model.num_expert_groups, model.top_groups
     if experts % groups:
-        fit = max(d for d in range(1, min(groups, experts) + 1) if experts % d == 0)
+        fit = max(d for d in range(1, min(groups, experts, 100_000) + 1) if experts % d == 0)
         return f"model.num_expert_groups = {groups} does not divide model.num_experts = {experts}; a value that works: {fit}"
     if groups > 1 and experts // groups < 2:
-        fit = max(d for d in range(1, experts // 2 + 1) if experts % d == 0) if experts > 1 else 1
+        fit = max(d for d in range(1, min(experts // 2, 100_000) + 1) if experts % d == 0) if experts > 1 else 1
         return (
             f"model.num_expert_groups = {groups} leaves {experts // groups} expert a group, and a group is scored by its best "
             f"two; a value that works: {fit}"

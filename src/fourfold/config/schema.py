@@ -8,6 +8,10 @@ Dtype = Literal["fp64", "fp32", "bf16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
 
 
+Layers = Annotated[int, Field(gt=0, le=100_000)]
+"""Bounded, as a list is made of them: no run file exhausts the memory."""
+
+
 class Section(BaseModel):
     """A table of the run file: frozen, and an unknown key is an error."""
 
@@ -52,7 +56,7 @@ class ModelSection(Section):
     hf: str | None = None
     initial: str | None = None
     family: Family | None = None
-    num_layers: PositiveInt | None = None
+    num_layers: Layers | None = None
     hidden_size: PositiveInt | None = None
     num_heads: PositiveInt | None = None
     num_kv_heads: PositiveInt | None = None
@@ -93,7 +97,7 @@ class ModelSection(Section):
     rope_interleave: bool | None = None
     yarn_scaling: YarnScaling | None = None
 
-    mtp_layers: Count | None = None
+    mtp_layers: Annotated[int, Field(ge=0, le=100)] | None = None
     mtp_loss: Weight | None = None
 
     norm: Literal["rms", "layer"] | None = None

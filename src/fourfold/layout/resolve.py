@@ -7,6 +7,8 @@ from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.schema import LayoutSection
 from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
 
+_SEARCHED = 100_000
+"""Degrees up to this one are tried for a value that works."""
 CP_METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:U")
 
 
@@ -77,7 +79,7 @@ def _check_stages(section: LayoutSection, model: ModelConfig) -> None:
 
 
 def _largest(limit: int, works: Callable[[int], bool]) -> int:
-    return max(d for d in range(1, limit + 1) if works(d))
+    return max(d for d in range(1, min(limit, _SEARCHED) + 1) if works(d))
 
 
 def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
@@ -185,7 +187,7 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
             return 1
         if ranks % others:
             if others == section.dp_replicate:
-                fit = max(d for d in range(1, section.dp_replicate + 1) if ranks % d == 0)
+                fit = max(d for d in range(1, min(section.dp_replicate, ranks, _SEARCHED) + 1) if ranks % d == 0)
                 raise UserError(
                     f"layout.dp_replicate = {section.dp_replicate} does not divide the {ranks} ranks; a value that works: {fit}"
                 )
