@@ -115,7 +115,7 @@ RUNS = st.fixed_dictionaries(
         "model": _maybe(
             preset=TEXT,
             hf=TEXT,
-            num_layers=POSITIVE,
+            num_layers=st.integers(1, 100_000),
             tie_embeddings=st.booleans(),
             rope_theta=NUMBERS,
             rope_scaling=st.fixed_dictionaries(
