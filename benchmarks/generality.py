@@ -24,7 +24,7 @@ RANKS, WARMUP, STEPS = 2, 3, 9
 MODEL = {"preset": "tiny", "vocab_size": 4096}  # as examples/stdlib.toml, like the layout
 LAYOUT = {"dp_shard": RANKS, "zero": 3, "microbatch_sequences": 4}
 SEQUENCES, LENGTH = 16, 256
-FUNCTIONS = ("block_forward", "head_loss", "head_loss_backward", "embedding_forward", "embedding_backward")
+FUNCTIONS = ("block_forward", "losses", "losses_backward", "embedding_forward", "embedding_backward")
 WORK = [
     *((compute, name) for name in FUNCTIONS),
     (torch.autograd, "grad"),
