@@ -2,9 +2,10 @@
 
 from xml.sax.saxutils import escape
 
-from fourfold.program import Op
 from fourfold.program.timeline import Event, Timeline
 from fourfold.report.timeline_words import (
+    FILLS,
+    INKS,
     OP_WORDS,
     Format,
     chunk_of,
@@ -13,15 +14,9 @@ from fourfold.report.timeline_words import (
     ops_used,
     plain_number,
     rank_words,
+    shortest_entry,
 )
 
-_FILLS = {
-    Op.FORWARD: ("#2f62ad", "#9cc0f5"),
-    Op.BACKWARD: ("#2c7a4b", "#93d8ac"),
-    Op.BACKWARD_INPUT: ("#12757f", "#86d5dc"),
-    Op.BACKWARD_WEIGHT: ("#96611a", "#f0c27e"),
-}
-"""Of a rank's first stage, and of its later ones."""
 _IDLE = "#e9ecef"
 _ROW, _GAP, _TOP, _LEFT, _RIGHT = 24, 6, 62, 70, 170
 _LETTER = 6.5
@@ -64,8 +59,7 @@ def _scale(timeline: Timeline) -> float:
     """Pixels per unit of time: two digits fit in the shortest entry where the picture stays within bounds."""
     if not timeline.makespan:
         return 0.0
-    shortest = min((e.end - e.start for events in timeline.events for e in events if e.end > e.start), default=1.0)
-    wanted = 3.2 * _LETTER / shortest * timeline.makespan
+    wanted = 3.2 * _LETTER / shortest_entry(timeline) * timeline.makespan
     return min(max(wanted, _NARROWEST), _WIDEST) / timeline.makespan
 
 
@@ -97,12 +91,11 @@ def _cell(event: Event, later: bool, scale: float, top: int, format_time: Format
         told = (
             f"<title>{OP_WORDS[event.op]}, stage {event.stage}, microbatch {event.microbatch}: {escape(span)}</title>"
         )
-    box = f'x="{x:.2f}" y="{top}" width="{max(width - 0.8, 0.2):.2f}" height="{_ROW}" fill="{_FILLS[event.op][later]}"'
+    box = f'x="{x:.2f}" y="{top}" width="{max(width - 0.8, 0.2):.2f}" height="{_ROW}" fill="{FILLS[event.op][later]}"'
     lines = [f"<rect {box}>{told}</rect>" if told else f"<rect {box}/>"]
     number = str(event.microbatch)
     if len(number) * _LETTER + 3 <= width:
-        ink = "#000000" if later else "#ffffff"
-        style = f'text-anchor="middle" font-size="11" fill="{ink}" pointer-events="none"'
+        style = f'text-anchor="middle" font-size="11" fill="{INKS[later]}" pointer-events="none"'
         lines.append(_text(x + width / 2, top + _ROW / 2 + 4, number, style))
     return lines
 
@@ -122,7 +115,7 @@ def _axis(timeline: Timeline, scale: float, bottom: int, format_time: Format) ->
 
 def _legend(timeline: Timeline, y: int) -> list[str]:
     several = has_later_stages(timeline)
-    entries = [(_FILLS[op], OP_WORDS[op]) for op in ops_used(timeline)] + [((_IDLE,), "idle")]
+    entries = [(FILLS[op], OP_WORDS[op]) for op in ops_used(timeline)] + [((_IDLE,), "idle")]
     lines, x = [], float(_LEFT)
     for fills, word in entries:
         for fill in fills if several else fills[:1]:

@@ -6,6 +6,8 @@ from rich.text import Text
 from fourfold.program import Op
 from fourfold.program.timeline import Event, Timeline
 from fourfold.report.timeline_words import (
+    FILLS,
+    INKS,
     OP_WORDS,
     Format,
     chunk_of,
@@ -14,15 +16,9 @@ from fourfold.report.timeline_words import (
     ops_used,
     plain_number,
     rank_words,
+    shortest_entry,
 )
 
-_STYLES = {
-    Op.FORWARD: ("#ffffff on #2f62ad", "#000000 on #9cc0f5"),
-    Op.BACKWARD: ("#ffffff on #2c7a4b", "#000000 on #93d8ac"),
-    Op.BACKWARD_INPUT: ("#ffffff on #12757f", "#000000 on #86d5dc"),
-    Op.BACKWARD_WEIGHT: ("#ffffff on #96611a", "#000000 on #f0c27e"),
-}
-"""Of a rank's first stage, and of its later ones."""
 _IDLE = "·"
 _LONGEST = 4
 """Columns of the shortest entry where there is room for all."""
@@ -74,7 +70,7 @@ def _scale(timeline: Timeline, columns: int) -> float:
     """Columns per unit of time: a whole number of them for the shortest entry where that fits."""
     if not timeline.makespan:
         return 0.0
-    shortest = min((e.end - e.start for events in timeline.events for e in events if e.end > e.start), default=1.0)
+    shortest = shortest_entry(timeline)
     cells = min(int(columns * shortest / timeline.makespan + 1e-9), _LONGEST)
     return cells / shortest if cells else columns / timeline.makespan
 
@@ -87,10 +83,14 @@ def _row(timeline: Timeline, rank: int, scale: float, colour: bool) -> Text:
         start = max(start, column)
         if end > start:
             later = chunk_of(timeline, event.stage) > 0
-            row.append(_cell(event, end - start, later, colour), _STYLES[event.op][later] if colour else "")
+            row.append(_cell(event, end - start, later, colour), _style(event.op, later) if colour else "")
         column = max(column, end)
     row.append((" " if colour else _IDLE) * (round(timeline.makespan * scale) - column))
     return row
+
+
+def _style(op: Op, later: bool) -> str:
+    return f"{INKS[later]} on {FILLS[op][later]}"
 
 
 def _cell(event: Event, width: int, later: bool, colour: bool) -> str:
@@ -107,9 +107,9 @@ def _legend(timeline: Timeline, colour: bool) -> Text:
     legend = Text()
     for op in ops_used(timeline):
         if colour:
-            legend.append(f" {op.value} ", _STYLES[op][0])
+            legend.append(f" {op.value} ", _style(op, False))
             if several:
-                legend.append(f" {op.value} ", _STYLES[op][1])
+                legend.append(f" {op.value} ", _style(op, True))
             legend.append(f" {OP_WORDS[op]}   ")
         else:
             legend.append(f"{op.value} {OP_WORDS[op]}   ")

@@ -1,4 +1,4 @@
-"""A timeline in words and numbers, as both drawings and the JSON document give it."""
+"""A timeline in words, numbers and colours, as both drawings and the JSON document give it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +12,15 @@ OP_WORDS = {
     Op.BACKWARD_INPUT: "input gradient",
     Op.BACKWARD_WEIGHT: "weight gradient",
 }
+FILLS = {
+    Op.FORWARD: ("#2f62ad", "#9cc0f5"),
+    Op.BACKWARD: ("#2c7a4b", "#93d8ac"),
+    Op.BACKWARD_INPUT: ("#12757f", "#86d5dc"),
+    Op.BACKWARD_WEIGHT: ("#96611a", "#f0c27e"),
+}
+"""Of a rank's first stage, and of its later ones."""
+INKS = ("#ffffff", "#000000")
+"""What is written on them."""
 
 Format = Callable[[float], str]
 
@@ -29,6 +38,11 @@ def ops_used(timeline: Timeline) -> list[Op]:
     """The operations that occur, in the order of the legend."""
     seen = {event.op for events in timeline.events for event in events}
     return [op for op in OP_WORDS if op in seen]
+
+
+def shortest_entry(timeline: Timeline) -> float:
+    """Of those that take any time; 1 where none does."""
+    return min((e.end - e.start for events in timeline.events for e in events if e.end > e.start), default=1.0)
 
 
 def has_later_stages(timeline: Timeline) -> bool:
