@@ -69,7 +69,6 @@ class Lowering:
             "following",
             "shape",
             "_footprints",
-            "_evaluation_workspaces",
             "all_flats",
         ):  # the same on every rank, and dear
             if shared in self.__dict__:
@@ -276,20 +275,15 @@ class Lowering:
     def footprint(self, segment: Segment) -> Footprint:
         return self._footprints[segment.kind, segment.moe, segment.depth, self.policy(segment)]
 
-    @cached_property
-    def _footprints(self) -> dict[tuple[str, bool, int, str], Footprint]:
-        kinds = {(s.kind, s.moe, s.depth, self.policy(s)): s for s in self.segments}
-        return {key: segment_footprint(s, self.model, self.shape, key[3]) for key, s in kinds.items()}
-
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""
-        return self._evaluation_workspaces[segment.kind, segment.moe]
+        return self._footprints[segment.kind, segment.moe, segment.depth, "full"].forward_workspace_bytes
 
     @cached_property
-    def _evaluation_workspaces(self) -> dict[tuple[str, bool], int]:
-        kinds = {(s.kind, s.moe): s for s in self.segments}
-        footprints = {key: segment_footprint(s, self.model, self.shape, "full") for key, s in kinds.items()}
-        return {key: footprint.forward_workspace_bytes for key, footprint in footprints.items()}
+    def _footprints(self) -> dict[tuple[str, bool, int, str], Footprint]:
+        """By kind of segment and policy; every kind under `full` too, as evaluation keeps nothing either."""
+        kinds = {(s.kind, s.moe, s.depth, policy): s for s in self.segments for policy in (self.policy(s), "full")}
+        return {key: segment_footprint(s, self.model, self.shape, key[3]) for key, s in kinds.items()}
 
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name. Raises `KeyError` for a name that the run has not."""
