@@ -48,7 +48,7 @@ class Fourfold(Peer):
         facts = Lowering.of(config, resolved, resolve_layout(config, resolved, ranks))
         self.facts = facts.at(facts.layout.coordinates(self.rank)["pp"])
         self.program = lower_step(self.facts)
-        self.groups = make_groups(self.facts.layout, self.rank, groups_of([self.program], self.facts), 600.0)
+        self.groups = make_groups(self.facts.layout, self.rank, groups_of(self.facts), 600.0)
         device = torch.device("cpu")
         coordinates = self.facts.layout.coordinates(self.rank)
 

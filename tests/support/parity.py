@@ -357,7 +357,7 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
     config, facts = prepare_rank(rank, table, ranks)
     program = lower_step(facts)
-    groups = make_groups(facts.layout, rank, groups_of([program], facts), 60.0, LINKS)
+    groups = make_groups(facts.layout, rank, groups_of(facts), 60.0, LINKS)
     device = torch.device("cpu")
     coordinates = facts.layout.coordinates(rank)
     units = build_units(

@@ -1,12 +1,11 @@
 """The groups that segments use, picked from those of the rank."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.program import Program
 from fourfold.program.buffers import Lowering
 from fourfold.program.reductions import partial_sums
 from fourfold.runtime.collectives import Group
@@ -36,10 +35,10 @@ def segment_axes(layout: Layout) -> set[str]:
     return {axis for axis in ("pp", "tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
 
 
-def groups_of(programs: Iterable[Program], facts: Lowering) -> set[str]:
-    """Names of all groups that these programs of one rank use, and of those that any rank's could: the same on every rank, for
-    torch names a group by its ranks and by how many groups there are already."""
-    names = {c.axes for program in programs for step in program.instructions for c in step.collectives}
+def groups_of(facts: Lowering) -> set[str]:
+    """Names of all groups that the programs of any rank use: the same on every rank, for torch names a group by its ranks and by
+    how many groups there are already."""
+    names = segment_axes(facts.layout)
     for pp_rank in range(facts.layout.pp):
         seen_there = facts.at(pp_rank)
         names.update(*(_reduction_axes(seen_there, unit) for unit in seen_there.flats))
@@ -47,7 +46,7 @@ def groups_of(programs: Iterable[Program], facts: Lowering) -> set[str]:
     names.update(map(axes_name, (facts.data_axes, facts.loss_axes, facts.norm_axes, facts.router_axes)))
     if facts.ties_embedding and facts.layout.degree("tied") > 1:
         names.add("tied")
-    return (names | segment_axes(facts.layout)) - {""}
+    return names - {""}
 
 
 def _reduction_axes(facts: Lowering, unit: str) -> set[str]:

@@ -75,7 +75,7 @@ class Training:
         )
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
         _agree(seat, f"program of pp {self.facts.pp_rank}", digest(self.program), layout.group_of(seat.rank, _ALIKE)[0])
-        names = groups_of((self.program, self.evaluation), self.facts)
+        names = groups_of(self.facts)
         self.groups = make_groups(layout, seat.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, seat.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
