@@ -5,6 +5,8 @@ from fourfold.layout.mesh import axes_name
 from fourfold.program.buffers import SCALAR_BYTES, Lowering
 from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
 
+_COMPUTES = BACKWARD_OPS | {Op.FORWARD}
+
 
 def over(facts: Lowering, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
     """A collective over these axes, all active."""
@@ -71,24 +73,19 @@ def _balance(facts: Lowering) -> list[Instruction]:
 
 def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
     """The number of valid targets before the first loss is divided by it, and the loss for the record after the last."""
-    heads = [i for i, step in enumerate(steps) if step.segment == "head" and step.op in BACKWARD_OPS | {Op.FORWARD}]
-    first = heads[0] if heads else len(steps)
-    if facts.data_axes:
-        axes = facts.data_axes
-        count = Instruction(
-            Op.COUNT, collectives=(over(facts, "all_reduce", axes, facts.count_bytes),), stream=axes_name(axes)
-        )
-        steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
+    computed = [i for i, step in enumerate(steps) if step.op in _COMPUTES]
+    heads = [i for i in computed if steps[i].segment == "head"]
+    has_all_losses = facts.layout.pp == 1 and not facts.model.num_experts
+    last = (heads if has_all_losses else computed or [len(steps) - 1])[-1]
     if facts.loss_axes:
         axes = facts.loss_axes
-        loss = Instruction(
-            Op.SUM_LOSS, collectives=(over(facts, "all_reduce", axes, facts.loss_bytes),), stream=axes_name(axes)
-        )
-        last = max((i for i, step in enumerate(steps) if step.op in _GIVES_LOSS), default=len(steps) - 1)
-        if facts.layout.pp == 1 and not facts.model.num_experts:
-            last = max(i for i, step in enumerate(steps) if step.segment == "head" and step.op in _GIVES_LOSS)
+        total = over(facts, "all_reduce", axes, facts.loss_bytes)
+        loss = Instruction(Op.SUM_LOSS, collectives=(total,), stream=axes_name(axes))
         steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
+    if facts.data_axes:
+        axes = facts.data_axes
+        first = heads[0] if heads else len(steps)
+        total = over(facts, "all_reduce", axes, facts.count_bytes)
+        count = Instruction(Op.COUNT, collectives=(total,), stream=axes_name(axes))
+        steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
     return steps
-
-
-_GIVES_LOSS = BACKWARD_OPS | {Op.FORWARD}

@@ -70,7 +70,6 @@ class Group:
         self.size = len(ranks)
         self.sent_bytes = 0
         self._link = link
-        self._process_group = link.process_group
         self._native = native
         self._transfers: Counter[tuple[int, bool]] = Counter()
 
@@ -100,9 +99,7 @@ class Group:
         landing = None
         if not self._native:
             landing = torch.empty(into.numel() * (self.size - 1), dtype=into.dtype, device=into.device)
-        elif whole.data_ptr() != into.data_ptr():
-            landing = into
-        return Handle(self._sum_scatter(whole, landing, into))
+        return Handle(self.reduce_scatter_phases(whole, landing, into.view(-1), first=True))
 
     def all_to_all(
         self,
@@ -127,10 +124,10 @@ class Group:
         others = [rank for rank in self.ranks if rank != self.ranks[self.index]]
         works = []
         for other, buffer in zip(others, incoming, strict=True):
-            works.append(dist.irecv(buffer, other, group=self._process_group, tag=self._link.sequence))
+            works.append(dist.irecv(buffer, other, group=self._link.process_group, tag=self._link.sequence))
         for other, buffer in zip(others, outgoing, strict=True):
             self.sent_bytes += buffer.numel() * buffer.element_size()
-            works.append(dist.isend(buffer, other, group=self._process_group, tag=self._link.sequence))
+            works.append(dist.isend(buffer, other, group=self._link.process_group, tag=self._link.sequence))
         return works
 
     def _parts(self, whole: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -142,7 +139,7 @@ class Group:
         own, others = self._parts(whole)
         if self._native:
             self._count("all_gather", whole)
-            yield [_all_gather_single(whole, shard, self._process_group)]
+            yield [_all_gather_single(whole, shard, self._link.process_group)]
         else:
             flat = shard.view(-1)
             works = self._exchange([flat] * (self.size - 1), others)
@@ -156,41 +153,25 @@ class Group:
         in_place = own.data_ptr() == into.data_ptr()
         if self._native:
             self._count("reduce_scatter", whole)
-            target = into if in_place else landing
-            yield [_reduce_scatter_single(target, whole, self._process_group)]
-            received = [] if in_place or target is None else [target]
-        else:
-            assert landing is not None
-            received = list(landing[: own.numel() * (self.size - 1)].view(self.size - 1, -1).unbind(0))
-            yield self._exchange(others, received)
-            if not in_place:
-                received.insert(0, own)
-        if first and not in_place and len(received) > 1:
-            torch.add(received[0], received[1], out=into)
-            received = received[2:]
-        elif first and not in_place:
-            into.zero_()
+            target = into if in_place or first else landing
+            yield [_reduce_scatter_single(target, whole, self._link.process_group)]
+            if target is not None and target is not into:
+                into.add_(target)
+            return
+        assert landing is not None
+        received = list(landing[: own.numel() * (self.size - 1)].view(self.size - 1, -1).unbind(0))
+        yield self._exchange(others, received)
+        if not in_place:
+            received.insert(0, own)
+            if first:
+                torch.add(received.pop(0), received.pop(0), out=into)
         for part in received:
             into.add_(part)
 
     def all_reduce_phases(self, whole: Tensor) -> Phases:
         """`all_reduce`, as a part of a collective of several phases."""
         self._count("all_reduce", whole)
-        yield [dist.all_reduce(whole, group=self._process_group, async_op=True)]
-
-    def _sum_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor) -> Phases:
-        if self._native:
-            self._count("reduce_scatter", whole)
-            yield [_reduce_scatter_single(into, whole, self._process_group)]
-            return
-        assert landing is not None
-        own, others = self._parts(whole)
-        received = list(landing.view(self.size - 1, -1).unbind(0))
-        yield self._exchange(others, received)
-        flat = into.view(-1)
-        torch.add(own, received[0], out=flat)
-        for part in received[1:]:
-            flat.add_(part)
+        yield [dist.all_reduce(whole, group=self._link.process_group, async_op=True)]
 
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
@@ -199,7 +180,7 @@ class Group:
         self._count("all_to_all", sent)
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
-        yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._process_group, async_op=True)]
+        yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._link.process_group, async_op=True)]
 
     def _transfer(self, tensor: Tensor, peer: int, sends: bool) -> Phases:
         """Each direction has its own process group: NCCL runs what it is given between two ranks one after the other."""
@@ -215,17 +196,18 @@ class Group:
         following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
         if self._native:
-            operations = [dist.P2POp(dist.isend, tensor, following, self._process_group) for tensor in sent]
-            operations += [dist.P2POp(dist.irecv, tensor, before, self._process_group) for tensor in received]
+            operations = [dist.P2POp(dist.isend, tensor, following, self._link.process_group) for tensor in sent]
+            operations += [dist.P2POp(dist.irecv, tensor, before, self._link.process_group) for tensor in received]
             yield dist.batch_isend_irecv(operations)
             return
         self._link.sequence += 1
         base = self._link.sequence << 8
         works = [
-            dist.irecv(tensor, before, group=self._process_group, tag=base + i) for i, tensor in enumerate(received)
+            dist.irecv(tensor, before, group=self._link.process_group, tag=base + i)
+            for i, tensor in enumerate(received)
         ]
         works += [
-            dist.isend(tensor, following, group=self._process_group, tag=base + i) for i, tensor in enumerate(sent)
+            dist.isend(tensor, following, group=self._link.process_group, tag=base + i) for i, tensor in enumerate(sent)
         ]
         yield works
 

@@ -31,8 +31,8 @@ class RowFeed:
         self._cos, self._sin = tables
         self._learned = self._cos.shape[-1] == 0
         self._columns = positions
-        self._mtp_layers = mtp_layers
-        every = [batch.targets, *(look_ahead(batch, depth)[1] for depth in range(1, mtp_layers + 1))]
+        self._ahead = [look_ahead(batch, depth) for depth in range(1, mtp_layers + 1)]
+        every = [batch.targets, *(targets for _, targets in self._ahead)]
         self.num_targets = tuple(int((self._own(targets) != IGNORED).sum()) for targets in every)
 
     def _own(self, array: np.ndarray) -> np.ndarray:
@@ -41,7 +41,8 @@ class RowFeed:
     def load(self, microbatch: int) -> Microbatch:
         """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
         positions themselves where they are learned (tables of no width)."""
-        part = self._batch.select(slice(microbatch * self._size, (microbatch + 1) * self._size))
+        rows = slice(microbatch * self._size, (microbatch + 1) * self._size)
+        part = self._batch.select(rows)
         device = self._cos.device
         cos, sin = self._cos, self._sin
         if part.document_lengths is not None:
@@ -50,7 +51,7 @@ class RowFeed:
         elif self._columns is not None:
             columns = torch.from_numpy(self._columns).to(device)
             cos, sin = cos[columns], sin[columns]
-        tokens_ahead, targets_ahead = self._ahead(part)
+        tokens_ahead, targets_ahead = self._ahead_of(rows)
         return Microbatch(
             tokens=torch.from_numpy(self._own(part.tokens)).to(device),
             targets=torch.from_numpy(self._own(part.targets)).to(device),
@@ -62,13 +63,15 @@ class RowFeed:
             ahead_targets=targets_ahead,
         )
 
-    def _ahead(self, part: Batch) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    def _ahead_of(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Tokens and targets of every module of multi-token prediction, [D, microbatch_sequences, own positions] each."""
-        if not self._mtp_layers:
+        if not self._ahead:
             return None, None
-        pairs = [look_ahead(part, depth) for depth in range(1, self._mtp_layers + 1)]
-        tokens, targets = (np.stack([self._own(array) for array in kind]) for kind in zip(*pairs, strict=True))
-        return torch.from_numpy(tokens).to(self._cos.device), torch.from_numpy(targets).to(self._cos.device)
+        tokens, targets = (
+            torch.from_numpy(np.stack([self._own(array[rows]) for array in kind])).to(self._cos.device)
+            for kind in zip(*self._ahead, strict=True)
+        )
+        return tokens, targets
 
 
 def own_positions(layout: Layout, rank: int) -> np.ndarray | None:

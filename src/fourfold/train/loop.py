@@ -31,7 +31,7 @@ from fourfold.runtime.progress import (
     read_positions,
 )
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import build_units, share_parameters
+from fourfold.runtime.units import FillShard, build_units, share_parameters
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.metrics import RunLog
@@ -79,7 +79,10 @@ class Training:
         self.groups = make_groups(layout, seat.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, seat.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        fill = state.no_fill if checkpoint is not None else state.initial_fill(self.config, self.facts, seat.rank)
+        released = state.initial_folder(self.config, self.facts) if checkpoint is None else None
+        fill: FillShard = state.no_fill
+        if checkpoint is None:
+            fill = state.initial_fill(released, self.config.run.seed, self.facts, seat.rank)
         section = self.config.optimizer
         self.units = build_units(self.facts, seat.rank, section, seat.device, fill)
         self.executor = Executor(
@@ -92,7 +95,7 @@ class Training:
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates = info["updates"]
         else:
-            state.initial_biases(self.config, self.facts, self.executor.routers)
+            state.initial_biases(released, self.facts, self.executor.routers)
         share_parameters(self.facts, self.units, self.groups)
         self.peak_bytes = 0
 

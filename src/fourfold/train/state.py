@@ -24,13 +24,20 @@ from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
 
-def initial_fill(config: RunConfig, facts: Lowering, rank: int) -> FillShard:
-    """Where parameters come from at step 0: the weights in `model.initial`, or the seed."""
-    coordinates = facts.layout.coordinates(rank)
+def initial_folder(config: RunConfig, facts: Lowering) -> WeightFolder | None:
+    """The weights in `model.initial`, fitting this model."""
     if config.model.initial is None:
-        return lambda flat, index, out: initialize_shard(flat, index, config.run.seed, coordinates, out)
+        return None
     folder = WeightFolder(Path(config.model.initial))
     folder.check_against(facts.segments)
+    return folder
+
+
+def initial_fill(folder: WeightFolder | None, seed: int, facts: Lowering, rank: int) -> FillShard:
+    """Where parameters come from at step 0: the released weights, or else the seed."""
+    coordinates = facts.layout.coordinates(rank)
+    if folder is None:
+        return lambda flat, index, out: initialize_shard(flat, index, seed, coordinates, out)
     return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out)
 
 
@@ -39,12 +46,10 @@ def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
     out.zero_()
 
 
-def initial_biases(config: RunConfig, facts: Lowering, routers: Routers) -> None:
-    """Balancing biases from the weights in `model.initial`, where it has them."""
-    if config.model.initial is None or facts.model.router != "sigmoid":
+def initial_biases(folder: WeightFolder | None, facts: Lowering, routers: Routers) -> None:
+    """Balancing biases of the released weights, where they have them."""
+    if folder is None or facts.model.router != "sigmoid":
         return
-    folder = WeightFolder(Path(config.model.initial))
-    folder.check_against(facts.segments)
     for segment in facts.moe_segments:
         bias = folder.balance_bias(segment.layer or 0)
         if bias is not None:
