@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.model.context import context_attention
-from fourfold.model.context.cost import backward_collectives, forward_collectives
+from fourfold.model.context.cost import backward_work, forward_work
 from fourfold.model.context.flash import plain_attend, plain_attend_backward
 from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
 from fourfold.model.parallel import ContextParallel
-from fourfold.model.traffic import Traffic
+from fourfold.model.work import Phase, Work
 from fourfold.program.instruction import sent_bytes
 from tests.support.attention import (
     Case,
@@ -87,13 +87,13 @@ def test_bytes_sent_are_those_declared(method) -> None:
     for case, results in zip(cases, run_cases(cases), strict=True):
         shape = attention_shape(case)
         for result in results:
-            assert result.forward_bytes == declared_bytes(forward_collectives(shape), degrees), case
-            assert result.backward_bytes == declared_bytes(backward_collectives(shape), degrees), case
+            assert result.forward_bytes == declared_bytes(forward_work(shape), degrees), case
+            assert result.backward_bytes == declared_bytes(backward_work(shape), degrees), case
 
 
-def declared_bytes(collectives: Sequence[Traffic], degrees: dict[str, int]) -> dict[str, int]:
+def declared_bytes(work: Sequence[Work], degrees: dict[str, int]) -> dict[str, int]:
     result = {axis: 0 for axis, degree in degrees.items() if degree > 1}
-    for each in collectives:
+    for each in Phase(tuple(work)).collectives:
         kind = "send" if each.kind == "shift" else each.kind
         result[each.axes] += sent_bytes(kind, each.bytes, degrees[each.axes])
     return result

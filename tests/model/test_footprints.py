@@ -72,9 +72,9 @@ def test_the_two_halves_of_backward_do_what_the_whole_does(
     shape = Shape(4, 128, "fp32", "fp32", False, tp=tp, sequence_parallel=sequence)
     block = build_segments(model)[1]
     footprint = segment_footprint(block, model, shape, policy)
-    assert footprint.input_flops + footprint.weight_flops == footprint.backward_flops
-    halves = [*footprint.input_collectives, *footprint.weight_collectives]
-    assert sorted(halves, key=repr) == sorted(footprint.backward_collectives, key=repr)
+    assert footprint.input_gradient.flops + footprint.weight_gradient.flops == footprint.backward.flops
+    halves = [*footprint.input_gradient.collectives, *footprint.weight_gradient.collectives]
+    assert sorted(halves, key=repr) == sorted(footprint.backward.collectives, key=repr)
     assert footprint.deferred_bytes > 0
 
 
@@ -88,7 +88,7 @@ def test_sequence_parallelism_sends_what_tensor_parallelism_does_and_the_gathers
         footprint = segment_footprint(block, MODEL, shape, "none")
         factor = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
         for name in ("forward", "backward"):
-            collectives = getattr(footprint, f"{name}_collectives")
+            collectives = getattr(footprint, name).collectives
             sent[name, sequence] = sum(factor[c.kind] * c.bytes for c in collectives)
     hidden = 4 * 128 * 192 * 4
     assert sent["forward", False] == sent["forward", True] == 4 * hidden

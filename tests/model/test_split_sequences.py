@@ -87,13 +87,13 @@ def run_rank(
     declared = []
     for segment in split.segments:
         footprint = segment_footprint(segment, model, shape, "none")
-        kinds = ("input", "weight") if deferred and segment.kind == "block" else ("backward",)
+        kinds = ("input_gradient", "weight_gradient") if deferred and segment.kind == "block" else ("backward",)
         if segment.kind == "head":
-            declared += footprint.forward_collectives  # the loss alone, once
+            declared += footprint.forward.collectives  # the loss alone, once
         for kind in kinds:
-            declared += getattr(footprint, f"{kind}_collectives")
+            declared += getattr(footprint, kind).collectives
         if segment.kind != "head":
-            declared += footprint.forward_collectives
+            declared += footprint.forward.collectives
     return {
         "errors": errors,
         "started": sorted((name, *each) for name in names for each in groups[name].started),

@@ -301,14 +301,14 @@ def _whole(half: Instruction, facts: Lowering) -> Instruction:
     footprint = facts.footprint(facts.by_name[half.segment or ""])
     collectives = tuple(
         Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+"))))
-        for t in footprint.backward_collectives
+        for t in footprint.backward.collectives
     )
     return replace(
         half,
         op=Op.BACKWARD,
         writes=tuple(name for name in half.writes if not name.startswith("deferred/")),
         collectives=collectives,
-        flops=footprint.backward_flops,
+        flops=footprint.backward.flops,
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 

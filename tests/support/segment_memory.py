@@ -128,7 +128,7 @@ def measure(
         meter.run(
             "embedding backward",
             lambda: embedding_backward(tokens, grad, split.weights["embed"], parallel, batch.positions),  # type: ignore
-            f.backward_collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
+            f.backward.collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
         )  # fmt: skip
     return meter.phases
 
@@ -138,7 +138,7 @@ def _embedding(meter: Meter, f: Footprint, batch: Any, split: SplitModel, parall
     return meter.run(
         "embedding forward",
         lambda: embedding_forward(batch.tokens, weights, parallel, batch.positions),
-        f.forward_collectives, 0, f.output_bytes, f.forward_workspace_bytes, f.output_bytes,
+        f.forward.collectives, 0, f.output_bytes, f.forward_workspace_bytes, f.output_bytes,
     )  # fmt: skip
 
 
@@ -149,13 +149,13 @@ def _head(
     meter.run(
         "head forward",
         lambda: head_loss(x, targets, weights, model, parallel).item(),  # type: ignore[arg-type]
-        f.forward_collectives, h, 0, f.forward_workspace_bytes, h,
+        f.forward.collectives, h, 0, f.forward_workspace_bytes, h,
     )  # fmt: skip
     divisor = torch.tensor(100)
     return meter.run(
         "head backward",
         lambda: head_loss_backward(x, targets, weights, model, divisor, parallel)[1],  # type: ignore[arg-type]
-        f.backward_collectives, h, h, f.backward_workspace_bytes, 2 * h,
+        f.backward.collectives, h, h, f.backward_workspace_bytes, 2 * h,
     )  # fmt: skip
 
 
@@ -185,12 +185,12 @@ def _block(
             return block_forward(x, weights, split.model, batch, parallel, keep=False)  # type: ignore[arg-type]
 
     if policy == "full":
-        meter.run("forward", without_graph, f.forward_collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
+        meter.run("forward", without_graph, f.forward.collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
         workspace, written = f.recompute_workspace_bytes, f.saved_bytes
     else:
         workspace, written = f.forward_workspace_bytes, f.saved_bytes + h
     label = "recompute" if policy == "full" else "forward"
-    saved = meter.run(label, forward, f.forward_collectives, 2 * h, written, workspace, 2 * h + f.saved_bytes)
+    saved = meter.run(label, forward, f.forward.collectives, 2 * h, written, workspace, 2 * h + f.saved_bytes)
     before = 2 * h + f.saved_bytes
 
     def backward() -> Any:
@@ -202,7 +202,7 @@ def _block(
 
     if not apart:
         after = 3 * h
-        grad, _ = meter.run("backward", backward, f.backward_collectives, before, h, f.backward_workspace_bytes, after)
+        grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
     routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
     keeps_upstream = not parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
@@ -210,11 +210,13 @@ def _block(
     grad, pending = meter.run(
         "input gradient",
         backward,
-        f.input_collectives,
+        f.input_gradient.collectives,
         before,
         h + f.deferred_bytes,
         f.input_workspace_bytes,
         3 * h + held,
     )
-    meter.run("weight gradient", pending.run, f.weight_collectives, 3 * h + held, 0, f.weight_workspace_bytes, 3 * h)
+    meter.run(
+        "weight gradient", pending.run, f.weight_gradient.collectives, 3 * h + held, 0, f.weight_workspace_bytes, 3 * h
+    )
     return grad

@@ -11,12 +11,13 @@ from fourfold.model.context.memory import attention_forward as context_forward
 from fourfold.model.context.memory import keeps_inputs
 from fourfold.model.experts.cost import routed_backward, routed_forward
 from fourfold.model.latent_tape import latent_backward, latent_forward
-from fourfold.model.norm_tape import norm_again, norm_backward, norm_forward
+from fourfold.model.norm_tape import norm_forward, norm_product_backward
 from fourfold.model.plain_feed_forward_tape import plain_backward, plain_forward
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.tape import Tape
 from fourfold.model.tape import norm_backward as head_norm_backward
+from fourfold.model.work import Attention
 
 
 def block_forward(
@@ -64,11 +65,18 @@ def _attention_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool,
     _inner_forward(tape, model, shape, graph)
     width = _output_width(model, shape)
     tape.alloc(partial_1=shape.tokens * model.hidden_size * shape.element_bytes)
-    tape.flops += 2 * shape.tokens * width * model.hidden_size
+    tape.matmul(shape.tokens, model.hidden_size, width)
     tape.start_sum(shape, "partial_1", "middle")
     tape.finish_sum("partial_1")
+    add_residual(tape, model, shape)
     if not graph:
         tape.free("attention")
+
+
+def add_residual(tape: Tape, model: ModelConfig, shape: Shape) -> None:
+    """The residual joins a product: within it on one rank, after the sum of several."""
+    size = shape.hidden_tokens * model.hidden_size * shape.element_bytes
+    tape.touch(size, 1 if shape.tp == 1 else 3, 1 if shape.tp == 1 else 2, launches=0 if shape.tp == 1 else 1)
 
 
 def _output_width(model: ModelConfig, shape: Shape) -> int:
@@ -85,10 +93,11 @@ def _projections_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: boo
     tape.gather_tokens(shape, h, "gathered_1")
     tape.alloc(qkv=tokens * (q + 2 * kv) * e)
     tape.drop("gathered_1")
-    tape.flops += 2 * tokens * h * (q + 2 * kv)
+    tape.matmul(tokens, q + 2 * kv, h)
     if model.qk_norm:
         tape.alloc(unnormed=tokens * (q + kv) * e, head_scale=tokens * (heads + kv_heads) * w)
         tape.brief(tokens * (q + kv) * (e + (w if shape.converts else 0)))
+        tape.touch(tokens * (q + kv) * e, 9, 2, launches=9)
     _rotate(tape, model, shape)
     if not keep:
         tape.free("normed_1")
@@ -99,11 +108,12 @@ def _projections_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: boo
 
 def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
     h, width = model.hidden_size, _output_width(model, shape)
-    tape.gather_tokens(shape, h, "grad_output")
+    tape.gather_tokens(shape, h, "grad_output", later=True)
+    tape.join("grad_output")
     upstream = "grad_output" if shape.sequence_parallel else "grad_middle"
     tape.product(shape, h, width, upstream, "concatenated" if "concatenated" in tape.live else "attention")
     tape.alloc(grad_attention=shape.tokens * width * shape.element_bytes)
-    tape.flops += 2 * shape.tokens * width * h
+    tape.matmul(shape.tokens, width, h)
     tape.release("grad_output")
     _inner_backward(tape, model, shape)
     if model.is_latent:
@@ -113,31 +123,25 @@ def _attention_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool
 
 
 def _projections_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
-    tokens, h, e = shape.tokens, model.hidden_size, shape.element_bytes
+    tokens, e = shape.tokens, shape.element_bytes
     heads, kv_heads = shape.heads(model)
     q, kv = heads * model.head_dim, kv_heads * model.head_dim
     tape.alloc(grad_qkv=tokens * (q + 2 * kv) * e)
+    tape.touch(tokens * (q + 2 * kv) * e, 2, 1)  # three gradients side by side
     _rotate(tape, model, shape)
     if model.qk_norm:
         tape.alloc(query_copies=tokens * (2 * q * e + heads * shape.wide_bytes))
         head_norm_backward(tape, shape, tokens * heads, model.head_dim)
         tape.free("unnormed", "head_scale", "query_copies")
-    if not keep:
-        norm_again(tape, model, shape, "1")
-    tape.column_input(shape, h, "1")
-    tape.alloc(grad_whole_1=tokens * h * e)
-    tape.flops += 2 * tokens * h * (q + 2 * kv)
-    tape.start_sum(shape, "grad_whole_1", "grad")
-    tape.product(shape, q + 2 * kv, h, "normed_1", "grad_qkv", gathered=True)
-    tape.release("normed_1", "gathered_1", "grad_qkv")
-    tape.finish_sum("grad_whole_1")
-    norm_backward(tape, model, shape)
+    norm_product_backward(tape, model, shape, "1", (q + 2 * kv, "grad_qkv"), "grad", keep)
 
 
 def _rotate(tape: Tape, model: ModelConfig, shape: Shape) -> None:
     """`rotate_` of queries and keys, half of which are set aside."""
     if model.positions == "rope":
-        tape.brief(shape.tokens * sum(shape.heads(model)) * model.head_dim // 2 * shape.element_bytes)
+        size = shape.tokens * sum(shape.heads(model)) * model.head_dim * shape.element_bytes
+        tape.brief(size // 2)
+        tape.touch(size, 6, 2, launches=5)
 
 
 def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) -> None:
@@ -151,7 +155,7 @@ def _inner_forward(tape: Tape, model: ModelConfig, shape: Shape, graph: bool) ->
     heads, _ = shape.heads(model)
     tokens, e, q = shape.tokens, shape.element_bytes, heads * model.head_dim
     tape.alloc(attention=tokens * q * e, logsumexp=tokens * heads * shape.wide_bytes)
-    tape.flops += 2 * tokens * shape.sequence_length * q
+    _attend(tape, model, shape, backward=False)
     if shape.document_mask:
         tape.alloc(concatenated=tokens * q * e)
     if not graph:
@@ -176,7 +180,16 @@ def _inner_backward(tape: Tape, model: ModelConfig, shape: Shape) -> None:
     tape.free("qkv", "logsumexp", "grad_attention")
     if shape.document_mask:
         tape.brief(shape.tokens * q * shape.element_bytes)
-    tape.flops += 5 * shape.tokens * shape.sequence_length * q
+    _attend(tape, model, shape, backward=True)
+
+
+def _attend(tape: Tape, model: ModelConfig, shape: Shape, backward: bool) -> None:
+    """A kernel over whole sequences."""
+    heads, kv_heads = shape.heads(model)
+    length = shape.sequence_length
+    tape.work.append(
+        Attention(shape.sequences, length, length, heads, kv_heads, model.head_dim, model.head_dim, backward)
+    )
 
 
 def _context_shape(model: ModelConfig, shape: Shape) -> AttentionShape | None:
@@ -206,14 +219,17 @@ def _feed_forward_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bo
     norm_forward(tape, model, shape, "2")
     tape.gather_tokens(shape, h, "gathered_2")
     tape.alloc(gate_up=tokens * 2 * f * e)
+    tape.matmul(tokens, 2 * f, h)
     tape.drop("gathered_2")
     if not keep:
         tape.free("normed_2")
     tape.alloc(product=tokens * f * e)
+    tape.touch(tokens * f * e, 5, 3, launches=2)
     tape.alloc(partial_2=tokens * h * e)
+    tape.matmul(tokens, h, f)
     tape.start_sum(shape, "partial_2", "output")
     tape.finish_sum("partial_2")
-    tape.flops += 6 * tokens * h * f
+    add_residual(tape, model, shape)
     if not keep:
         tape.free("product")
     if not graph:
@@ -222,24 +238,20 @@ def _feed_forward_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bo
 
 def _feed_forward_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
     tokens, h, f, e = shape.tokens, model.hidden_size, model.ffn_size // shape.tp, shape.element_bytes
-    tape.gather_tokens(shape, h, "upstream")
+    tape.gather_tokens(shape, h, "upstream", later=True)
     tape.alloc(activated=tokens * f * e)
+    tape.touch(tokens * f * e, 2, 0)
     if not keep:
         tape.alloc(product=tokens * f * e)
+        tape.touch(tokens * f * e, 3, 3)
+    tape.join("upstream")
     tape.product(shape, h, f, "upstream", "product")
     tape.release("product")
     tape.alloc(grad_product=tokens * f * e)
+    tape.matmul(tokens, f, h)
     tape.release("upstream")
     tape.brief(tokens * f * e)
+    tape.touch(tokens * f * e, 9, 5, launches=3)
     tape.free("activated", "grad_product")
-    if not keep:
-        norm_again(tape, model, shape, "2")
-    tape.column_input(shape, h, "2")
-    tape.alloc(grad_whole_2=tokens * h * e)
-    tape.flops += 6 * tokens * h * f
-    tape.start_sum(shape, "grad_whole_2", "grad_middle")
-    tape.product(shape, 2 * f, h, "normed_2", "gate_up", gathered=True)
-    tape.release("normed_2", "gate_up", "gathered_2")
-    tape.finish_sum("grad_whole_2")
-    norm_backward(tape, model, shape)
+    norm_product_backward(tape, model, shape, "2", (2 * f, "gate_up"), "grad_middle", keep)
     tape.free("middle", "scale_2")

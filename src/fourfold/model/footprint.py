@@ -13,18 +13,17 @@ from fourfold.model.multi_token_tape import module_backward, module_forward
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment
 from fourfold.model.tape import replay
-from fourfold.model.traffic import Traffic
+from fourfold.model.work import NOTHING, Phase
 
 __all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes, FLOPs and collectives of one segment on one microbatch, on one rank.
+    """Bytes and work of one segment on one microbatch, on one rank.
 
     Workspaces are above what is live before and what is written: signed, for a backward writes its gradient when much of what was
-    saved is freed, and what was saved may become what is deferred. Collectives are in the order of starting; a recomputed forward
-    repeats the forward's.
+    saved is freed, and what was saved may become what is deferred. A recomputed forward repeats the forward's work.
     """
 
     saved_bytes: int
@@ -32,18 +31,14 @@ class Footprint:
     forward_workspace_bytes: int
     recompute_workspace_bytes: int
     backward_workspace_bytes: int
-    forward_flops: int
-    backward_flops: int
+    forward: Phase = NOTHING
+    backward: Phase = NOTHING
+    input_gradient: Phase = NOTHING
+    weight_gradient: Phase = NOTHING
     deferred_bytes: int = 0
     """Kept between the input gradient and the weight gradients, where they are apart; the upstream gradient included."""
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
-    input_flops: int = 0
-    weight_flops: int = 0
-    forward_collectives: tuple[Traffic, ...] = ()
-    backward_collectives: tuple[Traffic, ...] = ()
-    input_collectives: tuple[Traffic, ...] = ()
-    weight_collectives: tuple[Traffic, ...] = ()
 
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
@@ -64,10 +59,8 @@ def _embedding(model: ModelConfig, shape: Shape) -> Footprint:
         forward_workspace_bytes=forward.peak - output,
         recompute_workspace_bytes=0,
         backward_workspace_bytes=backward.peak,
-        forward_flops=0,
-        backward_flops=0,
-        forward_collectives=tuple(forward.collectives),
-        backward_collectives=tuple(backward.collectives),
+        forward=Phase(tuple(forward.work)),
+        backward=Phase(tuple(backward.work)),
     )
 
 
@@ -79,10 +72,8 @@ def _head(model: ModelConfig, shape: Shape) -> Footprint:
         forward_workspace_bytes=forward.peak,
         recompute_workspace_bytes=0,
         backward_workspace_bytes=backward.peak - backward.live["grad"],
-        forward_flops=forward.flops,
-        backward_flops=backward.flops,
-        forward_collectives=tuple(forward.collectives),
-        backward_collectives=tuple(backward.collectives),
+        forward=Phase(tuple(forward.work)),
+        backward=Phase(tuple(backward.work)),
     )
 
 
@@ -109,15 +100,11 @@ def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> F
         # A recomputed block's output exists until its forward returns, beside what it saves.
         recompute_workspace_bytes=max(0, with_graph.peak - total) if policy == "full" else 0,
         backward_workspace_bytes=backward.peak - total - backward.live["grad"],
-        forward_flops=forward.flops,
-        backward_flops=backward.flops,
+        forward=Phase(tuple(forward.work)),
+        backward=Phase(tuple(backward.work)),
+        input_gradient=Phase(tuple(apart.work)),
+        weight_gradient=Phase(tuple(weight.work)),
         deferred_bytes=deferred,
         input_workspace_bytes=apart.peak - total - backward.live["grad"] - deferred,
         weight_workspace_bytes=weight.peak - deferred,
-        input_flops=apart.flops,
-        weight_flops=weight.flops,
-        forward_collectives=tuple(forward.collectives),
-        backward_collectives=tuple(backward.collectives),
-        input_collectives=tuple(apart.collectives),
-        weight_collectives=tuple(weight.collectives),
     )

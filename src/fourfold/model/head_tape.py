@@ -7,6 +7,7 @@ from fourfold.config import DTYPE_BYTES, ModelConfig
 from fourfold.model.norm_tape import norm_backward, norm_forward
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.tape import Tape
+from fourfold.model.work import Product
 
 
 def embedding_forward(model: ModelConfig, shape: Shape) -> Tape:
@@ -20,10 +21,12 @@ def embed_tokens(tape: Tape, model: ModelConfig, shape: Shape, name: str) -> Non
     """The tokens' rows: allocates `name` [t, h]."""
     _local_rows(tape, shape)
     tape.alloc(whole=shape.tokens * model.hidden_size * shape.element_bytes)
+    tape.touch(tape.live["whole"], 2 if shape.tp == 1 else 4, 2)
     tape.start_sum(shape, "whole", name)
     tape.finish_sum("whole")
     if model.positions == "learned":
         tape.brief(tape.live[name])
+        tape.touch(tape.live[name], 5, 3, launches=2)
     tape.drop("rows")
 
 
@@ -42,9 +45,11 @@ def add_to_table(tape: Tape, model: ModelConfig, shape: Shape) -> None:
     if model.positions == "learned" and not same:
         tape.brief(shape.hidden_tokens * width * DTYPE_BYTES[shape.gradients])
     _local_rows(tape, shape)
+    size = shape.tokens * width * DTYPE_BYTES[shape.gradients]
     if not same or (shape.tp > 1 and not shape.sequence_parallel):
-        size = shape.tokens * width * DTYPE_BYTES[shape.gradients]
         tape.brief(size)
+        tape.touch(size, 2, 0)
+    tape.touch(size, 3, 3)
     tape.drop("whole", "rows")
 
 
@@ -62,7 +67,7 @@ def head_forward(model: ModelConfig, shape: Shape) -> Tape:
     for _ in range(1 + model.mtp_layers):
         _start(tape, model, shape)
         for size in _chunks(shape, columns):
-            _logits(tape, model, shape, size * columns)
+            _logits(tape, model, shape, size, columns)
             _exponentiate(tape, shape, size)
             tape.free("logits")
         tape.free("normed", "scale_head")
@@ -89,7 +94,7 @@ def _one_depth(tape: Tape, model: ModelConfig, shape: Shape) -> None:
     width, columns = model.hidden_size, model.vocab_size // shape.tp
     for size in _chunks(shape, columns):
         elements = size * columns
-        _logits(tape, model, shape, elements)
+        _logits(tape, model, shape, size, columns)
         _exponentiate(tape, shape, size)
         if shape.converts:
             tape.brief(elements * shape.element_bytes + size * (10 + 2 * shape.wide_bytes))
@@ -98,8 +103,10 @@ def _one_depth(tape: Tape, model: ModelConfig, shape: Shape) -> None:
         else:
             tape.rename("logits", "grad_logits")
         tape.brief(shape.product_temporary(columns, width))
+        tape.touch(elements * shape.wide_bytes, 2 + (1 + shape.element_bytes / shape.wide_bytes) * shape.converts, 1, 3)
+        tape.work.append(Product(columns, width, size, accumulates=True))
+        tape.matmul(size, width, columns)
         tape.free("grad_logits")
-        tape.flops += 4 * elements * width
     tape.start_sum(shape, "normed", "grad")
     tape.finish_sum("normed")
     norm_backward(tape, model, shape)
@@ -120,11 +127,15 @@ def _chunks(shape: Shape, columns: int) -> list[int]:
     return [min(size, shape.tokens - start) for start in range(0, shape.tokens, size)]
 
 
-def _logits(tape: Tape, model: ModelConfig, shape: Shape, elements: int) -> None:
+def _logits(tape: Tape, model: ModelConfig, shape: Shape, tokens: int, columns: int) -> None:
+    """Logits in the wide format, and their exponentials in place."""
+    elements = tokens * columns
+    tape.matmul(tokens, columns, model.hidden_size)
     if shape.converts:
         tape.brief(elements * (shape.wide_bytes + shape.element_bytes))
+        tape.touch(elements, shape.wide_bytes + shape.element_bytes, 0)
     tape.alloc(logits=elements * shape.wide_bytes)
-    tape.flops += 2 * elements * model.hidden_size
+    tape.touch(elements * shape.wide_bytes, 6, 1, launches=5)
 
 
 def _exponentiate(tape: Tape, shape: Shape, tokens: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fourfold.config import ModelConfig
 from fourfold.model.shape import Shape
 from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
+from fourfold.model.work import Product
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ def latent_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     )
     norm_forward(tape, shape, part, h, "1")
     tape.alloc(key_value_down=part * (z.rank + z.rope) * e)
-    tape.flops += 2 * part * h * (z.rank + z.rope)
+    tape.matmul(part, z.rank + z.rope, h)
     norm_forward(tape, shape, part, z.rank, "key_value")
     if not z.direct:
         tape.alloc(query_down=part * z.query_rank * e)
-        tape.flops += 2 * part * h * z.query_rank
+        tape.matmul(part, z.query_rank, h)
         norm_forward(tape, shape, part, z.query_rank, "query")
     _gather(tape, shape, z)
     dropped = [] if keep else ["normed_1", "normed_key_value", *([] if z.direct else ["normed_query"])]
@@ -73,13 +74,16 @@ def latent_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     elif not z.direct:
         tape.drop(*(name for name in dropped if name == "normed_1"))
     tape.alloc(q=tokens * z.query * e)
+    tape.matmul(tokens, z.query, z.query_rank)
     tape.drop(*(name for name in dropped if name != "normed_key_value"))
     tape.brief(tokens * z.rotated // 2 * e)
+    tape.touch(tokens * z.rotated * e, 6, 2, launches=5)
     tape.alloc(up=tokens * z.up * e)
+    tape.matmul(tokens, z.up, z.rank)
     tape.alloc(shared_key=tokens * z.rope * e)
     tape.alloc(k=tokens * z.query * e)
     tape.alloc(v=tokens * z.value * e)
-    tape.flops += 2 * tokens * (z.query_rank * z.query + z.rank * z.up)
+    tape.touch(tokens * (z.query + z.value) * e, 2, 2, launches=3)
     tape.free("up", "shared_key")
     tape.drop("latents", *dropped)
     tape.free("q", "k", "v")
@@ -106,6 +110,8 @@ def latent_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) ->
     )
     tape.alloc(grad_query=tokens * z.query * e)
     tape.brief(tokens * z.rotated // 2 * e)
+    tape.touch(tokens * z.heads * e, 2, 2, launches=4)
+    tape.touch(tokens * z.rotated * e, 6, 2, launches=5)
     tape.alloc(grad_shared_key=tokens * z.rope * e)
     tape.alloc(grad_up=tokens * z.up * e)
     if not keep:
@@ -118,7 +124,9 @@ def latent_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) ->
     tape.column_input(shape, z.rank, "key_value")
     tape.alloc(parts=tokens * (z.query_rank + z.rank) * e)
     tape.alloc(summed=tokens * z.shared * e)
-    tape.flops += 2 * tokens * (z.query_rank * z.query + z.rank * z.up)
+    tape.matmul(tokens, z.query_rank, z.query)
+    tape.matmul(tokens, z.rank, z.up)
+    tape.touch(tokens * z.shared * e, 2, 0)
     tape.start_sum(shape, "summed", "grad_latents")
     tape.free("parts", "grad_shared_key")
     tape.product(shape, z.query, z.query_rank, "grad_query", "normed_1" if z.direct else "normed_query", gathered=True)
@@ -141,16 +149,12 @@ def latent_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) ->
     tape.release("grad_latents", "grad_query_down", "normed_1", "normed_query", "normed_key_value")
     tape.drop("key_value_down", "scale_key_value", "query_down", "scale_query")
     norm_backward(tape, shape, part, h)
+    tape.touch(part * h * e, 3, 1)
     tape.drop("scale_1")
 
 
 def _down_product(tape: Tape, shape: Shape, tokens: int, rows: int, columns: int, operand: str) -> None:
     """The gradient of a down projection, over this rank's tokens; and the gradient of what it projects."""
-    flops = 2 * tokens * rows * columns
-    tape.flops += flops
-    product = WeightProduct((operand, "normed_1"), flops, shape.product_temporary(rows, columns))
-    if tape.apart:
-        tape.products.append(product)
-    else:
-        tape.flops += flops
-        tape.brief(product.temporary)
+    tape.matmul(tokens, columns, rows)
+    kernel = Product(rows, columns, tokens, accumulates=True)
+    tape.weight_product(WeightProduct((operand, "normed_1"), kernel, shape.product_temporary(rows, columns)))

@@ -9,6 +9,7 @@ from fourfold.model.head_tape import add_to_table, embed_tokens
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment
 from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
+from fourfold.model.work import Product
 
 
 def module_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: bool, graph: bool = True) -> Tape:
@@ -21,7 +22,7 @@ def module_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: boo
         norm_forward(tape, shape, part, h, name)
         tape.free(f"normed_{name}")
     tape.alloc(combined=part * h * e)
-    tape.flops += 4 * part * h * h
+    tape.matmul(part, h, 2 * h)
     if not keep:
         tape.free("both")
     if not graph:
@@ -30,6 +31,7 @@ def module_forward(segment: Segment, model: ModelConfig, shape: Shape, keep: boo
     if not graph:
         tape.drop("combined")
     tape.alloc(appended=(segment.depth + 1) * part * h * e)
+    tape.touch(tape.live["appended"], 2, 2)
     tape.free("output")
     tape.rename("appended", "output")
     return tape
@@ -48,14 +50,10 @@ def module_backward(
         for name in ("embedding", "hidden"):
             rebuild_normed(tape, shape, part, h, name)
             tape.free(f"normed_{name}")
-    product = WeightProduct(("grad_combined", "both"), 4 * part * h * h, shape.product_temporary(h, 2 * h))
-    if apart:
-        tape.products.append(product)
-    else:
-        tape.flops += product.flops
-        tape.brief(product.temporary)
-        tape.free("both")
-    tape.flops += 4 * part * h * h
+    kernel = Product(h, 2 * h, part, accumulates=True)
+    tape.weight_product(WeightProduct(("grad_combined", "both"), kernel, shape.product_temporary(h, 2 * h)))
+    tape.release("both")
+    tape.matmul(part, 2 * h, h)
     tape.alloc(grad_embedded=part * h * e)
     norm_backward(tape, shape, part, h)
     tape.free("embedded", "scale_embedding")
@@ -65,6 +63,7 @@ def module_backward(
     norm_backward(tape, shape, part, h)
     tape.free("scale_hidden")
     tape.alloc(grad=segment.depth * part * h * e)
+    tape.touch(tape.live["grad"], 2, 2)
     tape.free("grad_last")
     tape.release("grad_combined")
     return tape

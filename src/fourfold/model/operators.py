@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm import normalize, normalize_again, normalize_backward, rms_norm, rms_norm_backward
+from fourfold.model.norm import Normed, normalize, normalize_again, normalize_backward, rms_norm, rms_norm_backward
 from fourfold.model.parallel import Parallel
 from fourfold.model.rope import rotate_
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
@@ -72,21 +72,31 @@ class QueryKeyValue(torch.autograd.Function):
         if ctx.unnormed is not None:
             _head_norm_backward(rotated, ctx.unnormed, ctx.head_scale, weights, model)
             ctx.unnormed = None
-        grad_qkv = grad_qkv.view(-1, weights.qkv.data.shape[0])
-        normed = ctx.normed
-        if normed is None:
-            normed = normalize_again(ctx.x, ctx.statistics, weights, model.norm_eps)
-        ctx.normed = None
-        inputs = ColumnInput(weights.qkv, normed, ctx.parallel)
-        del normed
-        grad = sum_partial(grad_qkv @ weights.qkv.data, ctx.parallel)
-        inputs.add_product(grad_qkv)
-        if weights.qkv_bias is not None:
-            weights.qkv_bias.add(grad_qkv.sum(0))
-        del inputs, grad_qkv, rotated
-        grad_x = normalize_backward(grad.wait(), ctx.x, ctx.statistics, weights)
-        ctx.x = ctx.statistics = None
+        ctx.grad_product = grad_qkv.view(-1, weights.qkv.data.shape[0])
+        del grad_qkv, rotated
+        grad_x = norm_product_backward(ctx, weights, weights.qkv, model.norm_eps, weights.qkv_bias)
         return grad_x.add_(grad_residual), None, None, None, None, None, None, None
+
+
+def norm_product_backward(ctx: Any, norm: Normed, weight: Weight, eps: float, bias: Weight | None = None) -> Tensor:
+    """Backward of norm(x) @ W^T + bias: the gradient of x [t, hidden], those of the weights added in place.
+
+    Takes `x`, `statistics`, `normed` (None: rebuilt) and `grad_product` [T, out] away from `ctx`, each as soon as it is done with.
+    """
+    normed = ctx.normed
+    if normed is None:
+        normed = normalize_again(ctx.x, ctx.statistics, norm, eps)
+    ctx.normed = None
+    inputs = ColumnInput(weight, normed, ctx.parallel)
+    del normed
+    grad = sum_partial(ctx.grad_product @ weight.data, ctx.parallel)
+    inputs.add_product(ctx.grad_product)
+    add_bias(bias, ctx.grad_product)
+    del inputs
+    ctx.grad_product = None
+    grad_x = normalize_backward(grad.wait(), ctx.x, ctx.statistics, norm)
+    ctx.x = ctx.statistics = None
+    return grad_x
 
 
 def local_heads(weights: AttentionWeights, model: ModelConfig) -> tuple[int, int]:
@@ -190,16 +200,6 @@ class GatedFeedForward(torch.autograd.Function):
         torch.ops.aten.silu_backward.grad_input(grad_product * up, gate, grad_input=gate)  # gate now holds its gradient
         torch.mul(grad_product, activated, out=up)  # and up its own
         del activated, grad_product, gate, up
-        grad_gate_up, ctx.gate_up = ctx.gate_up, None
-        normed = ctx.normed
-        if normed is None:
-            normed = normalize_again(ctx.x, ctx.statistics, weights, ctx.eps)
-        ctx.normed = None
-        inputs = ColumnInput(weights.gate_up, normed, ctx.parallel)
-        del normed
-        grad_x = sum_partial(grad_gate_up @ weights.gate_up.data, ctx.parallel)
-        inputs.add_product(grad_gate_up)
-        del inputs, grad_gate_up
-        grad_input = normalize_backward(grad_x.wait(), ctx.x, ctx.statistics, weights)
-        ctx.x = ctx.statistics = None
-        return grad_input.add_(grad), None, None, None, None
+        ctx.grad_product, ctx.gate_up = ctx.gate_up, None
+        grad_x = norm_product_backward(ctx, weights, weights.gate_up, ctx.eps)
+        return grad_x.add_(grad), None, None, None, None

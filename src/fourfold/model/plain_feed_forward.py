@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm import normalize, normalize_again, normalize_backward
-from fourfold.model.operators import add_bias, row_product
+from fourfold.model.norm import normalize
+from fourfold.model.operators import add_bias, norm_product_backward, row_product
 from fourfold.model.parallel import Parallel
-from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
+from fourfold.model.tensor_parallel import gather_tokens
 from fourfold.model.weights import PlainFeedForwardWeights
 
 
@@ -47,21 +47,10 @@ class PlainFeedForward(torch.autograd.Function):
         grad_product = whole @ weights.down.data
         del whole
         _activation_backward_(grad_product, ctx.up, model.activation)
-        grad_up, ctx.up = ctx.up, None
+        ctx.grad_product, ctx.up = ctx.up, None
         del grad_product
-        add_bias(weights.up_bias, grad_up)
-        normed = ctx.normed
-        if normed is None:
-            normed = normalize_again(ctx.x, ctx.statistics, weights, model.norm_eps)
-        ctx.normed = None
-        inputs = ColumnInput(weights.up, normed, ctx.parallel)
-        del normed
-        grad_x = sum_partial(grad_up @ weights.up.data, ctx.parallel)
-        inputs.add_product(grad_up)
-        del inputs, grad_up
-        grad_input = normalize_backward(grad_x.wait(), ctx.x, ctx.statistics, weights)
-        ctx.x = ctx.statistics = None
-        return grad_input.add_(grad), None, None, None, None
+        grad_x = norm_product_backward(ctx, weights, weights.up, model.norm_eps, weights.up_bias)
+        return grad_x.add_(grad), None, None, None, None
 
 
 def _activate(x: Tensor, activation: str) -> Tensor:

@@ -4,7 +4,7 @@ Symbols: T tokens, t those whose hidden states the rank holds, h hidden, f this 
 """
 
 from fourfold.config import ModelConfig
-from fourfold.model.norm_tape import norm_again, norm_backward, norm_forward
+from fourfold.model.norm_tape import norm_forward, norm_product_backward
 from fourfold.model.shape import Shape
 from fourfold.model.tape import Tape
 
@@ -15,14 +15,17 @@ def plain_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, grap
     norm_forward(tape, model, shape, "2")
     tape.gather_tokens(shape, h, "gathered_2")
     tape.alloc(up=tokens * f * e)
+    tape.matmul(tokens, f, h)
     tape.drop("gathered_2")
     if not keep:
         tape.free("normed_2")
     tape.alloc(product=tokens * f * e)
+    tape.touch(tokens * f * e, 2, 2)
     tape.alloc(partial_2=tokens * h * e)
+    tape.matmul(tokens, h, f)
     tape.start_sum(shape, "partial_2", "output")
     tape.finish_sum("partial_2")
-    tape.flops += 4 * tokens * h * f
+    tape.touch(shape.hidden_tokens * h * e, 3, 2)
     if not keep:
         tape.free("product")
     if not graph:
@@ -32,22 +35,17 @@ def plain_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, grap
 def plain_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool) -> None:
     """From the output's gradient to `grad_middle` [t, h]; what was saved is freed."""
     tokens, h, f, e = shape.tokens, model.hidden_size, model.ffn_size // shape.tp, shape.element_bytes
-    tape.gather_tokens(shape, h, "upstream")
+    tape.gather_tokens(shape, h, "upstream", later=True)
     if not keep:
         tape.alloc(product=tokens * f * e)
+        tape.touch(tokens * f * e, 2, 2)
+    tape.join("upstream")
     tape.product(shape, h, f, "upstream", "product")
     tape.release("product")
     tape.alloc(grad_product=tokens * f * e)
+    tape.matmul(tokens, f, h)
     tape.release("upstream")
+    tape.touch(tokens * f * e, 3, 3)
     tape.free("grad_product")
-    if not keep:
-        norm_again(tape, model, shape, "2")
-    tape.column_input(shape, h, "2")
-    tape.alloc(grad_whole_2=tokens * h * e)
-    tape.flops += 4 * tokens * h * f
-    tape.start_sum(shape, "grad_whole_2", "grad_middle")
-    tape.product(shape, f, h, "normed_2", "up", gathered=True)
-    tape.release("normed_2", "up", "gathered_2")
-    tape.finish_sum("grad_whole_2")
-    norm_backward(tape, model, shape)
+    norm_product_backward(tape, model, shape, "2", (f, "up"), "grad_middle", keep)
     tape.free("middle", "scale_2")

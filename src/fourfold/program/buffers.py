@@ -133,16 +133,18 @@ class Lowering:
 
     def segment_costs(self) -> list[float]:
         """Forward and backward FLOPs of every segment; the head's backward does its forward too."""
-        costs = [float(self.footprint(s).forward_flops + self.footprint(s).backward_flops) for s in self.segments]
-        return [*costs[:-1], float(self.footprint(self.segments[-1]).backward_flops)]
+        costs = [float(self.footprint(s).forward.flops + self.footprint(s).backward.flops) for s in self.segments]
+        return [*costs[:-1], float(self.footprint(self.segments[-1]).backward.flops)]
 
     def stage_times(self) -> StageTimes:
         """How long each stage's forward, input gradient and weight gradient take, in FLOPs; transfers as if free."""
         parts = [[self.footprint(s) for s in self.stage_segments(i)] for i in range(len(self.stage_bounds))]
         return StageTimes(
-            forward=tuple(float(sum(f.forward_flops for f in stage)) for stage in parts),
-            input_gradient=tuple(float(sum(f.backward_flops - f.weight_flops for f in stage)) for stage in parts),
-            weight_gradient=tuple(float(sum(f.weight_flops for f in stage)) for stage in parts),
+            forward=tuple(float(sum(f.forward.flops for f in stage)) for stage in parts),
+            input_gradient=tuple(
+                float(sum(f.backward.flops - f.weight_gradient.flops for f in stage)) for stage in parts
+            ),
+            weight_gradient=tuple(float(sum(f.weight_gradient.flops for f in stage)) for stage in parts),
             activations=tuple(float(sum(f.saved_bytes + f.output_bytes for f in stage)) for stage in parts),
             weight_activations=tuple(float(sum(f.deferred_bytes for f in stage)) for stage in parts),
         )

@@ -264,7 +264,7 @@ def _compute(op: Op, me: Segment, m: int, facts: Lowering, training: bool) -> li
 
 def _forward(me: Segment, m: int, facts: Lowering, training: bool) -> list[Declared]:
     footprint = facts.footprint(me)
-    inside = _inside(footprint.forward_collectives, facts)
+    inside = _inside(footprint.forward.collectives, facts)
     reads = [f"params/{unit}" for unit in me.units] + [name.batch(m)]
     reads += [name.hidden(me.name, m)] if me.kind != "embedding" else []
     reads += ["rope"] if me.kind == "block" else []
@@ -272,14 +272,14 @@ def _forward(me: Segment, m: int, facts: Lowering, training: bool) -> list[Decla
     if me.kind == "head":
         if training:
             return []  # its backward does both
-        return [Declared(tuple(sorted(reads)), (), inside, footprint.forward_flops, footprint.forward_workspace_bytes)]
+        return [Declared(tuple(sorted(reads)), (), inside, footprint.forward.flops, footprint.forward_workspace_bytes)]
     writes = [name.hidden(facts.following[me.name], m)]
     workspace = footprint.forward_workspace_bytes
     if me.kind == "block" and not training:
         workspace = facts.evaluation_workspace(me)
     elif me.kind == "block" and facts.policy(me) != "full":
         writes.append(name.saved(me.name, m))
-    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, footprint.forward_flops, workspace)]
+    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, footprint.forward.flops, workspace)]
 
 
 def _recompute(me: Segment, m: int, facts: Lowering) -> list[Declared]:
@@ -288,13 +288,13 @@ def _recompute(me: Segment, m: int, facts: Lowering) -> list[Declared]:
     footprint = facts.footprint(me)
     reads = [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m), name.batch(m), "rope"]
     reads += [f"router/{me.name}"] if me.moe else []
-    inside = _inside(footprint.forward_collectives, facts)
+    inside = _inside(footprint.forward.collectives, facts)
     return [
         Declared(
             tuple(sorted(reads)),
             (name.saved(me.name, m),),
             inside,
-            footprint.forward_flops,
+            footprint.forward.flops,
             footprint.recompute_workspace_bytes,
         )
     ]
@@ -304,10 +304,10 @@ def _backward(op: Op, me: Segment, m: int, facts: Lowering) -> Declared:
     footprint = facts.footprint(me)
     writes = [f"grad/{unit}" for unit in me.units]
     if op is Op.BACKWARD_WEIGHT:
-        inside = _inside(footprint.weight_collectives, facts)
+        inside = _inside(footprint.weight_gradient.collectives, facts)
         put_off = (name.deferred(me.name, m),)
         return Declared(
-            put_off, tuple(sorted(writes)), inside, footprint.weight_flops, footprint.weight_workspace_bytes
+            put_off, tuple(sorted(writes)), inside, footprint.weight_gradient.flops, footprint.weight_workspace_bytes
         )
     reads = [name.batch(m)]
     if me.kind != "embedding":
@@ -321,10 +321,10 @@ def _backward(op: Op, me: Segment, m: int, facts: Lowering) -> Declared:
     if me.kind != "head":
         reads.append(name.dhidden(facts.following[me.name], m))
     if op is Op.BACKWARD:
-        inside = _inside(footprint.backward_collectives, facts)
-        sizes = (footprint.backward_flops, footprint.backward_workspace_bytes)
+        inside = _inside(footprint.backward.collectives, facts)
+        sizes = (footprint.backward.flops, footprint.backward_workspace_bytes)
     else:
         writes.append(name.deferred(me.name, m))
-        inside = _inside(footprint.input_collectives, facts)
-        sizes = (footprint.input_flops, footprint.input_workspace_bytes)
+        inside = _inside(footprint.input_gradient.collectives, facts)
+        sizes = (footprint.input_gradient.flops, footprint.input_workspace_bytes)
     return Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, *sizes)

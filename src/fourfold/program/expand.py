@@ -71,8 +71,8 @@ def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instr
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=collectives(footprint.forward_collectives, facts),
-        flops=footprint.forward_flops,
+        collectives=collectives(footprint.forward.collectives, facts),
+        flops=footprint.forward.flops,
         workspace_bytes=workspace,
     )
 
@@ -102,8 +102,8 @@ def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=collectives(footprint.backward_collectives, facts),
-        flops=footprint.backward_flops,
+        collectives=collectives(footprint.backward.collectives, facts),
+        flops=footprint.backward.flops,
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
@@ -115,8 +115,8 @@ def _backward_input(facts: Lowering, segment: Segment, m: int) -> Instruction:
         whole,
         op=Op.BACKWARD_INPUT,
         writes=(*whole.writes, name.deferred(segment.name, m)),
-        collectives=collectives(footprint.input_collectives, facts),
-        flops=footprint.input_flops,
+        collectives=collectives(footprint.input_gradient.collectives, facts),
+        flops=footprint.input_gradient.flops,
         workspace_bytes=footprint.input_workspace_bytes,
     )
 
@@ -130,8 +130,8 @@ def _backward_weight(facts: Lowering, segment: Segment, m: int) -> Instruction:
         reads=(name.deferred(segment.name, m),),
         writes=tuple(f"grad/{unit}" for unit in segment.units),
         frees=(name.deferred(segment.name, m),),
-        collectives=collectives(footprint.weight_collectives, facts),
-        flops=footprint.weight_flops,
+        collectives=collectives(footprint.weight_gradient.collectives, facts),
+        flops=footprint.weight_gradient.flops,
         workspace_bytes=footprint.weight_workspace_bytes,
     )
 
@@ -154,8 +154,8 @@ def insert_recompute(steps: list[Instruction], facts: Lowering) -> list[Instruct
                     m,
                     reads=(*params, name.hidden(segment.name, m), name.batch(m), "rope", *_router(segment)),
                     writes=(name.saved(segment.name, m),),
-                    collectives=collectives(footprint.forward_collectives, facts),
-                    flops=footprint.forward_flops,
+                    collectives=collectives(footprint.forward.collectives, facts),
+                    flops=footprint.forward.flops,
                     workspace_bytes=footprint.recompute_workspace_bytes,
                 )
             )

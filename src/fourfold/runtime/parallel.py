@@ -59,4 +59,4 @@ def _reduction_axes(facts: Lowering, unit: str) -> set[str]:
 
 def _traffic_axes(footprint: Footprint) -> set[str]:
     """Of a segment's own collectives. The two halves of a backward have those of the whole."""
-    return {traffic.axes for traffic in (*footprint.forward_collectives, *footprint.backward_collectives)}
+    return {traffic.axes for traffic in (*footprint.forward.collectives, *footprint.backward.collectives)}

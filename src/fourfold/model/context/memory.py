@@ -5,15 +5,14 @@ documents, whose sizes are not known, a piece is taken to be as large as a row. 
 the exchange, W the kernels' head size; e bytes of q, k and v, w those of sums.
 """
 
-from fourfold.model.context.cost import AttentionShape, backward_collectives, forward_collectives
+from fourfold.model.context.cost import AttentionShape, backward_work, forward_work
 from fourfold.model.tape import Tape
 
 
 def attention_forward(tape: Tape, shape: AttentionShape, graph: bool = True) -> None:
     """Allocates `attention`, the output, and what backward needs: `logsumexp`, and where heads were exchanged `heads_qkv` and
     `heads_out`; without a graph the output alone. q, k and v live meanwhile; they are kept if `keeps_inputs`."""
-    tape.collectives += forward_collectives(shape)
-    tape.flops += shape.forward_flops
+    tape.work += forward_work(shape)
     if shape.ulysses == 1:
         _forward(tape, shape)
     else:
@@ -37,8 +36,7 @@ def keeps_inputs(shape: AttentionShape) -> bool:
 def attention_backward(tape: Tape, shape: AttentionShape, inputs: tuple[str, ...] = ("qkv",)) -> None:
     """From `grad_attention` and what forward kept to `grad_heads`, the gradients of q, k and v. `inputs`: the names of those, freed
     at the end if they were kept."""
-    tape.collectives += backward_collectives(shape)
-    tape.flops += shape.backward_flops
+    tape.work += backward_work(shape)
     if shape.ulysses > 1:
         tape.release("attention")
         size = tape.live["grad_attention"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fourfold.config import ModelConfig
 from fourfold.model.shape import Shape
 from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
+from fourfold.model.work import Product
 
 INDEX_BYTES = 8
 SAVED = (
@@ -62,7 +63,7 @@ def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
     norm_forward(tape, shape, shape.hidden_tokens, z.hidden, "2")
     if z.shared_ffn:
-        tape.gather_tokens(shape, z.hidden, "gathered_2")
+        tape.gather_tokens(shape, z.hidden, "gathered_2", later=True)
     _choose(tape, model, shape, z)
     _gather_over_etp(tape, shape, z.hidden * e, z, "served")
     _gather_over_etp(tape, shape, model.top_k * INDEX_BYTES, z)
@@ -78,9 +79,11 @@ def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     _arrive(tape, shape, z, z.hidden * e, "rows")
     _arrive(tape, shape, z, w, "row_scale")
     tape.alloc(gate_up=z.pairs * 2 * z.ffn * e)
+    tape.matmul(z.pairs, 2 * z.ffn, z.hidden, z.local_experts)
     tape.alloc(product=z.pairs * z.ffn * e)
+    tape.touch(z.pairs * z.ffn * e, 7, 3, launches=3)
     tape.alloc(expert_output=z.pairs * z.hidden * e)
-    tape.flops += 6 * z.pairs * z.hidden * z.ffn
+    tape.matmul(z.pairs, z.hidden, z.ffn, z.local_experts)
     tape.free("product")
     _combine(tape, shape, z, z.hidden * e, "expert_output")
     _arrive_home(tape, shape, z, z.hidden * e, "expert_output")
@@ -95,7 +98,7 @@ def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, ba
     a sequence's tokens are split (`cp+tp`), whose counts the balance loss needs."""
     z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
     if z.shared_ffn:
-        tape.gather_tokens(shape, z.hidden, "upstream")
+        tape.gather_tokens(shape, z.hidden, "upstream", later=True)
     _gather_over_etp(tape, shape, z.hidden * e, z, "served")
     _dispatch(tape, shape, z, z.hidden * e, "grads")
     tape.drop("served")
@@ -121,6 +124,7 @@ def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, ba
     tape.release("ends")
     _join(tape, shape, z, "grad_middle")
     norm_backward(tape, shape, shape.hidden_tokens, z.hidden)
+    tape.touch(shape.hidden_tokens * z.hidden * e, 3, 1)
     tape.release("normed_2")
     tape.drop("middle", "scale_2")
 
@@ -133,7 +137,8 @@ def _choose(tape: Tape, model: ModelConfig, shape: Shape, z: RoutedSizes) -> Non
         tape.brief((z.routed + z.experts) * z.hidden * w, logits)
     tape.alloc(choice=logits + z.routed * k * (INDEX_BYTES + w))
     tape.brief(logits * (3 if model.router == "sigmoid" else 1))
-    tape.flops += 2 * z.routed * z.experts * z.hidden
+    tape.matmul(z.routed, z.experts, z.hidden)
+    tape.touch(logits, 8, 2, launches=10)
 
 
 def _plan(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
@@ -147,9 +152,10 @@ def _plan(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
 def _dispatch(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
     """`dispatch`: rows of `width` bytes on their way, to be `name`."""
     tape.alloc(**{f"{name}_sent": z.pairs * width})
+    tape.touch(z.pairs * width, 2, 2)
     if shape.ep > 1:
         tape.alloc(**{f"{name}_received": z.pairs * width})
-        tape.send("all_to_all", "ep", z.pairs * width)
+        tape.send("all_to_all", "ep", z.pairs * width, f"{name}_sent")
 
 
 def _arrive(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
@@ -157,9 +163,11 @@ def _arrive(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> 
     if shape.ep == 1:
         tape.rename(f"{name}_sent", name)
         return
+    tape.join(f"{name}_sent")
     tape.free(f"{name}_sent")
     if z.local_experts > 1:
         tape.brief(z.pairs * width)
+        tape.touch(z.pairs * width, 2, 2)
     tape.rename(f"{name}_received", name)
 
 
@@ -168,18 +176,22 @@ def _combine(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) ->
     if shape.ep > 1:
         tape.alloc(**{f"{name}_unsorted": z.pairs * width if z.local_experts > 1 else 0})
         tape.alloc(**{f"{name}_back": z.pairs * width})
-        tape.send("all_to_all", "ep", z.pairs * width)
+        if z.local_experts > 1:
+            tape.touch(z.pairs * width, 2, 2)
+        tape.send("all_to_all", "ep", z.pairs * width, f"{name}_back")
         if z.local_experts > 1 and name == "grad_rows":
             tape.free(name)
 
 
 def _arrive_home(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
     """`Transfer.wait` of rows on their way back: summed a token, as `routed` (values a pair stay as they are)."""
+    tape.join(f"{name}_back")
     tape.drop(f"{name}_unsorted")
     if name == "grad_rows" and shape.ep > 1:
         tape.drop(name)
     if name != "grad_scale":
         tape.alloc(routed=z.served * width)
+        tape.touch(z.pairs * width, 2, 1)
     tape.drop(f"{name}_back", name)
 
 
@@ -205,6 +217,8 @@ def _scatter_over_etp(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name
 def _join(tape: Tape, shape: Shape, z: RoutedSizes, result: str) -> None:
     """`join`: `routed` and the shared path's `partial` become `result`."""
     whole = shape.tokens * z.hidden * shape.element_bytes
+    tape.touch(shape.hidden_tokens * z.hidden * shape.element_bytes, 3, 1)
+    tape.join("shared_sum")
     if shape.tp == 1 or shape.sequence_parallel:
         tape.drop("partial", "landing")
         tape.rename("routed", result)
@@ -221,10 +235,13 @@ def _join(tape: Tape, shape: Shape, z: RoutedSizes, result: str) -> None:
 
 def _shared_forward(tape: Tape, shape: Shape, z: RoutedSizes, keep: bool) -> None:
     e = shape.element_bytes
+    tape.join("gathered_2")
     tape.alloc(shared_gate_up=shape.tokens * 2 * z.shared_ffn * e)
+    tape.matmul(shape.tokens, 2 * z.shared_ffn, z.hidden)
     tape.alloc(shared_product=shape.tokens * z.shared_ffn * e)
+    tape.touch(shape.tokens * z.shared_ffn * e, 5, 3, launches=2)
     tape.alloc(shared_sum=shape.tokens * z.hidden * e)
-    tape.flops += 6 * shape.tokens * z.hidden * z.shared_ffn
+    tape.matmul(shape.tokens, z.hidden, z.shared_ffn)
     if not keep:
         tape.free("shared_product")
     tape.drop("gathered_2")
@@ -243,17 +260,22 @@ def _begin_sum(tape: Tape, shape: Shape, name: str) -> None:
 def _shared_backward(tape: Tape, shape: Shape, z: RoutedSizes, keep: bool) -> None:
     size = shape.tokens * z.shared_ffn * shape.element_bytes
     tape.alloc(activated=size)
+    tape.touch(size, 2, 0)
     if not keep:
         tape.alloc(shared_product=size)
+        tape.touch(size, 3, 3)
+    tape.join("upstream")
     tape.product(shape, z.hidden, z.shared_ffn, "upstream", "shared_product")
     tape.release("shared_product")
     tape.alloc(grad_product=size)
+    tape.matmul(shape.tokens, z.shared_ffn, z.hidden)
     tape.release("upstream")
     tape.brief(size)
+    tape.touch(size, 9, 5, launches=3)
     tape.free("activated", "grad_product")
     tape.column_input(shape, z.hidden, "2")
     tape.alloc(shared_sum=shape.tokens * z.hidden * shape.element_bytes)
-    tape.flops += 6 * shape.tokens * z.hidden * z.shared_ffn
+    tape.matmul(shape.tokens, z.hidden, 2 * z.shared_ffn)
     _begin_sum(tape, shape, "shared_sum")
     tape.product(shape, 2 * z.shared_ffn, z.hidden, "normed_2", "shared_gate_up", gathered=True)
     tape.release("shared_gate_up", "gathered_2")
@@ -264,37 +286,33 @@ def _experts_backward(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
     size = z.pairs * z.ffn * e
     tape.alloc(activated=size, product=size)
     tape.alloc(grad_product=size)
+    tape.matmul(z.pairs, z.ffn, z.hidden, z.local_experts)
     tape.brief(size)
+    tape.touch(size, 20, 6, launches=9)
     tape.alloc(grad_scale=z.pairs * shape.wide_bytes)
     _product(tape, shape, z, z.hidden, z.ffn, "grads", "product")
     tape.release("grads", "product")
     tape.brief(size)
     tape.free("grad_product", "activated")
     tape.alloc(grad_rows=z.pairs * z.hidden * e)
-    tape.flops += 6 * z.pairs * z.hidden * z.ffn
+    tape.matmul(z.pairs, z.hidden, 2 * z.ffn, z.local_experts)
 
 
 def _router_backward(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
     w = shape.wide_bytes
-    logits, flops = z.routed * z.experts * w, 2 * z.routed * z.experts * z.hidden
+    logits = z.routed * z.experts * w
     tape.alloc(grad_logits=logits)
     tape.brief(3 * logits)
     tape.brief((z.routed + (z.experts if shape.converts else 0)) * z.hidden * w)
-    tape.flops += flops
+    tape.touch(logits, 8, 2, launches=8)
+    tape.matmul(z.routed, z.hidden, z.experts)
     temporary = z.routed * z.hidden * w if shape.converts else 0
-    _weight_product(tape, WeightProduct(("grad_logits", "normed_2"), flops, temporary))
+    kernel = Product(z.experts, z.hidden, z.routed, accumulates=True)
+    tape.weight_product(WeightProduct(("grad_logits", "normed_2"), kernel, temporary))
     tape.release("grad_logits")
 
 
 def _product(tape: Tape, shape: Shape, z: RoutedSizes, rows: int, columns: int, *operands: str) -> None:
     """A weight gradient [rows, columns] of every local expert, one after the other."""
-    temporary = shape.product_temporary(rows, columns)
-    _weight_product(tape, WeightProduct((*operands, "ends"), 2 * z.pairs * rows * columns, temporary))
-
-
-def _weight_product(tape: Tape, product: WeightProduct) -> None:
-    if tape.apart:
-        tape.products.append(product)
-    else:
-        tape.flops += product.flops
-        tape.brief(product.temporary)
+    kernel = Product(rows, columns, z.pairs, accumulates=True, groups=z.local_experts)
+    tape.weight_product(WeightProduct((*operands, "ends"), kernel, shape.product_temporary(rows, columns)))
