@@ -1,0 +1,210 @@
+"""Devices and clusters as data: presets, files of the user's, and clusters cut or grown to a number of devices."""
+
+import difflib
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path, PurePath
+from typing import Any
+
+from fourfold.config.errors import UserError
+from fourfold.config.hardware_schema import (
+    CLUSTER_EXTRA,
+    MAX_DEVICES,
+    ClusterTable,
+    DeviceTable,
+    brief,
+    check,
+    check_calibration,
+    check_tiers,
+)
+from fourfold.config.hardware_size import resize
+from fourfold.config.hardware_types import PEAK_BITS, Cluster, Device, Tier
+
+__all__ = [
+    "PEAK_BITS",
+    "Cluster",
+    "Device",
+    "Tier",
+    "cluster_names",
+    "device_names",
+    "load_cluster",
+    "load_device",
+    "parse_cluster",
+    "parse_device",
+]
+
+MAX_FILE_BYTES = 2 * 2**20
+MAX_LINE_DOTS = 50
+THIS = "this"
+
+
+def device_names() -> list[str]:
+    """Devices that come with fourfold."""
+    return _names("devices")
+
+
+def cluster_names() -> list[str]:
+    """Clusters that come with fourfold."""
+    return _names("clusters")
+
+
+def load_device(name: str) -> Device:
+    """The device `name`: one of `device_names`, or the path of a `.toml` file. Raises `UserError`."""
+    text, where = _find(name, "devices")
+    return parse_device(text, where)
+
+
+def load_cluster(name: str) -> Cluster:
+    """The cluster `name`: one of `cluster_names` or the path of a `.toml` file, either with `:DEVICES` behind it for another
+    number of its devices.
+
+    Fewer devices: blocks of the network that are not needed fall away. More: where the outermost tier is `scalable`. See `resize`.
+    Raises `UserError` for an unknown name (with the nearest), a file that is wrong (with the key), a number that does not fit."""
+    base, devices = _split(name)
+    text, where = _find(base, "clusters")
+    return _cluster(text, where, devices)
+
+
+def parse_cluster(text: str, where: str) -> Cluster:
+    """The cluster that TOML `text` describes. `where`: the file it is from, for messages; its stem is the cluster's key.
+    Raises `UserError`, each line beginning with `where`."""
+    return _cluster(text, where, None)
+
+
+def parse_device(text: str, where: str) -> Device:
+    """The device that TOML `text` describes; `where` as in `parse_cluster`. Raises `UserError`."""
+    return _device(check(DeviceTable, _table(text, where), where), PurePath(where).stem)
+
+
+def _device(table: DeviceTable, key: str) -> Device:
+    peaks: dict[str, float] = {name: table.peak_flops_per_second[name] for name in table.peak_flops_per_second}
+    return Device(
+        key=key,
+        name=table.name,
+        source=table.source,
+        memory_bytes=table.memory_bytes,
+        memory_bytes_per_second=table.memory_bytes_per_second,
+        peak_flops_per_second=peaks,
+        units=table.units,
+        power_watts=table.power_watts,
+    )
+
+
+def _cluster(text: str, where: str, devices: int | None) -> Cluster:
+    table = _table(text, where)
+    key = PurePath(where).stem
+    stated = {name: value for name, value in table.items() if name not in CLUSTER_EXTRA}
+    cluster = check(ClusterTable, stated, where, CLUSTER_EXTRA)
+    check_tiers(cluster.tiers, where)
+    device = _device_of(table, where, key)
+    calibration = check_calibration(table.get("calibration", {}), where)
+    tiers = tuple(Tier(**{**t.model_dump(), "dimensions": tuple(t.dimensions)}) for t in cluster.tiers)
+    wanted = cluster.devices if devices is None else devices
+    return Cluster(
+        key=key if wanted == cluster.devices else f"{key}:{wanted}",
+        name=cluster.name,
+        source=cluster.source,
+        device=device,
+        devices=wanted,
+        tiers=resize(tiers, wanted, where),
+        dollars_per_device_hour=cluster.dollars_per_device_hour,
+        mean_hours_between_failures_per_device=cluster.mean_hours_between_failures_per_device,
+        watts_per_device=cluster.watts_per_device,
+        calibration=calibration,
+    )
+
+
+def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
+    """`device = "NAME"` names a preset and never a path, so that a file from elsewhere reads no other file."""
+    device = table.get("device")
+    if isinstance(device, dict):
+        return _device(check(DeviceTable, device, f"{where}: [device]"), key)
+    if device is None:
+        raise UserError(f"{where}: key 'device' is missing; for example device = \"h100-sxm\", or a table [device]")
+    if not isinstance(device, str) or device not in device_names():
+        near = difflib.get_close_matches(str(device)[:100], device_names(), n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UserError(
+            f"{where}: device = {brief(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
+        )
+    return load_device(device)
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """`NAME:DEVICES` as its two parts."""
+    base, colon, count = name.rpartition(":")
+    if not colon or name.endswith(".toml"):
+        return name, None
+    if not (count.isascii() and count.isdigit() and len(count) < 12 and 1 <= int(count) <= MAX_DEVICES):
+        raise UserError(
+            f"{brief(name)}: {brief(count)} is no number of devices; allowed: 1 to {MAX_DEVICES}, for example dgx-h100:64"
+        )
+    return base, int(count)
+
+
+def _names(folder: str) -> list[str]:
+    files = (resources.files("fourfold.config") / folder).iterdir()
+    return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
+
+
+def _find(name: str, folder: str) -> tuple[str, str]:
+    """The text of a preset or of a file, and what to call it in messages."""
+    if name == THIS:
+        raise UserError(
+            '"this": this machine has not been measured; run `fourfold calibrate` first and give the file it writes, '
+            "for example this.toml"
+        )
+    if name.endswith(".toml") or "/" in name or "\\" in name:
+        return _read(Path(name)), name
+    allowed = _names(folder)
+    if name not in allowed:
+        near = difflib.get_close_matches(name[:100], allowed, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"{folder.removesuffix('s')} {brief(name)} is unknown; {hint}"
+            f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
+        )
+    return (resources.files("fourfold.config") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: not a file; give the path of a .toml file, for example my-cluster.toml")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise UserError(f"{path}: larger than {MAX_FILE_BYTES} bytes; a device or a cluster takes a few thousand")
+        return data.decode("utf-8")
+    except FileNotFoundError:
+        there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.4)
+        hint = f"; there is {path.parent / near[0]}" if near else ""
+        raise UserError(f"{path}: no such file{hint}; presets are named without .toml, for example dgx-h100") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
+
+
+def _table(text: str, where: str) -> dict[str, Any]:
+    if len(text) > MAX_FILE_BYTES:
+        raise UserError(f"{where}: larger than {MAX_FILE_BYTES} characters; a device or a cluster takes a few thousand")
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.count(".") > MAX_LINE_DOTS and not _is_list_of_numbers(line):
+            raise UserError(
+                f"{where}: line {number}: more than {MAX_LINE_DOTS} dots; allowed: that many, or a list of numbers"
+            )
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid TOML: {brief(str(error))[1:-1]}") from None
+
+
+def _is_list_of_numbers(line: str) -> bool:
+    """Whether `line` is numbers, behind a short key or none: tomllib takes quadratic time for a key of many dots."""
+    key, _, numbers = line.rpartition("=")
+    return (
+        key.count(".") <= MAX_LINE_DOTS
+        and re.fullmatch(r"[-+0-9eE_., \t\[\]]*", numbers) is not None
+        and re.search(r"\.[^,\]]*\.", numbers) is None
+    )
