@@ -1,0 +1,206 @@
+"""The layout of a published row: degrees that divide, schedule, microbatches; cross-checked against one another."""
+
+import re
+from dataclasses import dataclass
+
+from fourfold.config import ModelConfig
+from fourfold.validate.case import LayoutRequest, Untranslatable
+from fourfold.validate.defaults import Filled
+from fourfold.validate.row import Row
+from fourfold.validate.stack import Stack
+from fourfold.validate.words import recompute_of, schedule_of
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The mesh, and the devices it needs."""
+
+    pp: int
+    cp: int
+    tp: int
+    dp: int
+    num_devices: int
+
+
+def degrees_of(row: Row, filled: Filled) -> Degrees:
+    """Raises `Untranslatable` where the layout is not stated, or does not fill the devices."""
+    stated, devices = row.layout, row.num_devices
+    if stated.is_empty and devices != 1:
+        raise Untranslatable("the layout is not stated and cannot be derived")
+    unnamed = [key for key in ("tp", "pp") if getattr(stated, key) is None]
+    tp, pp, cp = stated.tp or 1, stated.pp or 1, stated.cp or 1
+    if unnamed:
+        filled.note(f"{' = '.join(unnamed)} = 1: not named by the row")
+    if devices is None:
+        if stated.dp is None:
+            raise Untranslatable("the number of devices is not stated, nor the data-parallel degree")
+        return Degrees(pp, cp, tp, stated.dp, filled.fill("num_devices", pp * cp * tp * stated.dp))
+    if devices % (pp * cp * tp):
+        raise Untranslatable(f"pp x cp x tp = {pp} x {cp} x {tp} does not divide {devices} devices")
+    dp = devices // (pp * cp * tp)
+    if stated.dp is None:
+        filled.fill("dp", dp)
+    elif stated.dp != dp:
+        filled.note(f"dp = {stated.dp} is stated, but {devices} devices / (pp {pp} x cp {cp} x tp {tp}) = {dp}, taken")
+    return Degrees(pp, cp, tp, dp, devices)
+
+
+def layout_of(
+    row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled
+) -> tuple[LayoutRequest, int]:
+    """The layout and the global batch in sequences. Raises `Untranslatable`."""
+    micro, number, global_sequences = _batch(row, degrees.dp, filled)
+    zero, shard = _sharding(row, degrees, stack, filled)
+    schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
+    policy, modules = recompute_of(row, stack, filled)
+    ep = row.layout.ep or 1
+    if ep > 1 and not model.num_experts:
+        raise Untranslatable(f"ep = {ep}, but the model has no experts")
+    layout = LayoutRequest(
+        pp=degrees.pp,
+        virtual_stages=virtual,
+        schedule=schedule,
+        dp_replicate=degrees.dp // shard,
+        dp_shard=shard,
+        zero=zero,
+        cp=degrees.cp,
+        tp=degrees.tp,
+        sequence_parallel=_sequence_parallel(row, degrees.tp, stack, filled),
+        ep=ep,
+        etp=_etp(row, model, degrees, shard, stack, filled),
+        microbatch_sequences=micro,
+        num_microbatches=number,
+        recompute=policy,
+        recompute_modules=modules,
+    )
+    _check(layout, model, row.sequence_length or 1)
+    return layout, global_sequences
+
+
+def _batch(row: Row, dp: int, filled: Filled) -> tuple[int, int, int]:
+    """(sequences of a microbatch, microbatches, global batch)."""
+    total, micro, steps = row.global_sequences, row.microbatch_sequences, row.accumulation
+    if total is None:
+        if micro is None or steps is None:
+            raise Untranslatable("the global batch is not stated and cannot be derived")
+        total = filled.fill("global_sequences", micro * steps * dp)
+    if micro is None:
+        micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else 1
+        filled.fill("microbatch_sequences", micro)
+    if total % (micro * dp):
+        raise Untranslatable(f"the global batch {total} is no multiple of microbatch {micro} x dp {dp}")
+    number = total // (micro * dp)
+    if steps is not None and steps != number:
+        filled.note(
+            f"accumulation = {steps} is stated, but global batch {total} / (microbatch {micro} x dp {dp}) = {number}, taken"
+        )
+    return micro, number, total
+
+
+def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int]:
+    """(ZeRO stage, ranks that share one copy of the state)."""
+    stated, zero = row.layout, row.layout.zero
+    if zero is None and "not resharded" in stated.zero_words:
+        zero = filled.fill("zero", 2, "fsdp_kept")
+    if zero is None:
+        zero = filled.fill("zero", 3 if stated.fsdp else 1 if stack.sharded_optimizer else 0)
+    group = stated.shard_group if zero else None
+    if group is None or group >= degrees.dp:
+        return zero, degrees.dp
+    if degrees.dp % group:
+        filled.note(f"a shard group of {group} does not divide dp = {degrees.dp}; all of dp is taken")
+        return zero, degrees.dp
+    return zero, group
+
+
+def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Stack, filled: Filled) -> tuple[str, int]:
+    """(schedule, stages a rank)."""
+    if pp == 1:
+        return "1f1b", 1
+    stated = schedule_of(row, filled)
+    virtual = row.layout.virtual_stages
+    per_stage = row.layout.layers_per_virtual_stage
+    if virtual is None and per_stage is not None:
+        if model.num_layers % (pp * per_stage):
+            raise Untranslatable(f"{per_stage} layers a stage x pp {pp} do not divide {model.num_layers} layers")
+        virtual = model.num_layers // (pp * per_stage)
+    if stated in ("dualpipe_v", "zb_v"):
+        return stated, 2
+    if stated in ("gpipe", "zb_h1", "zb_h2"):
+        return stated, 1
+    if virtual is None and stated == "interleaved_1f1b":
+        virtual = filled.fill("virtual_stages", _usual_virtual(model.num_layers, pp, stack))
+    if stated is None:
+        filled.fill("schedule", "interleaved_1f1b" if (virtual or 1) > 1 else "1f1b")
+    if (virtual or 1) > 1:
+        return "interleaved_1f1b", virtual or 1
+    return "1f1b", 1
+
+
+def _usual_virtual(layers: int, pp: int, stack: Stack) -> int:
+    """Stages a rank where an interleaved schedule does not say."""
+    segments = layers if layers % pp == 0 else layers + 2
+    per_rank = max(1, segments // pp)
+    if "zero-bubble" in stack.framework:
+        return max(2, (layers + 2) // pp)
+    return next((d for d in range(2, min(per_rank, 1000) + 1) if per_rank % d == 0), 2)
+
+
+def _sequence_parallel(row: Row, tp: int, stack: Stack, filled: Filled) -> bool:
+    stated = row.layout.sequence_parallel
+    if tp == 1:
+        return False
+    if stated is not None:
+        return stated
+    old = 0 < stack.year < 2022 or stack.framework.startswith("vtrain")
+    return filled.fill("sequence_parallel", stack.is_megatron_kin and not old)
+
+
+def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stack, filled: Filled) -> int:
+    if not model.num_experts:
+        return 1
+    if row.layout.etp is not None:
+        return row.layout.etp
+    ep, tp = row.layout.ep or 1, degrees.tp
+    if tp == 1:
+        return 1
+    bridge = "megatron-bridge" in row.source.lower()
+    fits = shard * degrees.cp * tp % (ep * tp) == 0 and model.moe_ffn_size % tp == 0
+    return filled.fill("etp", tp if fits and not bridge else 1)
+
+
+def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> None:
+    """Refuses degrees that do not divide what they split."""
+    tp, cp, kv = layout.tp, layout.cp, model.num_heads if model.is_latent else model.num_kv_heads
+    split = [("heads", model.num_heads)]
+    if not model.num_experts or model.first_dense_layers:
+        split.append(("feed-forward", model.ffn_size))
+    if model.num_shared_experts:
+        split.append(("shared experts", model.num_shared_experts * model.moe_ffn_size))
+    for what, size in split:
+        if size % tp:
+            raise Untranslatable(f"tp = {tp} does not divide the {what} of {size}")
+    if kv % tp and tp % kv:
+        raise Untranslatable(f"tp = {tp} neither divides {kv} key and value heads nor is a multiple of them")
+    if cp > 1 and sequence_length % (2 * cp):
+        raise Untranslatable(f"2 x cp = {2 * cp} does not divide the sequence of {sequence_length}")
+    if layout.sequence_parallel and layout.microbatch_sequences * sequence_length // cp % tp:
+        raise Untranslatable(f"tp = {tp} does not divide the tokens of a microbatch")
+    if layout.pp * layout.virtual_stages > model.num_layers + 2:
+        raise Untranslatable(
+            f"{layout.pp} x {layout.virtual_stages} stages, but the model has {model.num_layers + 2} segments"
+        )
+    if not model.num_experts:
+        return
+    ranks = layout.dp_shard * cp * tp
+    if model.num_experts % layout.ep:
+        raise Untranslatable(f"ep = {layout.ep} does not divide {model.num_experts} experts")
+    if model.moe_ffn_size % layout.etp:
+        raise Untranslatable(f"etp = {layout.etp} does not divide the experts' size {model.moe_ffn_size}")
+    if ranks % (layout.ep * layout.etp):
+        raise Untranslatable(f"ep x etp = {layout.ep} x {layout.etp} does not divide dp x cp x tp = {ranks}")
+
+
+def is_finetuning(task: str | None) -> bool:
+    """Whether a task is full fine-tuning."""
+    return bool(re.search(r"\bsft\b|finetun|fine-tun", task or "", re.I))

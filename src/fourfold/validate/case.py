@@ -1,0 +1,153 @@
+"""A published run as the planner asks for it: model, layout, batch, number formats, machine; or why it cannot be asked."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fourfold.config import ModelConfig
+
+MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
+StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """Degrees and arrangement in the words of a run file's `[layout]`, with the number of microbatches a step.
+
+    `recompute`: `none`, `selective` or `full`; `recompute_modules`: the parts that the source names as recomputed, in its words,
+    where it is selective (`core_attn` is the attention matrix alone)."""
+
+    pp: int
+    virtual_stages: int
+    schedule: str
+    dp_replicate: int
+    dp_shard: int
+    zero: int
+    cp: int
+    tp: int
+    sequence_parallel: bool
+    ep: int
+    etp: int
+    microbatch_sequences: int
+    num_microbatches: int
+    recompute: str = "none"
+    recompute_modules: tuple[str, ...] = ()
+
+    @property
+    def dp(self) -> int:
+        """Ranks that read different sequences."""
+        return self.dp_replicate * self.dp_shard
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of matrix products in fewer bits: `fp8` (one scale a
+    tensor), `fp8-block`, `mxfp8`, `nvfp4`. `master`: of the optimizer's copy; `gradients`: in which they are summed."""
+
+    compute: str = "bf16"
+    low: str | None = None
+    master: str = "fp32"
+    gradients: str = "fp32"
+
+    @property
+    def name(self) -> str:
+        """What products are computed in."""
+        return self.low or self.compute
+
+
+@dataclass(frozen=True)
+class Network:
+    """`nvlink_domain`: devices that reach one another by NVLink (a node where it is not stated); `internode_bytes_per_second`: of
+    one device in one direction, None where the source's text (`internode`) does not say."""
+
+    devices_per_node: int
+    nvlink_domain: int
+    internode_bytes_per_second: float | None = None
+    internode: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the run measured. `step_from`: what the step time was computed from; `mfu` as reported, under `mfu_convention`.
+    `time_counts`: whether the step time may be compared (regression tests run in modes that no training uses)."""
+
+    step_seconds: float | None = None
+    step_from: StepSource | None = None
+    memory_bytes: float | None = None
+    memory_kind: MemoryKind = "unstated"
+    last_rank_alone: bool = False
+    mfu: float | None = None
+    mfu_convention: str | None = None
+    failed: bool = False
+    time_counts: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to predict. `device`: a key of the device tables; `stack`: framework and year; `attention`: `flash` or `unfused`
+    kernels; `peak_flops`: of one device in this precision as the source states it; `defaults`: what was filled in, or contradicts
+    itself, in words."""
+
+    id: str
+    file: str
+    source: str
+    stack: str
+    model_name: str
+    model: ModelConfig
+    layout: LayoutRequest
+    sequence_length: int
+    global_sequences: int
+    precision: Precision
+    device: str
+    num_devices: int
+    network: Network
+    measured: Measured
+    attention: str = "flash"
+    peak_flops: float | None = None
+    from_memory: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.global_sequences * self.sequence_length
+
+    @property
+    def num_nodes(self) -> int:
+        return -(-self.num_devices // self.network.devices_per_node)
+
+    @property
+    def cell(self) -> tuple[str | int, ...]:
+        """Cases with the same value differ in their layouts alone: same source, model, devices and batch."""
+        return (
+            self.file,
+            self.source,
+            self.stack,
+            self.model_name,
+            self.model.num_layers,
+            self.device,
+            self.precision.name,
+            self.num_devices,
+            self.global_sequences,
+            self.sequence_length,
+        )
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why a row is no case, in plain words."""
+
+    reason: str
+
+
+class Untranslatable(Exception):
+    """Raised within the translation; its text is the reason of a `Skip`."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the planner says of a case. `fits`: whether its memory does; `refused`: why there is no prediction."""
+
+    step_seconds: float | None = None
+    memory_bytes: float | None = None
+    fits: bool | None = None
+    refused: str | None = None

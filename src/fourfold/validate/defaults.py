@@ -1,0 +1,79 @@
+"""Settings that published rows leave out: what is taken instead, one sentence each. Printed by the command and in the docs."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+DEFAULTS: dict[str, str] = {
+    "vocab_size": "The vocabulary of the model or trainer of that name: 32000 for Mixtral, 129280 for DeepSeek-V3, 256000 for "
+    "Nemotron, 50257 for tests that use GPT-2's tokenizer, 51200 otherwise.",
+    "vocab_padding": "Megatron, NeMo and their kin pad the vocabulary to a multiple of 128 x tp; others to a multiple of tp.",
+    "num_kv_heads": "As many key and value heads as heads.",
+    "head_dim": "hidden_size / num_heads.",
+    "gated": "A feed-forward is gated (SwiGLU) where the model has experts or latent attention, or its name is of the Llama, Qwen, "
+    "Mistral or DeepSeek families; otherwise it is GPT's.",
+    "gpt_options": "A model without a gated feed-forward is GPT-2's kind: LayerNorm, GELU, biases, learned positions.",
+    "squared_relu": "Squared ReLU costs what GELU costs; such models (Nemotron-4) have rotary positions and no biases.",
+    "no_bias": "MPT and models trained with biases disabled have none.",
+    "tie_embeddings": "GPT-2's kind shares embedding and unembedding; Llama's kind and Nemotron do not.",
+    "multi_token": "DeepSeek-V3 trains one module of multi-token prediction, unless the row says without.",
+    "sliding_window": "Layers with a sliding window are taken to attend to the whole sequence.",
+    "layer_norm": "Models with experts or latent attention have RMSNorm here, whatever the trainer's norm.",
+    "gated_bias": "A gated feed-forward has no biases here, whatever the trainer's.",
+    "known_model": "The dimensions of a public model that is named but not described are those of its released configuration.",
+    "tp": "tp, pp, cp and ep are 1 where the layout is stated in part and does not name them.",
+    "dp": "Data parallelism takes the devices that pp, cp and tp leave.",
+    "num_devices": "As many devices as the degrees ask for.",
+    "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
+    "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1); FSDP is ZeRO-3; others ZeRO-0.",
+    "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2.",
+    "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
+    "schedule": "1F1B; interleaved where a rank has several stages.",
+    "virtual_stages": "An interleaved schedule whose stages are not stated has the fewest that divide a rank's layers evenly; in "
+    "the zero-bubble paper one segment each.",
+    "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
+    "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
+    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated, else 1 sequence.",
+    "global_sequences": "microbatch x accumulation x dp.",
+    "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
+    "products and rebuild what is cheap; else none.",
+    "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
+    "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
+    "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
+    "gradients": "llm-foundry's FSDP sums gradients in bf16 (its pure mixed precision).",
+    "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
+    "of an A100.",
+    "devices_per_node": "8 devices a node; 4 for GB200 and GB300; 16 for a DGX-2 of V100.",
+    "attention": "Attention is a fused kernel (flash) from 2023 on; before, and where a row says so, the matrix is written.",
+    "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention.",
+    "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB.",
+    "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",
+    "tokens_dropped": "Experts with a capacity are predicted as dropless with even loads.",
+    "optimizer": "Another optimizer than Adam is predicted as Adam.",
+}
+
+
+@dataclass
+class Filled:
+    """Collects what a translation fills in; each entry is one sentence."""
+
+    entries: list[str] = field(default_factory=list)
+
+    def fill(self, setting: str, value: _T, default: str | None = None) -> _T:
+        """Notes that the setting is not stated and takes this value, by the entry of `DEFAULTS`; returns the value."""
+        self.note(f"{setting} = {_plain(value)}: {DEFAULTS[default or setting]}")
+        return value
+
+    def note(self, text: str) -> None:
+        """Any other remark: a contradiction, an approximation."""
+        if text not in self.entries:
+            self.entries.append(text)
+
+    def approximate(self, default: str) -> None:
+        """Notes an entry of `DEFAULTS` that stands by itself."""
+        self.note(DEFAULTS[default])
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

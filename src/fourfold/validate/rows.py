@@ -1,0 +1,223 @@
+"""Published measurements as typed rows: files or folders of JSON, every value checked."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import UserError
+from fourfold.validate.fields import Fields
+from fourfold.validate.flags import flags_row
+from fourfold.validate.row import ReportedFigures, Row, StatedHardware, StatedLayout, StatedModel, Unread
+
+_LARGEST_FILE_BYTES = 64_000_000
+_MOST_ROWS = 200_000
+_MOST_FILES = 10_000
+
+
+def read_rows(paths: Sequence[str | Path]) -> tuple[list[Row], list[Unread]]:
+    """All rows of the files and of the folders' `*.json`, in order of name, and the files that hold no rows with the reason.
+
+    Raises `UserError`, which names the file, the row, the key, its value and what is allowed.
+    """
+    rows: list[Row] = []
+    unread: list[Unread] = []
+    for file in _files(paths):
+        values = _load(file)
+        if isinstance(values, dict):
+            unread.append(Unread(file.name, "a table of tables, not a list of runs"))
+            continue
+        if not isinstance(values, list):
+            raise UserError(f"{file}: holds a {type(values).__name__}; allowed: a list of rows, each a table")
+        if len(values) + len(rows) > _MOST_ROWS:
+            raise UserError(f"{file}: with this file there are more than {_MOST_ROWS} rows; give fewer files")
+        rows.extend(_row(value, file, index) for index, value in enumerate(values))
+    return rows, unread
+
+
+def _files(paths: Sequence[str | Path]) -> list[Path]:
+    """The files named, and those of the folders named, each once."""
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = sorted(path.glob("*.json"))
+            if not inside:
+                raise UserError(f"{path}: has no *.json file; give a folder that has some, or a file")
+            found.update((file.resolve(), None) for file in inside)
+        elif path.is_file():
+            found[path.resolve()] = None
+        else:
+            raise UserError(f"{path}: there is no such file or folder")
+    if not found:
+        raise UserError("no file is given; give files or folders of JSON rows")
+    if len(found) > _MOST_FILES:
+        raise UserError(f"{len(found)} files are given; allowed: at most {_MOST_FILES}")
+    return list(found)
+
+
+def _load(file: Path) -> Any:
+    try:
+        size = file.stat().st_size
+        if size > _LARGEST_FILE_BYTES:
+            raise UserError(f"{file}: {size} bytes; allowed: at most {_LARGEST_FILE_BYTES}")
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: is not JSON: {str(error) or 'nested too deep'}") from error
+
+
+def _row(value: Any, file: Path, index: int) -> Row:
+    if not isinstance(value, dict):
+        raise UserError(f"{file.name}: row {index} is a {type(value).__name__}; allowed: a table of keys and values")
+    name = Fields(value, f"{file.name}: row {index}").text("id") or f"{file.stem}:{index}"
+    fields = Fields(value, f"{file.name}: row {name}")
+    read: Callable[[Fields, str, str], Row] = flags_row if "args" in value else _table_row
+    return read(fields, name, file.stem)
+
+
+def _table_row(row: Fields, name: str, file: str) -> Row:
+    """A row of the common schema."""
+    from_memory = row.texts("fields_from_memory")
+    if row.table.get("from_memory"):
+        from_memory = ("row", *from_memory)
+    if "memory" in (row.inner("model").text("dims_source") or ""):
+        from_memory = (*from_memory, "model")
+    return Row(
+        id=name,
+        file=file,
+        source=row.text("source") or "",
+        model=_model(row.inner("model")),
+        hardware=_hardware(row.inner("hardware")),
+        layout=_layout(row.inner("parallel")),
+        figures=_figures(row.inner("measured")),
+        num_devices=row.count("n_gpus", high=10**7),
+        sequence_length=row.count("seq_len"),
+        global_sequences=row.count("global_batch"),
+        microbatch_sequences=row.count("micro_batch"),
+        accumulation=row.count("grad_accum"),
+        recompute=row.text("recompute"),
+        schedule=row.text("schedule"),
+        precision=row.text("precision"),
+        task=row.text("task"),
+        flops_convention=row.text("flops_convention") or "",
+        notes=row.text("notes") or "",
+        from_memory=tuple(dict.fromkeys(from_memory)),
+        analytical=bool(row.flag("analytical")),
+        remarks=tuple(row.remarks),
+    )
+
+
+def _model(model: Fields) -> StatedModel:
+    return StatedModel(
+        name=model.text("name") or "",
+        num_layers=model.count("layers", high=100_000),
+        hidden_size=model.count("hidden"),
+        num_heads=model.count("heads"),
+        num_kv_heads=model.count("kv_heads"),
+        head_dim=model.count("head_dim"),
+        ffn_size=model.count("ffn"),
+        vocab_size=model.count("vocab"),
+        gated=model.flag("glu"),
+        tied=model.flag("tied"),
+        activation=model.text("act"),
+        latent=(model.text("attention") or "").upper() == "MLA" or model.has("kv_lora"),
+        query_rank=model.count("q_lora", low=0),
+        key_value_rank=model.count("kv_lora", low=0),
+        nope_head_dim=model.count("qk_nope", low=0),
+        rope_head_dim=model.count("qk_rope", low=0),
+        value_head_dim=model.count("v_head", low=0),
+        num_experts=model.count("n_experts" if model.has("n_experts") else "experts", low=0),
+        top_k=model.count("top_k", low=0),
+        moe_ffn_size=model.count("moe_ffn", low=0),
+        shared_ffn_size=model.count("shared_ffn", low=0),
+        dense_layers=model.count("dense_layers", low=0),
+        mtp_layers=model.count("mtp_layers", low=0, high=100),
+        hybrid=model.has("mamba_layers") or model.has("attn_layers"),
+    )
+
+
+def _hardware(hardware: Fields) -> StatedHardware:
+    return StatedHardware(
+        device=hardware.text("gpu") or "",
+        devices_per_node=hardware.count("gpus_per_node", high=10**5),
+        nvlink_domain=hardware.count("nvlink_domain", high=10**5),
+        memory_gb=hardware.number("mem_gb", high=1e6),
+        peak_bf16_flops=_scaled(
+            hardware.number("peak_bf16_tflops", high=1e9) or hardware.number("peak_fp16_tflops", high=1e9), 1e12
+        ),
+        peak_fp8_flops=_scaled(hardware.number("peak_fp8_tflops", high=1e9), 1e12),
+        internode=hardware.text("internode") or "",
+    )
+
+
+def _layout(parallel: Fields) -> StatedLayout:
+    words = parallel.table.get("zero")
+    fsdp = parallel.table.get("fsdp")
+    group = parallel.table.get("zero1_group")
+    return StatedLayout(
+        tp=parallel.count("tp", high=10**6),
+        pp=parallel.count("pp", high=10**6),
+        dp=parallel.count("dp", high=10**7),
+        cp=parallel.count("cp", high=10**6),
+        ep=parallel.count("ep", high=10**6),
+        etp=parallel.count("etp", high=10**6),
+        virtual_stages=parallel.count("vpp", high=10**5),
+        layers_per_virtual_stage=parallel.count("vpp_layers", high=10**5),
+        zero=None if isinstance(words, str) else parallel.count("zero", low=0, high=3),
+        zero_words=words[:500] if isinstance(words, str) else "",
+        fsdp=fsdp if isinstance(fsdp, bool) else isinstance(fsdp, str) or bool(parallel.count("fsdp", low=0)),
+        shard_group=_group(parallel, "zero1_group", group) or _group(parallel, "fsdp", fsdp),
+        sequence_parallel=parallel.flag("sp"),
+    )
+
+
+def _group(parallel: Fields, key: str, value: Any) -> int | None:
+    """A number of ranks that share one copy of the state; words and -1 mean all."""
+    if isinstance(value, bool | str) or value is None or value == -1:
+        return None
+    return parallel.count(key, low=0, high=10**7) or None
+
+
+def _figures(measured: Fields) -> ReportedFigures:
+    memory, kind = _memory(measured)
+    return ReportedFigures(
+        step_seconds=measured.number("step_time_s") or None,
+        tokens_per_second_per_device=measured.number("tokens_per_s_per_gpu") or None,
+        tokens_per_second=measured.number("tokens_per_s") or None,
+        samples_per_second=measured.number("samples_per_s") or None,
+        samples_per_second_per_device=measured.number("samples_per_s_per_gpu") or None,
+        days_for_300e9_tokens=measured.number("train_days_300B_tokens") or None,
+        flops_per_second_per_device=_scaled(measured.number("tflops_per_gpu", high=1e9) or None, 1e12),
+        flops_kind=measured.text("tflops_kind") or "",
+        mfu=_scaled(measured.number("mfu_pct", high=1e4) or None, 0.01),
+        memory_bytes=memory,
+        memory_kind=kind,
+        last_rank_alone="last rank" in (measured.text("memory_rank") or ""),
+        failed=bool(measured.flag("failed")) or bool(measured.flag("oom")),
+    )
+
+
+_MEMORY_KEYS = (
+    ("peak_alloc_gib", 2.0**30, "allocated"),
+    ("peak_reserved_gib", 2.0**30, "reserved"),
+    ("nvidia_smi_gib", 2.0**30, "device"),
+    ("nvidia_smi_gb", 1e9, "device"),
+    ("peak_mem_gib", 2.0**30, "unstated"),
+    ("peak_mem_gb", 1e9, "unstated"),
+    ("mem_gib", 2.0**30, "unstated"),
+    ("mem_gb", 1e9, "unstated"),
+)
+
+
+def _memory(measured: Fields) -> tuple[float | None, str]:
+    """The peak of one device in bytes, and what was counted: the most exact figure that there is."""
+    for key, unit, kind in _MEMORY_KEYS:
+        value = measured.number(key, high=1e9)
+        if value:
+            return value * unit, kind
+    return None, ""
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value * unit

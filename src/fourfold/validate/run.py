@@ -1,0 +1,72 @@
+"""Joins rows, cases and a predictor: `validate` is the whole comparison."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from fourfold.config import UserError
+from fourfold.validate.case import Case, Prediction, Skip
+from fourfold.validate.metrics import measure
+from fourfold.validate.outcome import Outcome, RowOutcome, Summary, predicted_row, skipped_row
+from fourfold.validate.row import Row, Unread
+from fourfold.validate.translate import translate
+
+Predict = Callable[[Case], Prediction]
+Progress = Callable[[int, int], None]
+
+
+def validate(
+    rows: Sequence[Row], predict: Predict, progress: Progress | None = None, unread: Iterable[Unread] = ()
+) -> Outcome:
+    """Predicts each row from its configuration alone and compares. `progress(done, total)` is called after each row.
+
+    A predictor that raises `UserError` has refused; its message is the row's reason.
+    """
+    outcomes: list[RowOutcome] = []
+    judged: list[tuple[Case, Prediction]] = []
+    for index, row in enumerate(rows):
+        case = translate(row)
+        if isinstance(case, Skip):
+            outcomes.append(skipped_row(row, case.reason))
+        else:
+            prediction = _checked(case, predict)
+            outcomes.append(predicted_row(case, prediction))
+            judged.append((case, prediction))
+        if progress is not None:
+            progress(index + 1, len(rows))
+    files = dict.fromkeys(row.file for row in rows)
+    by_row: dict[str, list[RowOutcome]] = defaultdict(list)
+    by_case: dict[str, list[tuple[Case, Prediction]]] = defaultdict(list)
+    for outcome in outcomes:
+        by_row[outcome.file].append(outcome)
+    for case, prediction in judged:
+        by_case[case.file].append((case, prediction))
+    return Outcome(
+        rows=tuple(outcomes),
+        by_source={file: _summary(by_row[file], by_case[file]) for file in files},
+        overall=_summary(outcomes, judged),
+        unread=tuple(unread),
+    )
+
+
+def _checked(case: Case, predict: Predict) -> Prediction:
+    try:
+        prediction = predict(case)
+    except UserError as error:
+        return Prediction(refused=str(error))
+    for key in ("step_seconds", "memory_bytes"):
+        value = getattr(prediction, key)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return Prediction(refused=f"the prediction has {key} = {value}")
+    return prediction
+
+
+def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[Case, Prediction]]) -> Summary:
+    reasons = Counter(row.skipped for row in rows if row.skipped is not None)
+    return Summary(
+        rows=len(rows),
+        cases=len(judged),
+        predicted=sum(p.refused is None for _, p in judged),
+        skipped=dict(reasons.most_common()),
+        metrics=measure([c for c, _ in judged], [p for _, p in judged]),
+    )

@@ -1,0 +1,86 @@
+"""Which software ran a published row: a framework and its year, read from the source's text alone."""
+
+import re
+from dataclasses import dataclass
+
+_YEARS = re.compile(r"\b(20[12]\d)\b")
+_CONTAINER = re.compile(r'"(2\d)\.(?:0[1-9]|1[0-2])(?:\.\d+)? NeMo')
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`name` is framework-year; `kin`: of the Megatron family, whose habits (padding, sequence parallelism) they share."""
+
+    framework: str
+    year: int
+    is_megatron_kin: bool = False
+    sharded_optimizer: bool = False
+    """The framework's recipes shard the optimizer's state by default."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.framework}-{self.year}" if self.year else self.framework
+
+
+_KNOWN: tuple[tuple[str, Stack], ...] = (
+    ("nanotron", Stack("nanotron", 2025)),
+    ("picotron", Stack("picotron", 2024)),
+    ("llm-foundry", Stack("llm-foundry", 2023)),
+    ("internevo", Stack("internevo", 2024)),
+    ("vtrain", Stack("vtrain-megatron-deepspeed", 2022, True)),
+    ("maxtext", Stack("maxtext", 2024)),
+    ("paxml", Stack("paxml", 2024)),
+    ("megatron-bridge", Stack("nemo", 2026, True, True)),
+    ("dgxc-benchmarking@35a9aec", Stack("nemo", 2024, True, True)),
+    ("dgxc-benchmarking", Stack("nemo", 2025, True, True)),
+    ("simumax", Stack("megatron", 2025, True, True)),
+    ("moe parallel folding", Stack("megatron", 2025, True, True)),
+    ("zero bubble", Stack("megatron-zero-bubble", 2023, True)),
+    ("zero-bubble", Stack("megatron-zero-bubble", 2023, True)),
+    ("functional_tests", Stack("megatron-tests", 2025, True)),
+    ("zero-3 vs ptd-p", Stack("megatron", 2021, True)),
+    ("mt-nlg", Stack("megatron-deepspeed", 2021, True)),
+    ("narayanan", Stack("megatron", 2021, True)),
+    ("korthikanti", Stack("megatron", 2022, True)),
+    ("tables.tex", Stack("megatron", 2020, True)),
+    ("model_table", Stack("megatron", 2024, True, True)),
+    ("llama 3 paper", Stack("meta", 2024)),
+    ("deepseek-v2", Stack("deepseek", 2024)),
+    ("deepseek", Stack("deepseek", 2024)),
+    ("torchtitan", Stack("torchtitan", 2025)),
+    ("olmo", Stack("olmo-core", 2025)),
+    ("mindspeed", Stack("mindspeed", 2025, True)),
+    ("nemo", Stack("nemo", 2025, True, True)),
+    ("megatron-deepspeed", Stack("megatron-deepspeed", 2022, True)),
+    ("megatron", Stack("megatron", 2025, True)),
+    ("colossal", Stack("colossal-ai", 2023)),
+    ("levanter", Stack("levanter", 2024)),
+    ("alpa", Stack("alpa", 2022)),
+    ("gpt-neox", Stack("gpt-neox", 2022, True)),
+    ("deepspeed", Stack("deepspeed", 2023)),
+    ("fsdp", Stack("fsdp", 2024)),
+    ("pytorch", Stack("pytorch", 2024)),
+)
+"""The first text found in the source wins; the year is the one usual for that source, unless the source states one."""
+
+
+def stack_of(source: str, notes: str = "") -> Stack:
+    """The stack of a row; `unknown` where no known name is in its source (then its notes)."""
+    for text in (source.lower(), notes.lower()):
+        for word, stack in _KNOWN:
+            if word in text:
+                return _with_year(_variant(stack, notes), source)
+    return Stack("unknown", 0)
+
+
+def _variant(stack: Stack, notes: str) -> Stack:
+    if stack.framework == "megatron" and "deepspeed zero-3" in notes.lower():
+        return Stack("deepspeed", stack.year)
+    return stack
+
+
+def _with_year(stack: Stack, source: str) -> Stack:
+    container = _CONTAINER.search(source)
+    stated = _YEARS.findall(source)
+    year = 2000 + int(container[1]) if container else int(stated[0]) if len(set(stated)) == 1 else stack.year
+    return Stack(stack.framework, year, stack.is_megatron_kin, stack.sharded_optimizer)

@@ -1,0 +1,97 @@
+"""A published row as a `Case`, or the reason why it is none."""
+
+import re
+
+from fourfold.validate.arrangement import degrees_of, is_finetuning, layout_of
+from fourfold.validate.case import Case, Skip, Untranslatable
+from fourfold.validate.defaults import Filled
+from fourfold.validate.dimensions import model_of
+from fourfold.validate.machine import device_of, network_of
+from fourfold.validate.measured import measured_of
+from fourfold.validate.row import Row
+from fourfold.validate.stack import stack_of
+from fourfold.validate.words import attention_of, precision_of
+
+
+def translate(row: Row) -> Case | Skip:
+    """What the row asks the planner to predict, from its configuration alone; the measured figures go along for comparison."""
+    try:
+        return _case(row)
+    except Untranslatable as error:
+        return Skip(str(error))
+
+
+def _case(row: Row) -> Case:
+    filled = Filled(list(row.remarks))
+    _check_task(row, filled)
+    if row.sequence_length is None:
+        raise Untranslatable(_first_missing(row))
+    stack = stack_of(row.source, row.notes)
+    device = device_of(row.hardware, row, filled)
+    degrees = degrees_of(row, filled)
+    model = model_of(row, stack, degrees.tp, filled)
+    layout, global_sequences = layout_of(row, model, degrees, stack, filled)
+    precision = precision_of(row, device, stack, filled)
+    hardware = row.hardware
+    peak = hardware.peak_bf16_flops if precision.low is None else hardware.peak_fp8_flops
+    if precision.low == "nvfp4":
+        peak = None
+    measured = measured_of(
+        row, stack, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), filled
+    )
+    if measured.step_seconds is None and measured.memory_bytes is None and not measured.failed:
+        raise Untranslatable("neither a step time nor memory is stated, or can be derived")
+    return Case(
+        id=row.id,
+        file=row.file,
+        source=row.source,
+        stack=stack.name,
+        model_name=row.model.name,
+        model=model,
+        layout=layout,
+        sequence_length=row.sequence_length,
+        global_sequences=global_sequences,
+        precision=precision,
+        device=device,
+        num_devices=degrees.num_devices,
+        network=network_of(hardware, device, row.notes, filled),
+        measured=measured,
+        attention=attention_of(row, stack, filled),
+        peak_flops=peak,
+        from_memory=row.from_memory,
+        defaults=tuple(filled.entries),
+    )
+
+
+def _mfu_peak(row: Row, peak: float | None) -> float | None:
+    """What the row's own MFU is a share of."""
+    if re.search(r"bf16 peak", f"{row.notes} {row.flops_convention}", re.I):
+        return row.hardware.peak_bf16_flops
+    return peak
+
+
+def _first_missing(row: Row) -> str:
+    if row.model.num_layers is None and row.model.hidden_size is None:
+        return "the model's dimensions are not stated"
+    return "the sequence length is not stated"
+
+
+def _check_task(row: Row, filled: Filled) -> None:
+    """Refuses what is no step of pretraining."""
+    text = f"{row.task or ''} {row.notes} {row.precision or ''}".lower()
+    if row.analytical:
+        raise Untranslatable("the values of a formula, not a measurement")
+    if re.search(r"\blora\b|\bpeft\b|adapter", text):
+        raise Untranslatable("adapters (LoRA) are trained, not the model")
+    if "microbenchmark" in text:
+        raise Untranslatable("one layer alone, not a step")
+    if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
+        raise Untranslatable("inference, not training")
+    if "offload" in text and not re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
+        raise Untranslatable("state is offloaded to the host, which is not simulated")
+    if is_finetuning(row.task):
+        filled.approximate("sft")
+    if (row.task or "").startswith("optimizer"):
+        filled.approximate("optimizer")
+    if row.model.num_experts and re.search(r"token ?-?drop|capacity[- ]factor", text):
+        filled.approximate("tokens_dropped")

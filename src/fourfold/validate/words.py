@@ -1,0 +1,96 @@
+"""Precision, recomputation and schedule, from the words of published rows to ours."""
+
+import re
+
+from fourfold.validate.case import Precision
+from fourfold.validate.defaults import Filled
+from fourfold.validate.row import Row
+from fourfold.validate.stack import Stack
+
+_BLACKWELL = ("b200", "b300", "gb200", "gb300")
+
+
+def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
+    """Number formats; only what the text says, then the default."""
+    text = (row.precision or "").lower()
+    if not text:
+        filled.fill("precision", "bf16")
+    compute = "bf16" if "bf16" in text else "fp16" if "fp16" in text else "fp32" if "fp32" in text else "bf16"
+    if "amp_" not in text and text.startswith("fp16/bf16"):
+        compute = "fp16"
+    gradients = "fp32"
+    if stack.framework == "llm-foundry":
+        gradients = filled.fill("gradients", "bf16")
+    return Precision(compute, _low(text, device, filled), "fp32", gradients)
+
+
+def _low(text: str, device: str, filled: Filled) -> str | None:
+    """The flavour of products in fewer than 16 bits."""
+    finer = "mxfp8" if device in _BLACKWELL else "fp8-block"
+    if "nvfp4" in text or "fp4" in text:
+        return "nvfp4"
+    if "mxfp8" in text or "fp8-mx" in text:
+        return "mxfp8"
+    if "fp8" not in text:
+        return None
+    if "finer" in text or "block" in text or "fp8-sc" in text or "mixed" in text:
+        return filled.fill("precision", finer, "fp8_flavour")
+    if "fp8-cs" in text or "delayed" in text or "tensor" in text:
+        return "fp8"
+    return filled.fill("precision", "fp8", "fp8_flavour")
+
+
+def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str, ...]]:
+    """(policy, modules that are recomputed where it is selective)."""
+    text = (row.recompute or "").lower()
+    unstated = not text or "not stated" in text or "see recipe" in text or text == "null"
+    if unstated:
+        full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
+        policy = "full" if full or "recompute=full" in row.notes else "none"
+        return filled.fill("recompute", "selective" if stack.framework in ("maxtext", "paxml") else policy), ()
+    if text.startswith(("full", "true")):
+        return "full", ()
+    if text.startswith(("none", "no ", "false")):
+        return "none", ()
+    if text.startswith("selective"):
+        named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
+        modules = tuple(named) or ("core_attn",)
+        if modules != ("core_attn",):
+            filled.approximate("recompute_modules")
+        return "selective", modules
+    filled.approximate("recompute_modules")
+    named = [word for word in re.findall(r"[a-z_\-]+", text) if not word.startswith("recompute")]
+    return "selective", tuple(named[:20])
+
+
+_SCHEDULES: tuple[tuple[str, str], ...] = (
+    (r"dualpipe", "dualpipe_v"),
+    (r"zb[-_ ]?v|zero[- ]bubble v", "zb_v"),
+    (r"zb[-_ ]?(2p|h2)", "zb_h2"),
+    (r"zb[-_ ]?(1p|h1)|zero[- ]bubble", "zb_h1"),
+    (r"interleav|vpp", "interleaved_1f1b"),
+    (r"gpipe|all forward", "gpipe"),
+    (r"1f1b|pipedream", "1f1b"),
+)
+
+
+def schedule_of(row: Row, filled: Filled) -> str | None:
+    """Our name of the stated schedule. None where none is stated, or it is not known."""
+    text = (row.schedule or "").lower()
+    for pattern, name in _SCHEDULES:
+        if re.search(pattern, text):
+            if name == "dualpipe_v" and "v" not in text.partition("dualpipe")[2][:2]:
+                filled.approximate("dualpipe")
+            if re.search(r"zb[-_ ]?[12]p|zero[- ]bubble(?! v)", text):
+                filled.approximate("zero_bubble")
+            return name
+    if text:
+        filled.note(f"the schedule {text[:60]!r} is not known and is taken as 1F1B")
+    return None
+
+
+def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
+    """`flash` or `unfused`."""
+    if row.attention is not None:
+        return row.attention
+    return "unfused" if stack.year in (2020, 2021, 2022) else filled.fill("attention", "flash")
