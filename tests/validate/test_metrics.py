@@ -98,6 +98,13 @@ def test_the_null_model_has_one_constant_for_each_device_and_precision() -> None
     assert null_times(cases) == pytest.approx([4, 2, 3])
 
 
+def test_the_null_model_knows_no_layouts() -> None:
+    split = CASES["vendor:1"]
+    whole = replace(split, model=replace(split.model, vocab_size=split.vocab_size), layout=CASES["sweep:1"].layout)
+    assert split.model.vocab_size > split.vocab_size, "padded for tp = 4"
+    assert device_work(split) == device_work(whole)
+
+
 def test_the_null_model_has_a_skill_of_one() -> None:
     cases = _timed([1.0, 2.0, 4.0, 7.0])
     found = measure(cases, _predicted(list(null_times(cases))))

@@ -1,9 +1,10 @@
 """A published run as the planner asks for it: model, layout, batch, number formats, machine; or why it cannot be asked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fourfold.config import ModelConfig
+from fourfold.validate.flops import step_flops
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
 StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
@@ -84,8 +85,8 @@ class Measured:
 @dataclass(frozen=True)
 class Case:
     """One run to predict. `device`: a key of the device tables; `stack`: framework and year; `attention`: `flash` or `unfused`
-    kernels; `peak_flops`: of one device in this precision as the source states it; `defaults`: what was filled in, or contradicts
-    itself, in words."""
+    kernels; `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `defaults`:
+    what was filled in, or contradicts itself, in words."""
 
     id: str
     file: str
@@ -93,6 +94,7 @@ class Case:
     stack: str
     model_name: str
     model: ModelConfig
+    vocab_size: int
     layout: LayoutRequest
     sequence_length: int
     global_sequences: int
@@ -110,6 +112,12 @@ class Case:
     def tokens(self) -> int:
         """Of a step."""
         return self.global_sequences * self.sequence_length
+
+    @property
+    def model_flops(self) -> float:
+        """Of a step, all devices together: `step_flops` by the convention `causal`, the same for every layout."""
+        model = replace(self.model, vocab_size=self.vocab_size)
+        return step_flops(model, self.sequence_length, self.global_sequences)
 
     @property
     def num_nodes(self) -> int:

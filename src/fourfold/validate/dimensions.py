@@ -32,8 +32,11 @@ _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
 """Released configurations of models that rows name without dimensions (Moonlight: moonshotai/Moonlight-16B-A3B, config.json)."""
 
 
-def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> ModelConfig:
-    """Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours."""
+def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
+    """The model, and its vocabulary before padding.
+
+    Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours.
+    """
     stated = _named(row.model, filled)
     _check_kind(stated, row)
     missing = [key for key in ("num_layers", "hidden_size", "num_heads") if getattr(stated, key) is None]
@@ -45,6 +48,7 @@ def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> ModelConfig:
     ffn = stated.ffn_size or (stated.moe_ffn_size if stated.num_experts else None)
     if ffn is None and not stated.num_experts:
         raise Untranslatable("the model's feed-forward size is not stated")
+    vocab_size = _vocabulary(stated, row, filled)
     values: dict[str, Any] = {
         "num_layers": layers,
         "hidden_size": hidden,
@@ -52,7 +56,7 @@ def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> ModelConfig:
         "num_kv_heads": heads if stated.latent else stated.num_kv_heads or filled.fill("num_kv_heads", heads),
         "head_dim": stated.head_dim or _head_dim(hidden, heads, stated, filled),
         "ffn_size": ffn,
-        "vocab_size": _vocabulary(stated, row, stack, tp, filled),
+        "vocab_size": _padded(vocab_size, stack, tp, filled),
         "max_position": row.sequence_length or 1,
         **_options(stated, stack, gated, special, filled),
     }
@@ -68,7 +72,7 @@ def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> ModelConfig:
         check_model(model)
     except UserError as error:
         raise Untranslatable(f"the model cannot be expressed: {error}") from error
-    return replace(model, family=family_of(model))
+    return replace(model, family=family_of(model)), vocab_size
 
 
 def _named(stated: StatedModel, filled: Filled) -> StatedModel:
@@ -107,11 +111,14 @@ def _head_dim(hidden: int, heads: int, stated: StatedModel, filled: Filled) -> i
     return filled.fill("head_dim", hidden // heads)
 
 
-def _vocabulary(stated: StatedModel, row: Row, stack: Stack, tp: int, filled: Filled) -> int:
-    size = stated.vocab_size
-    if size is None:
-        names = f"{stated.name} {row.notes} {row.source}".lower()
-        size = filled.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
+def _vocabulary(stated: StatedModel, row: Row, filled: Filled) -> int:
+    if stated.vocab_size is not None:
+        return stated.vocab_size
+    names = f"{stated.name} {row.notes} {row.source}".lower()
+    return filled.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
+
+
+def _padded(size: int, stack: Stack, tp: int, filled: Filled) -> int:
     multiple = 128 * tp if stack.is_megatron_kin else tp
     padded = -(-size // multiple) * multiple
     return size if padded == size else filled.fill("vocab_size", padded, "vocab_padding")

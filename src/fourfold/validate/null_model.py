@@ -7,14 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.validate.case import Case
-from fourfold.validate.flops import step_flops
 
 Numbers = NDArray[np.float64]
 
 
 def device_work(case: Case) -> float:
     """Model FLOPs of a step on one device: weights' products, and half of the attention matrix (`step_flops`, `causal`)."""
-    return step_flops(case.model, case.sequence_length, case.global_sequences) / case.num_devices
+    return case.model_flops / case.num_devices
 
 
 def null_times(cases: Sequence[Case]) -> Numbers:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fourfold.validate.case import Case, Prediction
-from fourfold.validate.flops import step_flops
 from fourfold.validate.metrics import Metrics
 from fourfold.validate.row import Row, Unread
 
@@ -101,7 +100,7 @@ def skipped_row(row: Row, reason: str) -> RowOutcome:
 def predicted_row(case: Case, prediction: Prediction) -> RowOutcome:
     """A case and its prediction."""
     measured = case.measured
-    flops = step_flops(case.model, case.sequence_length, case.global_sequences) / case.num_devices
+    flops = case.model_flops / case.num_devices
     rate = case.tokens / case.num_devices
 
     def mfu(seconds: float | None) -> float | None:

@@ -29,7 +29,7 @@ def _case(row: Row) -> Case:
     stack = stack_of(row.source, row.notes)
     device = device_of(row.hardware, row, filled)
     degrees = degrees_of(row, filled)
-    model = model_of(row, stack, degrees.tp, filled)
+    model, vocab_size = model_of(row, stack, degrees.tp, filled)
     layout, global_sequences = layout_of(row, model, degrees, stack, filled)
     precision = precision_of(row, device, stack, filled)
     hardware = row.hardware
@@ -48,6 +48,7 @@ def _case(row: Row) -> Case:
         stack=stack.name,
         model_name=row.model.name,
         model=model,
+        vocab_size=vocab_size,
         layout=layout,
         sequence_length=row.sequence_length,
         global_sequences=global_sequences,
