@@ -1,0 +1,126 @@
+"""How long a collective takes on the tiers of links that its group crosses.
+
+A group is seen as a tree of blocks: how many of its members lie together in each tier. Rings go through the members of a block
+before they leave it, one ring for every member of a block, so that each device's port to a tier carries what leaves its block
+divided by the members in it (NCCL's multi-ring algorithms; Thakur et al. 2005 for the costs). Groups that run beside each other,
+one for every coordinate on the other axes, have each their own devices' ports: a tier is shared evenly.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, log2
+
+from fourfold.config.hardware import Cluster, Tier
+from fourfold.layout import Layout
+from fourfold.program.instruction import sent_bytes
+
+
+@dataclass(frozen=True)
+class Span:
+    """How a group lies on a cluster's tiers: `members[i]` of its ranks are in one block of tier i (the most of any block).
+
+    `size` is the last one; `shared[i]`: groups of the same kind that use tier i's block, where all its devices divide it.
+    """
+
+    size: int
+    members: tuple[int, ...]
+    shared: tuple[int, ...]
+
+
+def span_of(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> Span:
+    """Of the groups along these axes; ranks are devices in order."""
+    return ranks_span(layout.group_of(0, axes), cluster, layout.world_size)
+
+
+@lru_cache(maxsize=65536)
+def ranks_span(ranks: tuple[int, ...], cluster: Cluster, world_size: int) -> Span:
+    """Of one group and those like it, shifted."""
+    size = len(ranks)
+    members = tuple(max(_counts(ranks, tier.devices)) for tier in cluster.tiers)
+    shared = tuple(
+        max(1, min(tier.devices, world_size) // max(1, count))
+        for tier, count in zip(cluster.tiers, members, strict=True)
+    )
+    return Span(size, (*members[:-1], size), shared)
+
+
+def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        counts[rank // block] = counts.get(rank // block, 0) + 1
+    return list(counts.values())
+
+
+def collective_seconds(kind: str, size: float, span: Span, cluster: Cluster) -> float:
+    """`size`: the whole buffer's bytes, as `program.Collective` counts them."""
+    if span.size <= 1:
+        return 0.0
+    if kind == "all_to_all":
+        return _all_to_all(size, span, cluster)
+    if kind in ("shift", "send", "recv"):
+        return _shift(size, span, cluster)
+    slowest = 0.0
+    volume = sent_bytes(kind, int(size), span.size)
+    for index, tier in enumerate(cluster.tiers):
+        inner = span.members[index - 1] if index else 1
+        if span.members[index] > inner:
+            slowest = max(slowest, volume / inner / _bandwidth(tier, span.shared[index] if index == 0 else 1, inner))
+    return slowest + _latency(kind, size, span, cluster)
+
+
+def _bandwidth(tier: Tier, groups: int, members: int) -> float:
+    """Bytes a second that one device of the group may send through this tier. Around a torus both directions of a link serve."""
+    if tier.kind == "shared":
+        return tier.bytes_per_second / max(1, groups * members)
+    return tier.bytes_per_second * (2 if tier.kind == "torus" else 1)
+
+
+def _latency(kind: str, size: float, span: Span, cluster: Cluster) -> float:
+    """Of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
+    ring = tree = 0.0
+    inner = 1
+    for tier, members in zip(cluster.tiers, span.members, strict=True):
+        blocks = ceil(members / inner)
+        if blocks > 1:
+            ring += (blocks - 1) * tier.latency_seconds
+            tree += ceil(log2(blocks)) * tier.latency_seconds
+        inner = max(inner, members)
+    if kind == "all_reduce":
+        return 2 * min(ring, tree)
+    return min(ring, 2 * tree)
+
+
+def _all_to_all(size: float, span: Span, cluster: Cluster) -> float:
+    """Each member sends an equal part to every other; a tier carries what goes to members outside the tier below."""
+    slowest, latency, inner = 0.0, 0.0, 1
+    for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
+        if members > inner:
+            outside = size * (span.size - (inner if index else 1)) / span.size
+            slowest = max(slowest, outside / _bandwidth(tier, span.shared[index] if index == 0 else 1, members))
+            latency = max(latency, tier.latency_seconds * log2(members) * 2)
+        inner = max(inner, members)
+    return slowest + latency
+
+
+def _shift(size: float, span: Span, cluster: Cluster) -> float:
+    """Every member to the next: the one that crosses the outermost tier is the last."""
+    tier = _outermost(span, cluster)
+    return size / _bandwidth(tier, span.shared[0], 1) + tier.latency_seconds
+
+
+def _outermost(span: Span, cluster: Cluster) -> Tier:
+    """The outermost tier that a group crosses."""
+    inner, found = 1, cluster.tiers[0]
+    for tier, members in zip(cluster.tiers, span.members, strict=True):
+        if members > inner:
+            found = tier
+        inner = max(inner, members)
+    return found
+
+
+def transfer_seconds(size: float, source: int, target: int, cluster: Cluster, senders: int = 1) -> float:
+    """One message between two devices. `senders`: ranks beside it that send at the same time through a medium they share."""
+    for tier in cluster.tiers:
+        if source // tier.devices == target // tier.devices:
+            return size / _bandwidth(tier, senders, 1) + tier.latency_seconds
+    raise ValueError(f"devices {source} and {target} are not both in a cluster of {cluster.devices}")

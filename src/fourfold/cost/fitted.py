@@ -1,0 +1,65 @@
+"""The fitted constants: of devices, links and stacks, one file, each entry with what it was fitted on and on how many rows."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from fourfold.cost.kernels import Kernels
+from fourfold.cost.stack import Stack
+
+ABOUT = ("rows", "fitted_on")
+"""Keys of an entry that are no constants."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`devices`, `stacks`: constants by name, `default` for those that are not there; `links`: of collectives on any link."""
+
+    devices: Mapping[str, Mapping[str, Any]]
+    stacks: Mapping[str, Mapping[str, Any]]
+    links: Mapping[str, Any]
+
+    def stack(self, name: str) -> Stack:
+        """The stack of that name; else the framework's of the nearest year; else the default."""
+        entry = self.stacks.get(name) or self.stacks.get(self._nearest(name), {})
+        constants = {**self.stacks.get("default", {}), **entry}
+        return Stack(**{**_constants(constants), "name": name})
+
+    def _nearest(self, name: str) -> str:
+        framework, _, year = name.rpartition("-")
+        same = [each for each in self.stacks if each.rpartition("-")[0] == framework]
+        return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="default")
+
+    def kernels(self, device: str, stack: Stack) -> Kernels:
+        """A device's kernels as a stack runs them."""
+        constants = {**self.devices.get("default", {}), **self.devices.get(device, {})}
+        known = {field.name for field in fields(Kernels)}
+        kernels = Kernels(**{k: v for k, v in _constants(constants).items() if k in known})
+        return replace(
+            kernels,
+            product_share=kernels.product_share * stack.product_speed,
+            attention_share=kernels.attention_share * stack.attention_speed,
+            attention_backward_share=kernels.attention_backward_share * stack.attention_speed,
+            fused=stack.fused,
+            fused_attention=stack.fused_attention,
+            attention_recomputed=stack.attention_recomputed,
+        )
+
+    @property
+    def link_share(self) -> float:
+        return float(self.links.get("share", 0.8))
+
+
+def _constants(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key not in ABOUT}
+
+
+@lru_cache(maxsize=1)
+def fitted() -> Fitted:
+    """The constants that ship with the project."""
+    text = (resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)
+    return Fitted(table["device"], table["stack"], table["link"])

@@ -1,0 +1,132 @@
+"""How long a kernel runs on a device: matrix products by shape, attention, passes over memory.
+
+A product of [m, k] x [k, n] reaches
+
+    peak x product_share x t / (t + product_half_tiles x units) x k / (k + product_half_inner),   t = ceil(m / 128) x ceil(n / 128)
+
+or the memory's speed, whichever is slower: tiles must fill the device's units in whole waves, and each tile's inner loop has a
+start and an end. The constants are fitted to measured shapes, by device (`fitted.toml`) or on this machine (`fourfold calibrate`).
+"""
+
+from dataclasses import dataclass
+
+from fourfold.config.hardware import Device
+from fourfold.model.work import Attention, Pass, Product
+
+TILE = 128
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
+
+    `launch_seconds`: what the device loses between two kernels. `fused`, `fused_attention`, `attention_recomputed`: as in `Stack`.
+    """
+
+    product_share: float = 0.8
+    product_half_tiles: float = 0.3
+    product_half_inner: float = 120.0
+    grouped_share: float = 0.85
+    """Of a product's speed, where its tokens are divided among experts."""
+    attention_share: float = 0.6
+    attention_backward_share: float = 0.45
+    attention_half_keys: float = 300.0
+    attention_half_width: float = 25.0
+    memory_share: float = 0.8
+    launch_seconds: float = 2e-6
+    fused: float = 0.0
+    fused_attention: bool = True
+    attention_recomputed: bool = False
+
+
+def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
+    """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' products run as one grouped kernel (Gale et al. 2022)."""
+    groups = product.groups
+    rows, inner = product.rows, product.inner
+    if product.accumulates:
+        inner = max(1, inner // groups)
+    else:
+        rows = max(1, rows // groups)
+    tiles = groups * -(-rows // TILE) * -(-product.columns // TILE)
+    share = kernels.product_share * (kernels.grouped_share if groups > 1 else 1.0)
+    share *= tiles / (tiles + kernels.product_half_tiles * (device.units or 1))
+    share *= inner / (inner + kernels.product_half_inner)
+    share *= min(1.0, rows / TILE) if rows < TILE else 1.0
+    arithmetic = product.flops / (device.peak(dtype) * share)
+    return max(arithmetic, _memory_seconds(_product_bytes(product, rows, inner, element_bytes), device, kernels))
+
+
+def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int) -> int:
+    """Operands once and the result once; what is accumulated is read too, in a wide format."""
+    result = product.groups * rows * product.columns
+    operands = product.groups * inner * (rows + product.columns) * element_bytes
+    return operands + result * (8 if product.accumulates else element_bytes)
+
+
+def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
+    """Flash attention (Dao 2023), forward or backward; or products whose matrix of scores is written."""
+    if not kernels.fused_attention:
+        return _written_attention_seconds(attention, device, kernels, dtype, element_bytes)
+    share = kernels.attention_backward_share if attention.backward else kernels.attention_share
+    width = (attention.query_key_dim + attention.value_dim) / 2
+    share *= width / (width + kernels.attention_half_width)
+    share *= attention.keys / (attention.keys + kernels.attention_half_keys)
+    blocks = attention.sequences * attention.heads * -(-attention.queries // TILE)
+    share *= blocks / (blocks + kernels.product_half_tiles * (device.units or 1))
+    tokens = attention.sequences * attention.queries
+    heads = attention.heads * attention.query_key_dim + attention.kv_heads * (
+        attention.query_key_dim + attention.value_dim
+    )
+    moved = tokens * (heads + attention.heads * attention.value_dim) * element_bytes * (2 if attention.backward else 1)
+    return max(attention.flops / (device.peak(dtype) * share), _memory_seconds(moved, device, kernels))
+
+
+WRITTEN_PASSES = (7, 10)
+"""How often the scores are read or written: product, softmax, dropout and its mask, product; and their backward."""
+
+
+def _written_attention_seconds(
+    attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int
+) -> float:
+    """The whole square, masked: batched products, and passes over the scores (Korthikanti et al. 2022, figure 3)."""
+    scores = attention.sequences * attention.heads * attention.queries * attention.keys
+    products = 2 * scores * (attention.query_key_dim + attention.value_dim)
+    share = kernels.product_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
+    forward = products / (device.peak(dtype) * share)
+    forward += _memory_seconds(WRITTEN_PASSES[0] * scores * element_bytes, device, kernels)
+    if not attention.backward:
+        return forward
+    backward = 2 * products / (device.peak(dtype) * share)
+    backward += _memory_seconds(WRITTEN_PASSES[1] * scores * element_bytes, device, kernels)
+    return backward + (forward if kernels.attention_recomputed else 0.0)
+
+
+def pass_seconds(item: Pass, device: Device, kernels: Kernels) -> float:
+    """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
+    return _memory_seconds(item.bytes + kernels.fused * (item.least_bytes - item.bytes), device, kernels)
+
+
+def memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
+    """Reading or writing `size` bytes of the device's memory."""
+    return _memory_seconds(size, device, kernels)
+
+
+def _memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
+    return size / (device.memory_bytes_per_second * kernels.memory_share)
+
+
+def kernel_seconds(
+    item: Product | Attention | Pass,
+    device: Device,
+    kernels: Kernels,
+    product_dtype: str,
+    dtype: str,
+    element_bytes: int,
+) -> float:
+    """Any kernel, what the device loses at its launch included. `product_dtype`: the format of matrix products alone."""
+    if isinstance(item, Product):
+        return kernels.launch_seconds + product_seconds(item, device, kernels, product_dtype, element_bytes)
+    if isinstance(item, Attention):
+        return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
+    launches = 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0
+    return launches * kernels.launch_seconds + pass_seconds(item, device, kernels)

@@ -1,0 +1,53 @@
+"""What a device holds, from what a program declares: a stack's own tensors, its allocator and its context beside the buffers."""
+
+from dataclasses import replace
+
+from fourfold.cost.stack import Stack
+from fourfold.program import Program
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import Instruction, Op
+
+WRITTEN_BYTES = 5
+"""Of each score that is kept for backward: softmax and dropped-out softmax, 2 each, and the mask (Korthikanti et al. 2022)."""
+
+
+def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
+    """The program with its buffers as large as the stack's: for memory alone."""
+    extra = block_bytes(facts, stack)
+    buffers = program.buffers
+    if extra:
+        saved = {name: size + extra for name, size in buffers.items() if name.startswith("saved/")}
+        buffers = {**buffers, **saved}
+    steps = program.instructions
+    if stack.logits_bytes or extra:
+        logits = logits_bytes(facts, stack)
+        steps = tuple(_held(step, logits, extra) for step in steps)
+    return replace(program, buffers=buffers, instructions=steps)
+
+
+def _held(step: Instruction, logits: int, extra: int) -> Instruction:
+    if step.segment == "head" and step.op is Op.BACKWARD:
+        return replace(step, workspace_bytes=max(step.workspace_bytes, logits))
+    if step.op is Op.FORWARD and step.segment != "embed" and not any(name.startswith("saved/") for name in step.writes):
+        return replace(step, workspace_bytes=step.workspace_bytes + extra)
+    return step
+
+
+def block_bytes(facts: Lowering, stack: Stack) -> int:
+    """What one block keeps beyond the declared."""
+    model, shape = facts.model, facts.shape
+    hidden = stack.saved_bytes * shape.hidden_tokens * model.hidden_size
+    if not stack.fused_attention and not stack.attention_recomputed:
+        heads, _ = shape.heads(model)
+        hidden += WRITTEN_BYTES * heads * shape.tokens * shape.sequence_length
+    return int(hidden)
+
+
+def logits_bytes(facts: Lowering, stack: Stack) -> int:
+    """Of all tokens of a microbatch, this rank's part of the vocabulary."""
+    return int(stack.logits_bytes * facts.shape.tokens * facts.model.vocab_size // facts.layout.tp)
+
+
+def device_bytes(peak: int, stack: Stack) -> int:
+    """What the device holds when the program holds `peak`."""
+    return int(peak * (1 + stack.slack)) + stack.context_bytes

@@ -1,0 +1,1 @@
+"""Prices a program: its timeline, memory, communication, critical path. No torch."""

@@ -1,0 +1,129 @@
+"""One step as simulated: its programs, their times, what the time went into, what fills the memory.
+
+A step of many microbatches is in a steady state for most of them: its time and its peak of memory are linear in their number from
+some number on. `predict_step` simulates two such numbers and goes on in a straight line, so that a step of 1,000
+microbatches costs what one of some 3 x pp does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fourfold.cost.memory import device_bytes, held_program
+from fourfold.cost.prices import Prices
+from fourfold.program import Program, lower_pipeline
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Op
+from fourfold.program.liveness import MemoryPeak, memory_peak
+from fourfold.simulate.durations import Durations
+from fourfold.simulate.engine import Times, simulate_times
+
+IDLE = "waiting for other stages"
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated step of all pipeline ranks."""
+
+    facts: Lowering
+    prices: Prices
+    programs: tuple[Program, ...]
+    times: Times
+
+    @property
+    def seconds(self) -> float:
+        """Of the step: the program's, and what the stack adds to every step."""
+        return self.times.makespan + self.prices.stack.step_seconds
+
+    @cached_property
+    def spent(self) -> tuple[dict[str, float], ...]:
+        """Of every pipeline rank, where its seconds went: kinds of kernels, communication that was waited for by its group,
+        waiting for other stages, the optimizer. They sum to the makespan."""
+        return tuple(self._spent(rank) for rank in range(len(self.programs)))
+
+    def _spent(self, rank: int) -> dict[str, float]:
+        durations = Durations(self.facts.at(rank), self.prices)
+        times, steps = self.times.ranks[rank], self.programs[rank].instructions
+        short = {step.short: step for step in steps}
+        sums: dict[str, float] = {}
+
+        def add(kind: str, seconds: float) -> None:
+            if seconds > 0:
+                sums[kind] = sums.get(kind, 0.0) + seconds
+
+        for step, start, end in zip(steps, times.starts, times.ends, strict=True):
+            if step.op in COMPUTE_OPS:
+                cost = durations.phase(step)
+                for kind, seconds in cost.busy.items():
+                    add("recomputation" if step.op is Op.RECOMPUTE else kind, seconds)
+                inside = "+".join(cost.communication) or "collectives"
+                add(f"{inside} inside segments", cost.exposed)
+                add("host", cost.host)
+                add("kernels slowed by collectives", end - start - cost.seconds)
+            elif step.op is Op.WAIT:
+                started = short[step.handle or ""]
+                crosses = started.op in SENDS or started.op in RECEIVES
+                add(IDLE if crosses else f"{started.stream} {started.op.name.lower()}", end - start)
+            elif end > start:
+                add("optimizer" if step.op is Op.UPDATE else "norm and other sums", end - start)
+        add(IDLE, self.times.makespan - sum(sums.values()))
+        return sums
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of all ranks' time in which they wait for other stages."""
+        total = len(self.programs) * self.times.makespan
+        return sum(spent.get(IDLE, 0.0) for spent in self.spent) / total if total else 0.0
+
+    @cached_property
+    def peaks(self) -> tuple[MemoryPeak, ...]:
+        """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
+        stack = self.prices.stack
+        return tuple(memory_peak(held_program(program, self.facts, stack)) for program in self.programs)
+
+    @property
+    def device_bytes(self) -> tuple[int, ...]:
+        """What the devices of every pipeline rank hold."""
+        return tuple(device_bytes(peak.bytes, self.prices.stack) for peak in self.peaks)
+
+
+def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
+    """Lowers the step, unless it is lowered already, and runs it against the prices."""
+    lowered = tuple(programs if programs is not None else lower_pipeline(facts))
+    return Simulation(facts, prices, lowered, simulate_times(lowered, facts, prices))
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step, and what the devices of every pipeline rank hold at most; `simulation`: what they were found from."""
+
+    seconds: float
+    device_bytes: tuple[int, ...]
+    simulation: Simulation
+
+
+def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
+    """The whole step, or two shorter ones and the straight line through them."""
+    layout = facts.layout
+    wanted, period = layout.num_microbatches, max(1, layout.pp)
+    least = steady_microbatches(facts)
+    if wanted <= least + period or layout.schedule.partition(":")[0] in ("auto", "file", "python"):
+        whole = simulate(facts, prices)
+        return StepPrediction(whole.seconds, whole.device_bytes, whole)
+    fewer = least + (wanted - least) % period
+    first, second = (simulate(with_microbatches(facts, n), prices) for n in (fewer, fewer + period))
+    ratio = (wanted - fewer) / period
+    peaks = tuple(
+        round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)
+    )
+    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second)
+
+
+def steady_microbatches(facts: Lowering) -> int:
+    """From so many microbatches on, every further period of pp of them adds the same time."""
+    return 2 if facts.layout.pp == 1 else 2 * facts.layout.pp
+
+
+def with_microbatches(facts: Lowering, number: int) -> Lowering:
+    """The same run with another number of microbatches a step."""
+    return replace(facts, layout=replace(facts.layout, num_microbatches=number))

@@ -1,0 +1,106 @@
+"""A case's prediction: the program that the planner would run in that layout, simulated on that device, network and stack."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from fourfold.config.hardware import Cluster, Device, Tier, cluster_names, load_cluster, load_device
+from fourfold.config.run_file import parse_run
+from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.prices import Prices
+from fourfold.layout import resolve_layout
+from fourfold.program.buffers import Lowering
+from fourfold.simulate.step import predict_step
+from fourfold.validate.case import Case, Prediction
+
+
+def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
+    """Raises `UserError` where the layout cannot be."""
+    constants = constants or fitted()
+    facts = case_facts(case)
+    prices = case_prices(case, facts, constants)
+    step = predict_step(facts, prices)
+    memory = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
+    return Prediction(step.seconds, memory, memory <= prices.cluster.device.memory_bytes)
+
+
+def case_facts(case: Case) -> Lowering:
+    """What lowering reads, as for a run of this project over NCCL."""
+    request = case.layout
+    layout = {
+        name: getattr(request, name)
+        for name in (
+            "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",
+            "microbatch_sequences", "recompute",
+        )
+    }  # fmt: skip
+    table: Mapping[str, Any] = {
+        "model": {"preset": "tiny"},
+        "batch": {"global_sequences": case.global_sequences, "sequence_length": case.sequence_length, "steps": 1},
+        "layout": layout,
+        "precision": {
+            "compute": "bf16" if case.precision.compute == "fp16" else case.precision.compute,
+            "master": case.precision.master,
+            "gradients": "bf16" if case.precision.gradients == "fp16" else case.precision.gradients,
+        },
+    }
+    config = parse_run(table, source=case.id)
+    model = replace(case.model, max_position=max(case.model.max_position, case.sequence_length))
+    return Lowering.of(config, model, resolve_layout(config, model), "native")
+
+
+def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
+    """Of the case's machine and stack. Products in fewer bits run at their own peak."""
+    cluster = case_cluster(case)
+    low = {"nvfp4": "fp4"}.get(case.precision.low or "", "fp8" if case.precision.low else None)
+    stack = constants.stack(case.stack)
+    stack = replace(
+        stack,
+        fused_attention=case.attention == "flash",
+        attention_recomputed="core_attn" in case.layout.recompute_modules,
+    )
+    return Prices(
+        cluster=cluster,
+        layout=facts.layout,
+        kernels=constants.kernels(case.device, stack),
+        stack=stack,
+        dtype=case.precision.compute,
+        product_dtype=low or case.precision.compute,
+        element_bytes=4 if case.precision.compute == "fp32" else 2,
+        link_share=constants.link_share,
+    )
+
+
+def case_cluster(case: Case) -> Cluster:
+    """NVLink, or what a node has in its place, and one network beyond it."""
+    device: Device = load_device(case.device)
+    network = case.network
+    inner = min(network.nvlink_domain, case.num_devices)
+    within, *beyond = usual_tiers(case.device)
+    tiers = [Tier("node", "switch", max(1, inner), within.bytes_per_second, within.latency_seconds)]
+    if case.num_devices > inner:
+        usual = beyond[0] if beyond else within
+        outside = network.internode_bytes_per_second or usual.bytes_per_second
+        tiers.append(Tier("network", "switch", -(-case.num_devices // inner) * inner, outside, usual.latency_seconds))
+    return Cluster(
+        key=case.device,
+        name=case.source,
+        source=case.source,
+        device=device,
+        devices=case.num_devices,
+        tiers=tuple(tiers),
+        dollars_per_device_hour=None,
+        mean_hours_between_failures_per_device=None,
+        watts_per_device=None,
+    )
+
+
+@lru_cache(maxsize=64)
+def usual_tiers(device: str) -> tuple[Tier, ...]:
+    """The inner tiers of the first shipped cluster of that device: its links within a node and the network beyond."""
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        if cluster.device.key == device:
+            return cluster.tiers
+    return (Tier("nvlink", "switch", 8, 100e9, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
