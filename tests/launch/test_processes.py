@@ -19,8 +19,9 @@ FAKE = Path(__file__).with_name("fake_worker.py")
 
 @pytest.fixture(autouse=True)
 def signals_as_from_a_shell() -> Iterator[None]:
-    """A suite started under nohup ignores SIGHUP, and so do the ranks that it starts."""
+    """A suite in the background ignores SIGINT, one under nohup SIGHUP, and so do the ranks that it starts."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
