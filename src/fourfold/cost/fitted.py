@@ -30,7 +30,9 @@ class Fitted:
 
     def _nearest(self, name: str) -> str:
         framework, _, year = name.rpartition("-")
-        same = [each for each in self.stacks if each.rpartition("-")[0] == framework]
+        if not (framework and year.isdigit()):
+            return "default"
+        same = [each for each in self.stacks if each.rpartition("-")[0] == framework and each.rpartition("-")[2].isdigit()]
         return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="default")
 
     def kernels(self, device: str, stack: Stack) -> Kernels:
