@@ -22,9 +22,11 @@ Place = tuple[int, int]
 
 @dataclass
 class RankTimes:
-    """Of one rank: when each instruction had its turn and when the rank went on; of what runs on a stream, when it ran there.
+    """Of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with other
+    ranks (collectives, transfers), from when to when it ran.
 
-    `causes[i]`: what instruction i waited for, if for anything but the one before it.
+    `causes[i]`: what instruction i waited for, if for anything but the one before it: where several ranks meet, the one that came
+    last.
     """
 
     starts: list[float] = field(default_factory=list)
@@ -127,7 +129,7 @@ def _advance(
                 seconds += contention * min(seconds, beside)
             rank.now += seconds
         elif op in SENDS or op in RECEIVES:
-            _post(rank, index, step, durations, meetings, links, sides)
+            _post(rank, index, step, durations, meetings, links, sides, ranks)
         elif op in STARTS:
             if not _start(rank, index, step, durations, meetings, ranks, overlap):
                 return
@@ -149,6 +151,7 @@ def _post(
     meetings: dict[object, _Meeting],
     links: dict[tuple[int, int], float],
     sides: dict[tuple[int, int, bool], int],
+    ranks: list[_Rank],
 ) -> None:
     """One end of a transfer: between two ranks they pair up in the order of their starts."""
     assert step.peer is not None
@@ -162,11 +165,11 @@ def _post(
     rank.origin[step.short] = (rank.index, index)
     if len(meeting.arrived) == 2:
         seconds = durations.prices.transfer(step.collectives[0].bytes, *channel)
-        latest = max(meeting.arrived)
+        latest = max(meeting.arrived, key=lambda each: (each[0], each[1] == channel[0]))
         meeting.start = max(latest[0], links.get(channel, 0.0))
         meeting.end = links[channel] = meeting.start + seconds
-        sender = next(a for a in meeting.arrived if a[1] == channel[0])
-        meeting.last = (sender[1], sender[2])
+        meeting.last = (latest[1], latest[2])
+        _note(meeting, ranks)
 
 
 def _start(
@@ -183,7 +186,7 @@ def _start(
     rank.origin[step.short] = (rank.index, index)
     expected = _ranks_in(step, durations.facts)
     if expected > 1:
-        meeting = _meet(rank, index, step, meetings, expected, seconds)
+        meeting = _meet(rank, index, step, meetings, expected, seconds, ranks)
         rank.pending[step.short] = meeting
         return True
     begin = max(rank.now, rank.free.get(step.stream, 0.0))
@@ -215,7 +218,7 @@ def _enter(
     key = f"{step.short} entered"
     meeting = rank.pending.get(key)
     if meeting is None:
-        meeting = rank.pending[key] = _meet(rank, index, step, meetings, expected, seconds)
+        meeting = rank.pending[key] = _meet(rank, index, step, meetings, expected, seconds, ranks)
     assert isinstance(meeting, _Meeting)
     if meeting.end < 0:
         return False
@@ -227,7 +230,13 @@ def _enter(
 
 
 def _meet(
-    rank: _Rank, index: int, step: Instruction, meetings: dict[object, _Meeting], expected: int, seconds: float
+    rank: _Rank,
+    index: int,
+    step: Instruction,
+    meetings: dict[object, _Meeting],
+    expected: int,
+    seconds: float,
+    ranks: list[_Rank],
 ) -> _Meeting:
     ordinal = rank.ordinals[step.op.value] = rank.ordinals.get(step.op.value, 0) + 1
     meeting = meetings.setdefault((step.op, ordinal), _Meeting(expected))
@@ -236,7 +245,14 @@ def _meet(
         latest = max(meeting.arrived)
         meeting.start, meeting.end = latest[0], latest[0] + seconds
         meeting.last = (latest[1], latest[2])
+        _note(meeting, ranks)
     return meeting
+
+
+def _note(meeting: _Meeting, ranks: list[_Rank]) -> None:
+    """When it ran, for everyone who takes part."""
+    for _, rank, index, _ in meeting.arrived:
+        ranks[rank].times.streams[index] = (meeting.start, meeting.end)
 
 
 def _ranks_in(step: Instruction, facts: Lowering) -> int:
