@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from fourfold.config import UserError
 from fourfold.config.hardware import Cluster, Device, Tier, cluster_names, load_cluster, load_device
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
@@ -14,15 +15,31 @@ from fourfold.program.buffers import Lowering
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
 
+LARGEST_PROGRAM = 500_000
+"""Passes over segments in one simulated step."""
+
 
 def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     """Raises `UserError` where the layout cannot be."""
     constants = constants or fitted()
     facts = case_facts(case)
+    check_size(facts)
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
     memory = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
     return Prediction(step.seconds, memory, memory <= prices.cluster.device.memory_bytes)
+
+
+def check_size(facts: Lowering) -> None:
+    """Refuses a program that would take minutes to simulate. Raises `UserError`."""
+    layout = facts.layout
+    microbatches = min(layout.num_microbatches, 4 * layout.pp)
+    size = (len(facts.segments) + layout.pp) * microbatches
+    if size > LARGEST_PROGRAM:
+        raise UserError(
+            f"{len(facts.segments)} segments x {microbatches} microbatches of {layout.pp} stages: at most "
+            f"{LARGEST_PROGRAM} passes over segments are simulated"
+        )
 
 
 def case_facts(case: Case) -> Lowering:

@@ -97,7 +97,8 @@ class ReportedFigures:
 @dataclass(frozen=True)
 class Row:
     """One published run. `from_memory`: what was not read in the source (`row`: all of it). `analytical`: a formula's values.
-    `regression`: a trainer's own test, timed in modes that no training uses. `remarks`: values that could not be read."""
+    `regression`: a trainer's own test, timed in modes that no training uses.
+    `remarks`: values that could not be read; `unreadable`: why the row as a whole could not."""
 
     id: str
     file: str
@@ -122,6 +123,7 @@ class Row:
     analytical: bool = False
     regression: bool = False
     remarks: tuple[str, ...] = ()
+    unreadable: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,24 +15,44 @@ _MOST_ROWS = 200_000
 _MOST_FILES = 10_000
 
 
-def read_rows(paths: Sequence[str | Path]) -> tuple[list[Row], list[Unread]]:
+def read_rows(paths: Sequence[str | Path], strict: bool = True) -> tuple[list[Row], list[Unread]]:
     """All rows of the files and of the folders' `*.json`, in order of name, and the files that hold no rows with the reason.
 
-    Raises `UserError`, which names the file, the row, the key, its value and what is allowed.
+    Raises `UserError`, which names the file, the row, the key, its value and what is allowed. Not `strict`: a row that cannot be
+    read is a `Row` whose `unreadable` says why, and a file that cannot be is among the unread, unless none of all can.
     """
     rows: list[Row] = []
     unread: list[Unread] = []
+    first: UserError | None = None
     for file in _files(paths):
-        values = _load(file)
-        if isinstance(values, dict):
-            unread.append(Unread(file.name, "a table of tables, not a list of runs"))
+        try:
+            values = _load(file)
+            if isinstance(values, dict):
+                values = _inner_list(values)
+            if values is None:
+                unread.append(Unread(file.name, "a table of tables, not a list of runs"))
+                continue
+            if not isinstance(values, list):
+                raise UserError(f"{file}: holds a {type(values).__name__}; allowed: a list of rows, each a table")
+        except UserError as error:
+            if strict:
+                raise
+            first = first or error
+            unread.append(Unread(file.name, str(error).removeprefix(f"{file}: ")))
             continue
-        if not isinstance(values, list):
-            raise UserError(f"{file}: holds a {type(values).__name__}; allowed: a list of rows, each a table")
         if len(values) + len(rows) > _MOST_ROWS:
             raise UserError(f"{file}: with this file there are more than {_MOST_ROWS} rows; give fewer files")
-        rows.extend(_row(value, file, index) for index, value in enumerate(values))
+        rows.extend(_row(value, file, index, strict) for index, value in enumerate(values))
+    if first is not None and not rows:
+        raise first
     return rows, unread
+
+
+def _inner_list(table: dict[str, Any]) -> list[Any] | None:
+    """The rows of a table that holds nothing but one list of them under `rows`, beside texts and numbers on it."""
+    values = table.get("rows")
+    others = [value for key, value in table.items() if key != "rows" and isinstance(value, dict | list)]
+    return values if isinstance(values, list) and not others else None
 
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
@@ -67,13 +87,22 @@ def _load(file: Path) -> Any:
         raise UserError(f"{file}: is not JSON: {str(error) or 'nested too deep'}") from error
 
 
-def _row(value: Any, file: Path, index: int) -> Row:
-    if not isinstance(value, dict):
-        raise UserError(f"{file.name}: row {index} is a {type(value).__name__}; allowed: a table of keys and values")
-    name = Fields(value, f"{file.name}: row {index}").text("id") or f"{file.stem}:{index}"
-    fields = Fields(value, f"{file.name}: row {name}")
-    read: Callable[[Fields, str, str], Row] = flags_row if "args" in value else _table_row
-    return read(fields, name, file.stem)
+def _row(value: Any, file: Path, index: int, strict: bool) -> Row:
+    name = f"{file.stem}:{index}"
+    try:
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{file.name}: row {index} is a {type(value).__name__}; allowed: a table of keys and values"
+            )
+        name = Fields(value, f"{file.name}: row {index}").text("id") or name
+        fields = Fields(value, f"{file.name}: row {name}")
+        read: Callable[[Fields, str, str], Row] = flags_row if "args" in value else _table_row
+        return read(fields, name, file.stem)
+    except UserError as error:
+        if strict:
+            raise
+        nothing = (StatedModel(), StatedHardware(), StatedLayout(), ReportedFigures())
+        return Row(name, file.stem, "", *nothing, unreadable=str(error).removeprefix(f"{file.name}: "))
 
 
 def _table_row(row: Fields, name: str, file: str) -> Row:

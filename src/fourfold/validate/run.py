@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from fourfold.config import UserError
 from fourfold.validate.case import Case, Prediction, Skip
@@ -13,23 +14,31 @@ from fourfold.validate.translate import translate
 
 Predict = Callable[[Case], Prediction]
 Progress = Callable[[int, int], None]
+Each = Callable[[Callable[[Case], Prediction], Sequence[Case]], Iterable[Prediction]]
 
 
 def validate(
-    rows: Sequence[Row], predict: Predict, progress: Progress | None = None, unread: Iterable[Unread] = ()
+    rows: Sequence[Row],
+    predict: Predict,
+    progress: Progress | None = None,
+    unread: Iterable[Unread] = (),
+    each: Each = map,
 ) -> Outcome:
-    """Predicts each row from its configuration alone and compares. `progress(done, total)` is called after each row.
+    """Predicts each row from its configuration alone and compares. `progress(done, total)` is called after each row. `each`: what
+    runs a function on every case, in order: `map`, or that of a pool of processes.
 
-    A predictor that raises `UserError` has refused; its message is the row's reason.
+    A predictor that raises `UserError` has refused; its message is the row's reason. One that fails otherwise has none to give:
+    the row's reason is the error, so that no row ends the run.
     """
     outcomes: list[RowOutcome] = []
     judged: list[tuple[Case, Prediction]] = []
-    for index, row in enumerate(rows):
-        case = translate(row)
+    cases = [translate(row) for row in rows]
+    predictions = iter(each(partial(_checked, predict=predict), [case for case in cases if isinstance(case, Case)]))
+    for index, (row, case) in enumerate(zip(rows, cases, strict=True)):
         if isinstance(case, Skip):
             outcomes.append(skipped_row(row, case.reason))
         else:
-            prediction = _checked(case, predict)
+            prediction = next(predictions)
             outcomes.append(predicted_row(case, prediction))
             judged.append((case, prediction))
         if progress is not None:
@@ -54,6 +63,8 @@ def _checked(case: Case, predict: Predict) -> Prediction:
         prediction = predict(case)
     except UserError as error:
         return Prediction(refused=str(error))
+    except Exception as error:
+        return Prediction(refused=f"the simulator fails on this layout: {type(error).__name__}: {error}"[:300])
     for key in ("step_seconds", "memory_bytes"):
         value = getattr(prediction, key)
         if value is not None and not (math.isfinite(value) and value > 0):

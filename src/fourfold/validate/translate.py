@@ -15,6 +15,8 @@ from fourfold.validate.words import attention_of, precision_of
 
 def translate(row: Row) -> Case | Skip:
     """What the row asks the planner to predict, from its configuration alone; the measured figures go along for comparison."""
+    if row.unreadable is not None:
+        return Skip(row.unreadable)
     try:
         return _case(row)
     except Untranslatable as error:
