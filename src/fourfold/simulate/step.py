@@ -5,9 +5,10 @@ some number on. `predict_step` simulates two such numbers and goes on in a strai
 microbatches costs what one of some 3 x pp does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
@@ -93,13 +94,38 @@ def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None
     return Simulation(facts, prices, lowered, simulate_times(lowered, facts, prices))
 
 
+Key = TypeVar("Key")
+
+
 @dataclass(frozen=True)
 class StepPrediction:
-    """Seconds of a step, and what the devices of every pipeline rank hold at most; `simulation`: what they were found from."""
+    """Seconds of a step, and what the devices of every pipeline rank hold at most; `simulation`: what they were found from.
+
+    Where that has fewer microbatches than the step, `earlier` has a period less, and the step lies on the straight line through
+    both, `periods` of them beyond `earlier`.
+    """
 
     seconds: float
     device_bytes: tuple[int, ...]
     simulation: Simulation
+    earlier: Simulation | None = None
+    periods: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every microbatch of the step was simulated."""
+        return self.earlier is None
+
+    def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
+        """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""
+        last = sums(self.simulation)
+        if self.earlier is None:
+            return [dict(each) for each in last]
+        first = sums(self.earlier)
+        return [
+            {key: a.get(key, 0.0) + self.periods * (b.get(key, 0.0) - a.get(key, 0.0)) for key in {**a, **b}}
+            for a, b in zip(first, last, strict=True)
+        ]
 
 
 def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
@@ -116,7 +142,7 @@ def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
     peaks = tuple(
         round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)
     )
-    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second)
+    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second, first, ratio)
 
 
 def steady_microbatches(facts: Lowering) -> int:
