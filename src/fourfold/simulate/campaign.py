@@ -1,0 +1,155 @@
+"""A whole training run from the time of one step: days, device hours, money, energy, and what failures take of them."""
+
+from dataclasses import dataclass
+
+from fourfold.config import DTYPE_BYTES
+from fourfold.config.hardware import Cluster
+from fourfold.program.buffers import Lowering
+from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
+
+STORAGE_BYTES_PER_SECOND_A_NODE = 1e9
+"""What a node writes to storage, where no checkpoint time is given: Llama 3's 2 TB/s over some 2,000 nodes (Llama Team 2024,
+section 3.3.1)."""
+RESTART_SECONDS = 600.0
+"""From a failure until training goes on where spares stand by: noticing, starting the processes, loading. An estimate."""
+REPAIR_SECONDS = 4 * 3600.0
+"""Until a failed node is back or replaced, where there are none. An estimate."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a run's length depends on beside the step. None: not known, and what needs it is left out.
+
+    `failure_hours`: device hours for each interruption. `checkpoint_seconds`: while training stands still.
+    `dollars_per_device_hour`, `watts_per_device` as in `Cluster`.
+    """
+
+    failure_hours: float | None
+    checkpoint_seconds: float
+    restart_seconds: float = RESTART_SECONDS
+    repair_seconds: float = REPAIR_SECONDS
+    dollars_per_device_hour: float | None = None
+    watts_per_device: float | None = None
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Training under failures. `efficiency`: the share of time that is training which is kept; `spare_devices` stand by."""
+
+    efficiency: float
+    restart_seconds: float
+    spare_devices: int
+
+
+@dataclass(frozen=True)
+class Failures:
+    """`mean_seconds` between failures of the whole job; intervals between checkpoints in seconds of training: by Young, by Daly,
+    and exactly, which is used; `checkpoint_steps`: that in steps. `expected`: how many failures there will be."""
+
+    mean_seconds: float
+    young_seconds: float
+    daly_seconds: float
+    best_seconds: float
+    checkpoint_steps: int
+    expected: float
+    with_spares: Goodput
+    without_spares: Goodput
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """`steps` of `step_seconds`. Times with `goodput` 1 where no failure rate is known; with spares where it is."""
+
+    tokens: int
+    steps: int
+    step_seconds: float
+    devices: int
+    assumptions: Assumptions
+    failures: Failures | None
+
+    @property
+    def training_seconds(self) -> float:
+        """Without a failure and without a checkpoint."""
+        return self.steps * self.step_seconds
+
+    @property
+    def goodput(self) -> float:
+        return self.failures.with_spares.efficiency if self.failures else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """With what failures and checkpoints take; infinite where nothing is ever kept."""
+        return self.training_seconds / self.goodput if self.goodput else float("inf")
+
+    @property
+    def device_hours(self) -> float:
+        """Of the devices that train, failures and checkpoints included, spares not."""
+        return self.devices * self.seconds / 3600
+
+    @property
+    def training_device_hours(self) -> float:
+        return self.devices * self.training_seconds / 3600
+
+    @property
+    def dollars(self) -> float | None:
+        """Spares cost as much as what they stand by for."""
+        price = self.assumptions.dollars_per_device_hour
+        spares = self.failures.with_spares.spare_devices if self.failures else 0
+        return None if price is None else price * (self.devices + spares) * self.seconds / 3600
+
+    @property
+    def joules(self) -> float | None:
+        """At the whole system's stated maximum."""
+        watts = self.assumptions.watts_per_device
+        return None if watts is None else watts * self.devices * self.seconds
+
+
+def campaign(
+    tokens: int, tokens_per_step: int, step_seconds: float, devices: int, node_devices: int, assumptions: Assumptions
+) -> Campaign:
+    """A run of so many tokens. `node_devices`: how many fail together and are replaced together."""
+    steps = -(-tokens // tokens_per_step)
+    found = None
+    if assumptions.failure_hours is not None:
+        found = _failures(steps * step_seconds, step_seconds, devices, min(node_devices, devices), assumptions)
+    return Campaign(tokens, steps, step_seconds, devices, assumptions, found)
+
+
+def _failures(
+    training_seconds: float, step_seconds: float, devices: int, node_devices: int, assumptions: Assumptions
+) -> Failures:
+    assert assumptions.failure_hours is not None
+    mean = assumptions.failure_hours * 3600 / devices
+    d = assumptions.checkpoint_seconds
+    best = best_interval(mean, d)
+    steps = max(1, round(best / step_seconds))
+    interval = steps * step_seconds
+
+    def goodput(restart: float, spares: int) -> Goodput:
+        return Goodput(efficiency(interval, mean, d, restart), restart, spares)
+
+    with_spares = goodput(assumptions.restart_seconds, node_devices * spares_for(assumptions.repair_seconds / mean))
+    without = goodput(assumptions.restart_seconds + assumptions.repair_seconds, 0)
+    lasted = training_seconds / with_spares.efficiency if with_spares.efficiency else float("inf")
+    return Failures(
+        mean_seconds=mean,
+        young_seconds=young_interval(mean, d),
+        daly_seconds=daly_interval(mean, d),
+        best_seconds=best,
+        checkpoint_steps=steps,
+        expected=lasted / mean,
+        with_spares=with_spares,
+        without_spares=without,
+    )
+
+
+def state_bytes(facts: Lowering) -> int:
+    """What a checkpoint holds: weights and both moments of every parameter, in the master format."""
+    numel = sum(segment.numel for segment in facts.segments)
+    return numel * DTYPE_BYTES[facts.master] * (1 + facts.moments)
+
+
+def checkpoint_seconds(state: int, devices: int, cluster: Cluster) -> float:
+    """All nodes writing at once at `STORAGE_BYTES_PER_SECOND_A_NODE`."""
+    nodes = -(-devices // cluster.node_devices)
+    return state / (nodes * STORAGE_BYTES_PER_SECOND_A_NODE)

@@ -1,0 +1,163 @@
+"""The critical path of a simulated step: the chain of work, each waiting for the one before, that ends when the step does.
+
+It is walked backwards from the last end: through what an instruction waited for where it waited, else to the one before it on its
+rank. Its parts follow one another without a gap, so that the sums by reason make up the makespan; to shorten the step is to
+shorten something on it.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
+from fourfold.simulate.durations import Durations
+from fourfold.simulate.step import Simulation
+
+QUEUE = "links that were taken"
+
+
+@dataclass(frozen=True)
+class Link:
+    """One part of the path: a pipeline rank, an instruction of its, from when to when, and what the time went into."""
+
+    rank: int
+    index: int
+    start: float
+    end: float
+    reasons: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """`links`: from the step's beginning to its end."""
+
+    links: tuple[Link, ...]
+
+    @cached_property
+    def reasons(self) -> dict[str, float]:
+        """Seconds on the path by reason, most first; they sum to the makespan."""
+        sums: dict[str, float] = {}
+        for link in self.links:
+            for reason, seconds in link.reasons:
+                sums[reason] = sums.get(reason, 0.0) + seconds
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @property
+    def crossings(self) -> int:
+        """How often the path goes from one pipeline rank to another."""
+        return sum(a.rank != b.rank for a, b in zip(self.links, self.links[1:], strict=False))
+
+
+def critical_path(simulation: Simulation) -> CriticalPath:
+    """Of the step as simulated."""
+    return CriticalPath(tuple(reversed(list(_Walk(simulation).links()))))
+
+
+class _Walk:
+    """The way back: at `rank`, everything after `time` is explained, and `index` is the last instruction that began before."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.ranks = simulation.times.ranks
+        self.steps = [program.instructions for program in simulation.programs]
+        self.durations = [Durations(simulation.facts.at(r), simulation.prices) for r in range(len(self.steps))]
+        self.makespan = simulation.times.makespan
+        self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}
+
+    def links(self) -> Iterator[Link]:
+        rank = max(range(len(self.ranks)), key=self._end)
+        index, time = len(self.steps[rank]) - 1, self.makespan
+        ran: tuple[int, int] | None = None
+        if self._end(rank) < time:  # what nobody waits for ran on
+            ran = self._streaming_until(time)
+        while time > 0:
+            if ran is not None:
+                (rank, index), began = ran, time
+                ran, link = self._ran(rank, index, time)
+                yield link
+                time = link.start
+                index -= 1
+                assert time < began or ran is None
+                continue
+            if index < 0:
+                return
+            step, times = self.steps[rank][index], self.ranks[rank]
+            start = times.starts[index]
+            if start >= time:
+                index -= 1
+            elif index in times.causes:
+                ran = times.causes[index]
+            elif step.op not in COMPUTE_OPS and index in times.streams:
+                ran = rank, index
+            else:
+                yield Link(rank, index, start, time, self._reasons(rank, step, time - start))
+                index, time = index - 1, start
+
+    def _end(self, rank: int) -> float:
+        ends = self.ranks[rank].ends
+        return ends[-1] if ends else 0.0
+
+    def _streaming_until(self, time: float) -> tuple[int, int] | None:
+        for rank, times in enumerate(self.ranks):
+            for index, (_, end) in times.streams.items():
+                if end == time:
+                    return rank, index
+        return None
+
+    def _ran(self, rank: int, index: int, until: float) -> tuple[tuple[int, int] | None, Link]:
+        """The link of what ran beside computation until then; and what held its stream before, where it had to wait for that."""
+        times, step = self.ranks[rank], self.steps[rank][index]
+        asked = times.starts[index]
+        begin = min(times.streams.get(index, (asked, until))[0], until)
+        reason = "transfers between stages" if step.op in SENDS | RECEIVES else _collective(step)
+        parts: tuple[tuple[str, float], ...] = ((reason, until - begin),)
+        before = self._before_on_stream(rank, index, begin) if asked < begin else None
+        if before is not None:
+            return (rank, before), Link(rank, index, begin, until, parts)
+        if asked < begin:
+            parts = ((QUEUE, begin - asked), *parts)
+        return None, Link(rank, index, min(asked, begin), until, parts)
+
+    def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
+        """What ran on the same stream until `begin`."""
+        step = self.steps[rank][index]
+        if step.op in SENDS | RECEIVES:
+            return None
+        key = (rank, step.stream)
+        if key not in self.on_stream:
+            streams = self.ranks[rank].streams
+            ends = [(end, i) for i, (_, end) in streams.items() if self.steps[rank][i].stream == step.stream]
+            self.on_stream[key] = sorted(ends)
+        ends = self.on_stream[key]
+        place = bisect_left(ends, (begin, -1))
+        for end, i in ends[place:]:
+            if end > begin:
+                break
+            if i < index:
+                return i
+        return None
+
+    def _reasons(self, rank: int, step: Instruction, seconds: float) -> tuple[tuple[str, float], ...]:
+        """What an instruction's own time went into; parts of kernels as far as they are in it."""
+        if step.op is Op.UPDATE:
+            return (("optimizer", seconds),)
+        if step.op is Op.WAIT:
+            return (("waiting", seconds),)
+        if step.op not in COMPUTE_OPS:
+            return (("norm and other sums", seconds),)
+        cost = self.durations[rank].phase(step)
+        share = min(1.0, seconds / cost.seconds) if cost.seconds else 0.0
+        parts = {kind: busy * share for kind, busy in cost.busy.items()}
+        if step.op is Op.RECOMPUTE:
+            parts = {"recomputation": sum(parts.values())}
+        parts[f"{'+'.join(cost.communication) or 'collectives'} inside segments"] = cost.exposed * share
+        parts["host"] = cost.host * share
+        parts["kernels slowed by collectives"] = seconds - cost.seconds * share
+        return tuple((kind, part) for kind, part in parts.items() if part > 0)
+
+
+def _collective(step: Instruction) -> str:
+    """`dp_shard reduce`; what the norm and the loss need is small and goes together."""
+    if step.op in (Op.CLIP_NORM, Op.COUNT, Op.SUM_LOSS, Op.BALANCE):
+        return "norm and other sums"
+    return f"{step.stream} {step.op.name.lower()}"

@@ -1,0 +1,79 @@
+"""The prices of a run on a cluster: its devices, the software that runs it, the number formats that it computes in."""
+
+import difflib
+from dataclasses import replace
+
+from fourfold.config import DTYPE_BYTES, RunConfig, UserError
+from fourfold.config.hardware import Cluster
+from fourfold.cost.fitted import fitted
+from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
+from fourfold.layout import Layout
+from fourfold.program.buffers import Lowering, Transport
+
+OWN_STACK = "fourfold"
+
+
+def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name: str | None = None) -> Prices:
+    """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
+    fourfold's own. Raises `UserError` for a name that is not there."""
+    stack = stack_named(stack_name)
+    constants = fitted()
+    compute = config.precision.compute
+    return Prices(
+        cluster=cluster,
+        layout=facts.layout,
+        kernels=constants.kernels(cluster.device.key, stack),
+        stack=stack,
+        dtype=compute,
+        product_dtype=compute,
+        element_bytes=DTYPE_BYTES[compute],
+        link_share=constants.link_share,
+    )
+
+
+def stack_names() -> list[str]:
+    """Software whose constants are known, beside fourfold's own."""
+    return sorted(name for name in fitted().stacks if name not in ("default", OWN_STACK))
+
+
+def stack_named(name: str | None) -> Stack:
+    """A stack by its name; of a known framework, the nearest year will do. Raises `UserError`."""
+    constants = fitted()
+    if name is None or name == OWN_STACK:
+        own = OWN_STACK if OWN_STACK in constants.stacks else "default"
+        return replace(constants.stack(own), name=OWN_STACK)
+    allowed = [OWN_STACK, *stack_names()]
+    framework, _, year = name.rpartition("-")
+    if name in allowed or (year.isdigit() and len(year) == 4 and framework in {n.rpartition("-")[0] for n in allowed}):
+        return constants.stack(name)
+    near = difflib.get_close_matches(name[:100], allowed, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise UserError(f"--stack {name[:100]}: no such software; {hint}allowed: {', '.join(allowed)}")
+
+
+def transport_on(cluster: Cluster) -> Transport:
+    """How reductions travel there: by the library's own on accelerators, as exchanges over gloo on a CPU, whose file states no
+    `units`."""
+    return "exchange" if cluster.device.units is None else "native"
+
+
+def check_devices(layout: Layout, cluster: Cluster) -> None:
+    """Raises `UserError` where the layout has more ranks than the cluster devices."""
+    if layout.world_size <= cluster.devices:
+        return
+    base = cluster.key.partition(":")[0]
+    grown = f"--cluster {base}:{layout.world_size}" if cluster.tiers[-1].scalable else "a larger --cluster"
+    degrees = ", ".join(
+        f"{axis} {layout.degree(axis)}" for axis in layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
+    )
+    model_part = layout.pp * layout.cp * layout.tp
+    fewer = (
+        f", or --ranks {cluster.devices // model_part * model_part} with fewer data-parallel replicas"
+        if cluster.devices >= model_part
+        else f"; pp x cp x tp alone takes {model_part}"
+    )
+    raise UserError(
+        f"the layout ({degrees}) needs {layout.world_size} devices, the cluster {cluster.key} has {cluster.devices}; "
+        f"what works: {grown}{fewer}"
+    )

@@ -1,0 +1,132 @@
+"""The figures of a predicted step: rates, utilisation, where the seconds went, what the network carried, why it takes so long."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fourfold.config.hardware import Device
+from fourfold.model.spec import step_flops_per_token
+from fourfold.simulate.critical_path import critical_path
+from fourfold.simulate.step import IDLE, Simulation, StepPrediction
+from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
+
+ONCE = "the software, once a step"
+
+
+@dataclass(frozen=True)
+class AxesTraffic:
+    """Communication of the groups along `axes`, on average over devices: bytes sent, seconds on the link, seconds waited for."""
+
+    axes: str
+    sent_bytes: float
+    busy_seconds: float
+    exposed_seconds: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Figures of a step, for all of its microbatches."""
+
+    step: StepPrediction
+    num_microbatches: int
+
+    @property
+    def seconds(self) -> float:
+        return self.step.seconds
+
+    @property
+    def devices(self) -> int:
+        return self.step.simulation.facts.layout.world_size
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        layout = self.step.simulation.facts.layout
+        return self.num_microbatches * layout.microbatch_sequences * layout.data_degree * layout.sequence_length
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def device(self) -> Device:
+        return self.step.simulation.prices.cluster.device
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        """Of one device, in the format of the matrix products."""
+        return self.device.peak(self.step.simulation.prices.product_dtype)
+
+    @cached_property
+    def flops_per_token(self) -> float:
+        """What a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's `metrics.jsonl`."""
+        facts = self.step.simulation.facts
+        return step_flops_per_token(facts.model, facts.layout.sequence_length)
+
+    @property
+    def model_flops_per_second(self) -> float:
+        """Of one device."""
+        return self.flops_per_token * self.tokens_per_second / self.devices
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (Chowdhery et al. 2022): what tokens need / (seconds x devices x peak)."""
+        return self.model_flops_per_second / self.peak_flops_per_second
+
+    @cached_property
+    def executed_flops(self) -> float:
+        """What all devices compute in a step: what every instruction declares, recomputation and attention's second look at its
+        scores included."""
+        simulation = self.step.simulation
+        once = sum(step.flops for program in simulation.programs for step in program.instructions)
+        layout = simulation.facts.layout
+        return once * (self.devices // layout.pp) * self.num_microbatches / layout.num_microbatches
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: what is executed / (seconds x devices x peak)."""
+        return self.executed_flops / (self.seconds * self.devices * self.peak_flops_per_second)
+
+    @cached_property
+    def spent(self) -> list[dict[str, float]]:
+        """Of every pipeline rank, seconds by what they went into; each sums to `seconds`."""
+        once = self.step.simulation.prices.stack.step_seconds
+        ranks = self.step.along(lambda simulation: simulation.spent)
+        return [{**rank, **({ONCE: once} if once else {})} for rank in ranks]
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The share of all devices' time that they wait for other stages."""
+        return sum(rank.get(IDLE, 0.0) for rank in self.spent) / (len(self.spent) * self.seconds)
+
+    @cached_property
+    def communication(self) -> list[AxesTraffic]:
+        """By axes, the most exposed first."""
+        ranks = self.step.along(traffic)
+        mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
+        found = [
+            AxesTraffic(axes, *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
+            for axes in dict.fromkeys(axes for axes, _ in mean)
+        ]
+        return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))
+
+    @cached_property
+    def path(self) -> dict[str, float]:
+        """Seconds on the critical path by reason, most first; they sum to `seconds`."""
+        found = self.step.along(_reasons)[0]
+        once = self.step.simulation.prices.stack.step_seconds
+        if once:
+            found[ONCE] = once
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def path_crossings(self) -> int:
+        """How often the critical path goes from one pipeline rank to another, in the microbatches simulated."""
+        return critical_path(self.step.simulation).crossings
+
+    @property
+    def fits(self) -> bool:
+        return max(self.step.device_bytes) <= self.device.memory_bytes
+
+
+def _reasons(simulation: Simulation) -> list[dict[str, float]]:
+    return [critical_path(simulation).reasons]

@@ -1,0 +1,91 @@
+"""A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the JSON trace event format.
+
+One process a pipeline rank; its tracks are computation and each stream of communication, and a counter of the memory held.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunFailure
+from fourfold.cost.memory import held_program
+from fourfold.program import memory_curve
+from fourfold.program.instruction import COMPUTE_OPS, Op
+from fourfold.simulate.step import Simulation
+
+COMPUTE_TRACK = 0
+MICROSECONDS = 1e6
+
+
+def write_trace(simulation: Simulation, path: Path) -> int:
+    """Writes the trace event by event, under another name until it is whole; returns how many there are. Raises `RunFailure` where
+    the file cannot be written."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    count = 0
+    try:
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+                for event in trace_events(simulation):
+                    file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
+                    count += 1
+                file.write("\n]}\n")
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFailure(
+            f"--trace {path}: cannot be written: {error.strerror}; what works: --trace trace.json in a folder that is there"
+        ) from None
+    return count
+
+
+def trace_events(simulation: Simulation) -> Iterator[dict[str, Any]]:
+    """Names of the tracks, then of every rank its instructions that take time, what its streams carry, and its memory."""
+    for rank in range(len(simulation.programs)):
+        yield from _rank_events(simulation, rank)
+
+
+def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
+    times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
+    tracks = {name: 1 + i for i, name in enumerate(sorted({steps[i].stream for i in times.streams} - {"compute"}))}
+    yield _name("process_name", rank, COMPUTE_TRACK, f"pipeline rank {rank}")
+    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+    for name, track in {"computation": COMPUTE_TRACK, **tracks}.items():
+        yield _name("thread_name", rank, track, name)
+    held = memory_curve(held_program(simulation.programs[rank], simulation.facts, simulation.prices.stack))
+    before = -1
+    for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+        if held[index] != before:
+            before = held[index]
+            yield {"name": "memory held", "ph": "C", "ts": start * MICROSECONDS, "pid": rank, "args": {"bytes": before}}
+        if end > start:
+            kind = "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
+            arguments = {"index": index, **({"flops": step.flops} if step.flops else {})}
+            yield _span(step.short, kind, rank, COMPUTE_TRACK, start, end, arguments)
+        if index in times.streams and step.stream in tracks:
+            begin, stop = times.streams[index]
+            if stop > begin:
+                sizes = {"index": index, "bytes": sum(c.bytes for c in step.collectives)}
+                yield _span(step.short, "communication", rank, tracks[step.stream], begin, stop, sizes)
+
+
+def _name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": {"name": name}}
+
+
+def _span(
+    name: str, kind: str, rank: int, track: int, start: float, end: float, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cat": kind,
+        "ph": "X",
+        "ts": start * MICROSECONDS,
+        "dur": (end - start) * MICROSECONDS,
+        "pid": rank,
+        "tid": track,
+        "args": arguments,
+    }

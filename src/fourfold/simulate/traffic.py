@@ -1,0 +1,67 @@
+"""Communication of a simulated step by the axes of its groups: bytes sent, seconds on the links, seconds waited for.
+
+What a segment's own collectives expose is divided among their axes by their seconds.
+"""
+
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
+from fourfold.simulate.durations import Durations
+from fourfold.simulate.step import Simulation
+
+BYTES, BUSY, EXPOSED = "sent_bytes", "busy_seconds", "exposed_seconds"
+Sums = dict[tuple[str, str], float]
+
+
+def traffic(simulation: Simulation) -> list[Sums]:
+    """Of a device of every pipeline rank: by (axes, one of BYTES, BUSY, EXPOSED). A transfer counts where it is sent; while it is
+    on its way, whoever waits for it is exposed to it, but not before."""
+    return [_rank_traffic(simulation, rank) for rank in range(len(simulation.programs))]
+
+
+def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
+    durations = Durations(simulation.facts.at(rank), simulation.prices)
+    times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
+    started: dict[str, int] = {}
+    sums: Sums = {}
+
+    def add(axes: str, what: str, amount: float) -> None:
+        if amount > 0:
+            sums[axes, what] = sums.get((axes, what), 0.0) + amount
+
+    for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+        for collective in step.collectives:
+            add(collective.axes, BYTES, collective.sent_bytes)
+        if step.op in COMPUTE_OPS:
+            cost = durations.phase(step)
+            whole = sum(cost.communication.values())
+            for axes, seconds in cost.communication.items():
+                add(axes, BUSY, seconds)
+                add(axes, EXPOSED, cost.exposed * seconds / whole if whole else 0.0)
+            continue
+        if step.op in SENDS:
+            begin, stop = times.streams[index]
+            add("pp", BUSY, stop - begin)
+        elif step.op not in RECEIVES:
+            for collective in step.collectives:
+                add(
+                    collective.axes,
+                    BUSY,
+                    durations.prices.collective(collective.kind, collective.axes, collective.bytes),
+                )
+        if step.op in STARTS:
+            started[step.short] = index
+        joined = started[step.handle or ""] if step.op is Op.WAIT else index
+        begin, stop = times.streams.get(joined, (start, end))
+        for axes, share in _shares(steps[joined], durations).items():
+            add(axes, EXPOSED, share * (min(end, stop) - max(start, begin)))
+    return sums
+
+
+def _shares(step: Instruction, durations: Durations) -> dict[str, float]:
+    """How an instruction's collectives divide its time, by axes."""
+    if step.op in SENDS | RECEIVES:
+        return {"pp": 1.0}
+    seconds: dict[str, float] = {}
+    for each in step.collectives:
+        seconds[each.axes] = seconds.get(each.axes, 0.0) + durations.prices.collective(each.kind, each.axes, each.bytes)
+    whole = sum(seconds.values())
+    return {axes: value / whole for axes, value in seconds.items()} if whole else {}
