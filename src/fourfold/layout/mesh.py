@@ -1,8 +1,6 @@
 """The mesh of ranks, a box with axes `pp, dp_replicate, dp_shard, cp, tp` (tp innermost), its finer views, and the layout on it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import gcd, prod
 from typing import Literal
 
@@ -128,12 +126,18 @@ class Layout:
 
     def group_of(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The ranks that differ from `rank` on these axes alone, in mesh order. `tied`: the holders of embedding and head."""
-        own = self.coordinates(rank)
         view = next(view for view in VIEWS if set(axes) <= {*view, "tied"})
-        choices: list[Sequence[int]] = [range(self.degree(axis)) if axis in axes else (own[axis],) for axis in view]
-        if "tied" in axes:
-            choices[0] = sorted(set(self.tied_ranks))
-        return tuple(self.rank_of(dict(zip(view, point, strict=True)), view) for point in product(*choices))
+        base, stride = rank, self.world_size
+        offsets = [0]
+        for axis in view:
+            degree = self.degree(axis)
+            stride //= degree
+            tied = axis == "pp" and "tied" in axes
+            if axis in axes or tied:
+                base -= rank // stride % degree * stride
+                places = sorted(set(self.tied_ranks)) if tied else range(degree)
+                offsets = [offset + place * stride for offset in offsets for place in places]
+        return tuple(base + offset for offset in offsets)
 
     def groups(self, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
         """All groups along these axes; together they hold every rank once (`tied`: every rank that shares something)."""
