@@ -11,6 +11,7 @@ from fourfold.cli.data import data
 from fourfold.cli.huggingface import export, import_
 from fourfold.cli.sample import sample
 from fourfold.cli.show import show
+from fourfold.cli.simulate import simulate
 from fourfold.cli.train import train
 from fourfold.cli.validate import validate
 from fourfold.config import UserError
@@ -32,7 +33,7 @@ def build_app() -> App:
         ),
         end_of_options_delimiter="",
     )
-    commands: tuple[Callable[..., int], ...] = (train, show, validate, data, sample, export)
+    commands: tuple[Callable[..., int], ...] = (train, simulate, show, validate, data, sample, export)
     for order, command in enumerate(commands):
         app.command(command, sort_key=order)
     app.command(import_, name="import")

@@ -130,19 +130,29 @@ class StepPrediction:
 
 def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
     """The whole step, or two shorter ones and the straight line through them."""
-    layout = facts.layout
-    wanted, period = layout.num_microbatches, max(1, layout.pp)
-    least = steady_microbatches(facts)
-    if wanted <= least + period or layout.schedule.partition(":")[0] in ("auto", "file", "python"):
+    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
+    most = simulated_microbatches(facts)
+    if most == wanted:
         whole = simulate(facts, prices)
         return StepPrediction(whole.seconds, whole.device_bytes, whole)
-    fewer = least + (wanted - least) % period
+    fewer = most - period
     first, second = (simulate(with_microbatches(facts, n), prices) for n in (fewer, fewer + period))
     ratio = (wanted - fewer) / period
     peaks = tuple(
         round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)
     )
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second, first, ratio)
+
+
+def simulated_microbatches(facts: Lowering) -> int:
+    """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
+    itself."""
+    layout = facts.layout
+    wanted, period = layout.num_microbatches, max(1, layout.pp)
+    least = steady_microbatches(facts)
+    if wanted <= least + period or layout.schedule.partition(":")[0] in ("auto", "file", "python"):
+        return wanted
+    return least + (wanted - least) % period + period
 
 
 def steady_microbatches(facts: Lowering) -> int:

@@ -1,0 +1,62 @@
+"""A whole training run in words: days, device hours, dollars, energy, failures, and which of the figures were assumed."""
+
+from fourfold.report.units import format_bytes, format_count
+from fourfold.simulate.campaign import Campaign, Goodput
+
+DAY = 86400.0
+
+
+def duration(seconds: float) -> str:
+    """`100` -> `1.7 minutes`, `200000` -> `2.3 days`."""
+    for unit, length in (("days", DAY), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset()) -> list[str]:
+    """`state`: bytes of a checkpoint. `stated`: which assumptions a person gave on the command line."""
+    lines = [
+        f"run        {format_count(run.tokens)} tokens = {run.steps:,} steps: {duration(run.training_seconds)} of training, "
+        f"{format_count(run.training_device_hours)} device hours on {run.devices:,} devices"
+    ]
+    if run.failures is None:
+        lines.append(
+            "           no failure rate is known: --failure-hours HOURS, device hours for each interruption, gives the goodput"
+        )
+    else:
+        lines += _failure_lines(run, state, stated)
+    price = run.assumptions.dollars_per_device_hour
+    if run.dollars is not None:
+        lines.append(f"cost       ${run.dollars:,.0f} at ${price:g} a device hour")
+    if run.joules is not None:
+        lines.append(
+            f"energy     {run.joules / 3.6e9:,.0f} MWh at {run.assumptions.watts_per_device:g} W a device, the whole system's share"
+        )
+    return lines
+
+
+def _failure_lines(run: Campaign, state: int, stated: frozenset[str]) -> list[str]:
+    failures, given = run.failures, run.assumptions
+    assert failures is not None
+    checkpoint = "given" if "checkpoint_seconds" in stated else f"{format_bytes(state)} at 1 GB/s a node, assumed"
+    restart = "given" if "restart_seconds" in stated else "assumed"
+    repair = "given" if "repair_seconds" in stated else "assumed"
+    return [
+        f"failures   one in {duration(failures.mean_seconds)} ({given.failure_hours:,.0f} device hours / {run.devices:,} devices), "
+        f"some {failures.expected:,.0f} in the run",
+        f"           checkpoint every {failures.checkpoint_steps:,} steps = {duration(failures.best_seconds)} of training, the "
+        f"optimum (Young 1974: {duration(failures.young_seconds)}, Daly 2006: {duration(failures.daly_seconds)})",
+        f"           a checkpoint stops training for {duration(given.checkpoint_seconds)} ({checkpoint}), a restart takes "
+        f"{duration(given.restart_seconds)} ({restart}), a repair {duration(given.repair_seconds)} ({repair})",
+        _goodput_line("with", failures.with_spares, run),
+        _goodput_line("without", failures.without_spares, run),
+    ]
+
+
+def _goodput_line(word: str, goodput: Goodput, run: Campaign) -> str:
+    if not goodput.efficiency:
+        return f"goodput    {word} spares: nothing is ever kept; failures come faster than checkpoints and restarts"
+    spares = f", {goodput.spare_devices} devices (enough 99 % of the time)" if goodput.spare_devices else ""
+    length = run.training_seconds / goodput.efficiency
+    return f"goodput    {100 * goodput.efficiency:.1f} % {word} spares{spares}: {duration(length)}"

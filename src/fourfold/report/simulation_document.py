@@ -1,0 +1,103 @@
+"""A predicted step, and the run it belongs to, as one JSON document."""
+
+import math
+from typing import Any
+
+from fourfold.simulate.campaign import Campaign
+from fourfold.simulate.memory import memory_over_time
+from fourfold.simulate.summary import Summary
+
+
+def simulation_document(summary: Summary, run: Campaign | None, with_curves: bool) -> dict[str, Any]:
+    """Everything `fourfold simulate` prints. Units are in the keys."""
+    simulation = summary.step.simulation
+    layout, prices = simulation.facts.layout, simulation.prices
+    document: dict[str, Any] = {
+        "cluster": prices.cluster.key,
+        "device": prices.cluster.device.key,
+        "stack": prices.stack.name,
+        "devices": summary.devices,
+        "num_microbatches": summary.num_microbatches,
+        "simulated_microbatches": layout.num_microbatches,
+        "step_seconds": summary.seconds,
+        "tokens": summary.tokens,
+        "tokens_per_second": summary.tokens_per_second,
+        "tokens_per_second_per_device": summary.tokens_per_second / summary.devices,
+        "flops_per_token": summary.flops_per_token,
+        "executed_flops": summary.executed_flops,
+        "peak_flops_per_second": summary.peak_flops_per_second,
+        "mfu": summary.mfu,
+        "hfu": summary.hfu,
+        "bubble_fraction": summary.bubble_fraction,
+        "spent_seconds": summary.spent,
+        "communication": [
+            {
+                "axes": each.axes,
+                "sent_bytes": each.sent_bytes,
+                "busy_seconds": each.busy_seconds,
+                "exposed_seconds": each.exposed_seconds,
+            }
+            for each in summary.communication
+        ],
+        "critical_path_seconds": summary.path,
+        "memory": [
+            {
+                "pp_rank": rank,
+                "device_bytes": summary.step.device_bytes[rank],
+                "program_bytes": peak.bytes,
+                "instruction": simulation.programs[rank].instructions[peak.index].short,
+                "by_kind_bytes": peak.by_kind(),
+            }
+            for rank, peak in enumerate(simulation.peaks)
+        ],
+        "device_memory_bytes": summary.device.memory_bytes,
+        "fits": summary.fits,
+    }
+    if with_curves:
+        document["memory_over_time"] = [_curve(summary, rank) for rank in range(layout.pp)]
+    if run is not None:
+        document["run"] = campaign_document(run)
+    return document
+
+
+def _curve(summary: Summary, rank: int) -> dict[str, Any]:
+    curve = memory_over_time(summary.step.simulation, rank)
+    kinds = {kind: list(sizes) for kind, sizes in curve.by_kind.items()}
+    return {"pp_rank": rank, "ends_seconds": list(curve.ends), "bytes": list(curve.bytes), "by_kind_bytes": kinds}
+
+
+def campaign_document(run: Campaign) -> dict[str, Any]:
+    """A whole run; null where a figure is not known or not finite."""
+    failures = run.failures
+    document: dict[str, Any] = {
+        "tokens": run.tokens,
+        "steps": run.steps,
+        "training_seconds": run.training_seconds,
+        "training_device_hours": run.training_device_hours,
+        "seconds": _finite(run.seconds),
+        "device_hours": _finite(run.device_hours),
+        "goodput": run.goodput,
+        "dollars": _finite(run.dollars),
+        "joules": _finite(run.joules),
+        "failures": None,
+    }
+    if failures is not None:
+        document["failures"] = {
+            "mean_seconds_between": failures.mean_seconds,
+            "expected": _finite(failures.expected),
+            "checkpoint_seconds": run.assumptions.checkpoint_seconds,
+            "restart_seconds": run.assumptions.restart_seconds,
+            "repair_seconds": run.assumptions.repair_seconds,
+            "young_interval_seconds": failures.young_seconds,
+            "daly_interval_seconds": failures.daly_seconds,
+            "best_interval_seconds": failures.best_seconds,
+            "checkpoint_steps": failures.checkpoint_steps,
+            "goodput_with_spares": failures.with_spares.efficiency,
+            "spare_devices": failures.with_spares.spare_devices,
+            "goodput_without_spares": failures.without_spares.efficiency,
+        }
+    return document
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,220 @@
+"""A predicted step in words: rates, memory, where the seconds went, communication, and why the step takes as long as it does."""
+
+from collections.abc import Sequence
+
+from fourfold.cost.memory import device_bytes
+from fourfold.report.units import format_bytes, format_count, sparkline
+from fourfold.simulate.memory import memory_over_time
+from fourfold.simulate.step import IDLE
+from fourfold.simulate.summary import AxesTraffic, Summary
+
+SHOWN_RANKS = 6
+SHOWN_REASONS = 6
+
+KINDS = {
+    "params": "parameters",
+    "shard": "parameters (shards)",
+    "master": "master weights",
+    "moments": "moments",
+    "grad": "gradients",
+    "grad_shard": "gradients (shards)",
+    "hidden": "hidden states",
+    "dhidden": "gradients of hidden states",
+    "saved": "activations kept for backward",
+    "deferred": "kept for weight gradients",
+    "reduce": "landing space of reductions",
+    "batch": "tokens",
+    "rope": "rotary tables",
+    "router": "routers",
+    "workspace": "workspace",
+}
+"""Kinds of buffers as a person reads them."""
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.0123` -> `12.3 ms`, `75` -> `75.0 s`."""
+    if seconds >= 0.9995:
+        return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
+    if seconds >= 0.9995e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def per_cent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def step_lines(summary: Summary) -> list[str]:
+    """Time, rates and utilisation with their formulas."""
+    simulation = summary.step.simulation
+    peak = summary.peak_flops_per_second
+    simulated = simulation.facts.layout.num_microbatches
+    lines = [
+        f"step       {seconds_text(summary.seconds)} for {format_count(summary.tokens)} tokens "
+        f"({summary.num_microbatches} microbatches a rank)",
+        f"rate       {format_count(summary.tokens_per_second)} tokens/s, "
+        f"{summary.tokens_per_second / summary.devices:.4g} tokens/s a device",
+        f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs a token x tokens/s / ({summary.devices} devices "
+        f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s a device",
+        f"HFU        {per_cent(summary.hfu)} = {summary.executed_flops:.4g} FLOPs executed, recomputation included / "
+        f"(step x devices x peak)",
+        f"bubble     {per_cent(summary.bubble_fraction)} of all devices' time waits for other stages",
+    ]
+    if not summary.step.is_whole:
+        lines.append(
+            f"           steps of {simulated} and of fewer microbatches were simulated, and the line through both taken to "
+            f"{summary.num_microbatches}"
+        )
+    return lines
+
+
+def late_lines(summary: Summary) -> list[str]:
+    """The critical path in words."""
+    whole = summary.seconds
+    parts = [(kind, seconds) for kind, seconds in summary.path.items() if seconds >= 0.005 * whole]
+    crossings = summary.path_crossings
+    over = f", which goes {crossings} times from one pipeline rank to another," if crossings else ""
+    lines = [f"the step is late because its longest chain of work{over} is"]
+    for kind, seconds in parts[:SHOWN_REASONS]:
+        lines.append(f"  {per_cent(seconds / whole):>6}  {kind}, {seconds_text(seconds)}")
+    hint = _hint(summary)
+    return [*lines, *([hint] if hint else [])]
+
+
+def _hint(summary: Summary) -> str | None:
+    """What takes most beside the arithmetic, and what usually shortens it."""
+    layout = summary.step.simulation.facts.layout
+    arithmetic = ("matrix products", "attention")
+    costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
+    idle = sum(rank.get(IDLE, 0.0) for rank in summary.spent) / len(summary.spent)
+    kind, seconds = max(costs.items(), key=lambda item: item[1], default=("", 0.0))
+    if seconds < 0.1 * summary.seconds and idle > max(seconds, 0.05 * summary.seconds):
+        return (
+            f"what would help first: stages wait for each other {seconds_text(idle)} a device: more microbatches a step, more "
+            f"stages a rank (layout.virtual_stages), stages of more equal work, or less pp"
+        )
+    if seconds < 0.03 * summary.seconds:
+        return None
+    helps = {
+        "passes over memory": "fused kernels, or more tp with sequence parallelism",
+        "recomputation": "selective or no recomputation where memory allows (layout.recompute)",
+        "transfers between stages": "stages whose neighbours share a faster link, fewer stages a rank, or smaller microbatches",
+        "host": "larger microbatches, or fewer and larger kernels",
+        "optimizer": "sharding it over more ranks (layout.zero = 1)",
+    }
+    what = helps.get(kind)
+    if kind.endswith("inside segments"):
+        what = "a smaller group for it, inside the node; larger microbatches"
+    elif kind.endswith(" reduce"):
+        once = layout.zero >= 2 and layout.num_microbatches > 1
+        what = "ZeRO-1, which reduces once a step, not once a microbatch" if once else "more microbatches a step"
+    elif kind.endswith((" gather", " publish")):
+        what = "more computation between gathers: larger microbatches, ZeRO-1 or 2, or a deeper layout.prefetch"
+    return f"what would help first: {kind} takes {seconds_text(seconds)}: {what}" if what else None
+
+
+def chosen_ranks(count: int, pp_rank: int | None) -> list[int]:
+    """The pipeline ranks that a table shows: the one asked for, or the first, the last and some between."""
+    if pp_rank is not None:
+        return [pp_rank]
+    if count <= SHOWN_RANKS:
+        return list(range(count))
+    return sorted({round(i * (count - 1) / (SHOWN_RANKS - 1)) for i in range(SHOWN_RANKS)} | {1})
+
+
+def spent_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
+    """Seconds by what they went into: columns are pipeline ranks and the mean of all."""
+    spent = summary.spent
+    mean: dict[str, float] = {}
+    for rank in spent:
+        for kind, seconds in rank.items():
+            mean[kind] = mean.get(kind, 0.0) + seconds / len(spent)
+    kinds = sorted((kind for kind in mean if mean[kind] > 5e-5 * summary.seconds), key=lambda kind: -mean[kind])
+    scale, unit = (1.0, "s") if summary.seconds >= 1 else (1e3, "ms")
+    head = [f"pp {rank}" for rank in ranks]
+    wide = len(spent) > 1
+    columns = [*head, *(["mean"] if wide else []), "share"]
+    rows = [
+        [
+            kind,
+            *(f"{spent[rank].get(kind, 0.0) * scale:.3f}" for rank in ranks),
+            *([f"{mean[kind] * scale:.3f}"] if wide else []),
+            per_cent(mean[kind] / summary.seconds),
+        ]
+        for kind in kinds
+    ]
+    return _table([f"where the {'seconds' if unit == 's' else 'milliseconds'} go", *columns], rows)
+
+
+def communication_lines(summary: Summary) -> list[str]:
+    """Bytes, busy and exposed seconds by axes; groups that carry next to nothing go together."""
+    small = 1e-4 * summary.seconds
+    shown = [each for each in summary.communication if each.busy_seconds >= small]
+    few = [each for each in summary.communication if each.busy_seconds < small]
+    if few:
+        sums = [sum(getattr(each, name) for each in few) for name in ("sent_bytes", "busy_seconds", "exposed_seconds")]
+        shown.append(AxesTraffic("others", *sums))
+    rows = [
+        [
+            each.axes,
+            format_bytes(each.sent_bytes),
+            seconds_text(each.busy_seconds),
+            seconds_text(each.exposed_seconds),
+            per_cent(each.exposed_seconds / summary.seconds),
+        ]
+        for each in shown
+    ]
+    if not rows:
+        return []
+    return _table(["communication of a device", "sent", "busy", "exposed", "of the step"], rows)
+
+
+def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
+    """The peak of each rank's devices: its instruction and what it is made of."""
+    simulation, capacity = summary.step.simulation, summary.device.memory_bytes
+    rows = []
+    for rank in ranks:
+        peak, held = simulation.peaks[rank], summary.step.device_bytes[rank]
+        kinds = [f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in list(peak.by_kind().items())[:3]]
+        step = simulation.programs[rank].instructions[peak.index]
+        share = per_cent(held / capacity) + ("" if held <= capacity else " TOO MUCH")
+        rows.append([f"pp {rank}", format_bytes(held), share, step.short, ", ".join(kinds)])
+    most = max(summary.step.device_bytes)
+    name = summary.device.name
+    verdict = f"memory     {format_bytes(most)} at most of {format_bytes(capacity)} ({name}): " + (
+        f"fits, {format_bytes(capacity - most)} left"
+        if summary.fits
+        else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
+    )
+    return [verdict, *_table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
+
+
+def memory_curve_lines(summary: Summary, ranks: Sequence[int], width: int = 60) -> list[str]:
+    """Memory over the simulated step, and everything that makes the peak."""
+    simulation = summary.step.simulation
+    lines = []
+    for rank in ranks:
+        curve = memory_over_time(simulation, rank, width)
+        low, high = min(curve.bytes), max(curve.bytes)
+        lines.append(
+            f"pp {rank}  {sparkline([float(b) for b in curve.bytes], width)}  {format_bytes(low)} to {format_bytes(high)}"
+        )
+        peak = simulation.peaks[rank]
+        for kind, size in peak.by_kind().items():
+            if size < 0.001 * peak.bytes:
+                continue
+            lines.append(f"    {KINDS.get(kind, kind):<30} {format_bytes(size):>9}  {per_cent(size / peak.bytes):>6}")
+        beside = device_bytes(peak.bytes, simulation.prices.stack) - peak.bytes
+        if beside:
+            lines.append(f"    {'context and slack':<30} {format_bytes(beside):>9}")
+    return lines
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:<{w}}" if i in left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

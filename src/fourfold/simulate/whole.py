@@ -1,0 +1,40 @@
+"""How much of a step is simulated: bounds on what a request may ask for, and the whole step where every event is wanted."""
+
+from fourfold.config import UserError
+from fourfold.program.buffers import Lowering
+from fourfold.simulate.step import Simulation, StepPrediction, simulate, simulated_microbatches
+
+MAX_SEGMENT_PASSES = 400_000
+"""Segments x microbatches of one simulation: some five million instructions."""
+TRACE_INSTRUCTIONS = 2_000_000
+"""A trace has all microbatches of a step up to so many instructions."""
+
+
+def check_size(facts: Lowering) -> None:
+    """Raises `UserError` where a simulation would not end in reasonable time."""
+    number, segments = simulated_microbatches(facts), len(facts.segments)
+    if number * segments <= MAX_SEGMENT_PASSES:
+        return
+    layout = facts.layout
+    fewer = max(1, MAX_SEGMENT_PASSES // segments)
+    raise UserError(
+        f"{number} microbatches of {segments} segments are too much to simulate (pp = {layout.pp}, schedule {layout.schedule!r}); "
+        f"allowed: segments x microbatches up to {MAX_SEGMENT_PASSES}; what works: larger layout.microbatch_sequences or a smaller "
+        f"batch.global_sequences with at most {fewer} microbatches a rank, or less pp"
+    )
+
+
+def step_for_trace(facts: Lowering, step: StepPrediction) -> tuple[Simulation, str]:
+    """The step with all its microbatches, or, where they are too many, the part that was simulated already; and what is cut."""
+    if step.is_whole:
+        return step.simulation, ""
+    simulated, wanted = step.simulation.facts.layout.num_microbatches, facts.layout.num_microbatches
+    instructions = sum(len(program.instructions) for program in step.simulation.programs)
+    expected = instructions * wanted // simulated
+    if expected <= TRACE_INSTRUCTIONS:
+        return simulate(facts, step.simulation.prices), ""
+    cut = (
+        f"\nit shows {simulated} of {wanted} microbatches: all of them are some {expected:,} instructions, and a trace has at most "
+        f"{TRACE_INSTRUCTIONS:,}"
+    )
+    return step.simulation, cut
