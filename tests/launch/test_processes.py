@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,6 @@ from fourfold.launch.processes import Outcome, launch_local
 from fourfold.launch.run_folder import RunFolder
 
 FAKE = Path(__file__).with_name("fake_worker.py")
-
-
-@pytest.fixture(autouse=True)
-def signals_as_from_a_shell() -> Iterator[None]:
-    """A suite in the background ignores SIGINT, one under nohup SIGHUP, and so do the ranks that it starts."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

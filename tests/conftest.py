@@ -1,0 +1,10 @@
+"""What every test takes for granted."""
+
+import signal
+
+
+def pytest_configure() -> None:
+    """Signals do what they do under a shell: a suite started in the background, or under nohup, and all that it starts, would
+    otherwise ignore SIGINT or SIGHUP."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
