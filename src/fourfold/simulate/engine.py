@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.buffers import Lowering
@@ -72,7 +73,7 @@ class _Meeting:
 
 
 def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices) -> Times:
-    """Runs the programs of all pipeline ranks to their end."""
+    """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
     ranks = [_Rank(index, program) for index, program in enumerate(programs)]
     durations = [Durations(facts.at(rank.index), prices) for rank in ranks]
     meetings: dict[object, _Meeting] = {}
@@ -88,11 +89,25 @@ def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices)
             ready.append(rank)
         idle = idle + 1 if rank.at == before else 0
         if idle > len(ready) + 1:
-            stuck = ", ".join(f"pp {r.index} at #{r.at} `{r.steps[r.at].short}`" for r in ready)
-            raise ValueError(f"the programs wait for each other: {stuck}")
+            raise UserError("\n".join(["the programs wait for each other:", *(_waits_for(r, meetings) for r in ready)]))
     makespan = max(max(rank.now, *rank.free.values(), 0.0) if rank.free else rank.now for rank in ranks)
     makespan = max(makespan, max(links.values(), default=0.0))
     return Times(tuple(rank.times for rank in ranks), makespan)
+
+
+def _waits_for(rank: _Rank, meetings: dict[object, _Meeting]) -> str:
+    """Where a rank stands, and for whom: a transfer for the rank at its other end, what all enter for those not there yet."""
+    step = rank.steps[rank.at]
+    meeting = rank.pending.get(step.handle or f"{step.short} entered")
+    missing = "others"
+    if isinstance(meeting, _Meeting):
+        there = {each[1] for each in meeting.arrived}
+        key = next(key for key, value in meetings.items() if value is meeting)
+        if isinstance(key, tuple) and len(key) == 3:
+            missing = f"pp {next(each for each in key[:2] if each not in there)}"
+        else:
+            missing = f"{meeting.expected - len(there)} more beside pp {', '.join(map(str, sorted(there)))}"
+    return f"pp {rank.index} at #{rank.at} `{step.short}` waits for {missing}"
 
 
 def _advance(

@@ -14,7 +14,7 @@ from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.buffers import Lowering
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Op
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import Times, simulate_times
@@ -39,20 +39,27 @@ class Simulation:
     @cached_property
     def spent(self) -> tuple[dict[str, float], ...]:
         """Of every pipeline rank, where its seconds went: kinds of kernels, communication that was waited for by its group,
-        waiting for other stages, the optimizer. They sum to the makespan."""
+        waiting for other stages and for transfers from and to them, the optimizer. They sum to the makespan."""
         return tuple(self._spent(rank) for rank in range(len(self.programs)))
 
     def _spent(self, rank: int) -> dict[str, float]:
         durations = Durations(self.facts.at(rank), self.prices)
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
-        short = {step.short: step for step in steps}
+        latest: dict[str, int] = {}
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
             if seconds > 0:
                 sums[kind] = sums.get(kind, 0.0) + seconds
 
-        for step, start, end in zip(steps, times.starts, times.ends, strict=True):
+        def before_others(step: Instruction, index: int, start: float, end: float) -> float:
+            """Of the time from start to end, that in which other stages had not come to what all enter."""
+            if index not in times.streams or not any("pp" in c.axes or "tied" in c.axes for c in step.collectives):
+                return 0.0
+            return max(0.0, min(end, times.streams[index][0]) - start)
+
+        for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+            latest[step.short] = index
             if step.op in COMPUTE_OPS:
                 cost = durations.phase(step)
                 for kind, seconds in cost.busy.items():
@@ -62,11 +69,17 @@ class Simulation:
                 add("host", cost.host)
                 add("kernels slowed by collectives", end - start - cost.seconds)
             elif step.op is Op.WAIT:
-                started = short[step.handle or ""]
-                crosses = started.op in SENDS or started.op in RECEIVES
-                add(IDLE if crosses else f"{started.stream} {started.op.name.lower()}", end - start)
+                started = steps[latest[step.handle or ""]]
+                if started.op in SENDS or started.op in RECEIVES:
+                    add(IDLE, end - start)
+                else:
+                    early = before_others(started, latest[started.short], start, end)
+                    add(IDLE, early)
+                    add(f"{started.stream} {started.op.name.lower()}", end - start - early)
             elif end > start:
-                add("optimizer" if step.op is Op.UPDATE else "norm and other sums", end - start)
+                early = before_others(step, index, start, end)
+                add(IDLE, early)
+                add("optimizer" if step.op is Op.UPDATE else "norm and other sums", end - start - early)
         add(IDLE, self.times.makespan - sum(sums.values()))
         return sums
 
