@@ -18,6 +18,8 @@ from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
+from fourfold.model.traffic import Traffic
+from fourfold.program.instruction import Collective
 from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
@@ -69,6 +71,7 @@ class Lowering:
             "following",
             "shape",
             "_footprints",
+            "collectives_made",
             "all_flats",
         ):  # the same on every rank, and dear
             if shared in self.__dict__:
@@ -286,6 +289,11 @@ class Lowering:
         """By kind of segment and policy; every kind under `full` too, as evaluation keeps nothing either."""
         kinds = {(s.kind, s.moe, s.depth, policy): s for s in self.segments for policy in (self.policy(s), "full")}
         return {key: segment_footprint(s, self.model, self.shape, key[3]) for key, s in kinds.items()}
+
+    @cached_property
+    def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
+        """What the passes over segments send, by the identity of what they declare."""
+        return {}
 
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name. Raises `KeyError` for a name that the run has not."""

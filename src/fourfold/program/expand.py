@@ -37,10 +37,13 @@ def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instructi
 
 
 def collectives(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
-    """What a segment's own collectives are on this mesh."""
-    return tuple(
-        Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+")))) for t in traffic
-    )
+    """What a segment's own collectives are on this mesh. Made once for each pass, as there are many microbatches."""
+    made = facts.collectives_made.get(id(traffic))
+    if made is None:
+        sizes = ((t, facts.layout.group_size(tuple(t.axes.split("+")))) for t in traffic)
+        made = (traffic, tuple(Collective(t.kind, t.axes, t.bytes, size) for t, size in sizes))
+        facts.collectives_made[id(traffic)] = made
+    return made[1]
 
 
 def _router(segment: Segment) -> list[str]:

@@ -1,7 +1,7 @@
 """Which segments make a pipeline stage: consecutive ones, divided so that the slowest stage is as fast as can be."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from fourfold.config import UserError
 from fourfold.layout import Layout
@@ -61,15 +61,27 @@ def divide(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 
 def _least_maximum(sums: Sequence[float], num_stages: int) -> float:
-    """The least possible cost of the largest stage."""
-    total = len(sums) - 1
-    worst = [sums[total] - sums[start] for start in range(total)] + [float("inf")]
-    for stages_left in range(2, num_stages + 1):
-        worst = [
-            min(
-                (max(sums[end] - sums[start], worst[end]) for end in range(start + 1, total - stages_left + 2)),
-                default=float("inf"),
-            )
-            for start in range(total + 1)
-        ]
-    return worst[0]
+    """The least possible cost of the largest stage: bisection, each limit tried by filling stage after stage. Fewer stages than
+    allowed will do, for one of several segments can be cut."""
+    costs = [b - a for a, b in pairwise(sums)]
+    low, high = max(*costs, sums[-1] / num_stages) * (1 - 1e-12), sums[-1]
+    while low < (middle := (low + high) / 2) < high:
+        largest = _fill(costs, middle, num_stages)
+        if largest is None:
+            low = middle
+        else:
+            high = largest
+    return high
+
+
+def _fill(costs: Sequence[float], limit: float, num_stages: int) -> float | None:
+    """The largest stage where every stage takes what it may; None if the stages do not hold everything."""
+    stages, current, largest = 1, 0.0, 0.0
+    for cost in costs:
+        if current + cost > limit and current:
+            stages, current = stages + 1, 0.0
+        current += cost
+        largest = max(largest, current)
+        if stages > num_stages or current > limit:
+            return None
+    return largest
