@@ -89,7 +89,8 @@ def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices)
             ready.append(rank)
         idle = idle + 1 if rank.at == before else 0
         if idle > len(ready) + 1:
-            raise UserError("\n".join(["the programs wait for each other:", *(_waits_for(r, meetings) for r in ready)]))
+            stuck = [_waits_for(each, meetings) for each in sorted(ready, key=lambda each: each.index)]
+            raise UserError("\n".join(["the programs wait for each other:", *stuck]))
     makespan = max(max(rank.now, *rank.free.values(), 0.0) if rank.free else rank.now for rank in ranks)
     makespan = max(makespan, max(links.values(), default=0.0))
     return Times(tuple(rank.times for rank in ranks), makespan)
@@ -126,7 +127,9 @@ def _advance(
         step = steps[index]
         start, op = rank.now, step.op
         if op is Op.WAIT:
-            end = rank.pending[step.handle or ""]
+            if step.handle not in rank.pending:
+                raise UserError(f"pp {rank.index} at #{index} `{step.short}` joins what has not been started")
+            end = rank.pending[step.handle]
             if isinstance(end, _Meeting):
                 if end.end < 0:
                     return
@@ -134,9 +137,9 @@ def _advance(
                     times.causes[index] = end.last
                 end = end.end
             if end > rank.now:
-                times.causes.setdefault(index, rank.origin[step.handle or ""])
+                times.causes.setdefault(index, rank.origin[step.handle])
                 rank.now = end
-            del rank.pending[step.handle or ""]
+            del rank.pending[step.handle]
         elif op in COMPUTE_OPS:
             seconds = durations.compute(step)
             beside = rank.in_flight - rank.now
@@ -180,7 +183,9 @@ def _post(
     rank.origin[step.short] = (rank.index, index)
     if len(meeting.arrived) == 2:
         seconds = durations.prices.transfer(step.collectives[0].bytes, *channel)
-        latest = max(meeting.arrived, key=lambda each: (each[0], each[1] == channel[0]))
+        first, latest = meeting.arrived
+        if first[0] > latest[0] or (first[0] == latest[0] and first[1] == channel[0]):
+            latest = first
         meeting.start = max(latest[0], links.get(channel, 0.0))
         meeting.end = links[channel] = meeting.start + seconds
         meeting.last = (latest[1], latest[2])

@@ -168,9 +168,13 @@ def simulated_microbatches(facts: Lowering) -> int:
     return least + (wanted - least) % period + period
 
 
+STEADY_ROUNDS = {"zb_v": 3, "interleaved_1f1b": 4, "dualpipe_v": 4, "zb_h2": 4}
+"""After how many rounds of pp microbatches a step repeats itself, found by simulating whole steps; the other schedules after 2."""
+
+
 def steady_microbatches(facts: Lowering) -> int:
-    """From so many microbatches on, every further period of pp of them adds the same time."""
-    return 2 if facts.layout.pp == 1 else 2 * facts.layout.pp
+    """From so many microbatches on, every further round of pp of them adds the same time, and to GPipe's memory the same."""
+    return STEADY_ROUNDS.get(facts.layout.schedule, 2) * facts.layout.pp
 
 
 def with_microbatches(facts: Lowering, number: int) -> Lowering:

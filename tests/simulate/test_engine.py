@@ -1,0 +1,187 @@
+"""The event simulation against the timeline of the schedules, and the laws that hold for any prices."""
+
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fourfold.config import UserError
+from fourfold.program import Op, lower_pipeline, verify
+from fourfold.program.schedule import StageTimes
+from fourfold.program.timeline import timeline
+from fourfold.simulate.step import IDLE, predict_step, simulate
+from tests.support.programs import by_rank, make_facts, moved, positions, wait_of
+from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
+
+SCHEDULES = [
+    *(("gpipe", P, 1) for P in (1, 2, 4, 8)),
+    *(("1f1b", P, 1) for P in (1, 2, 4, 8)),
+    *(("interleaved_1f1b", P, v) for P in (2, 4) for v in (2, 3)),
+    *(("zb_h1", P, 1) for P in (2, 4, 8)),
+    *(("zb_v", P, 2) for P in (2, 4)),
+    *(("dualpipe_v", P, 2) for P in (2, 4)),
+]
+
+
+@pytest.mark.parametrize("microbatches", [1, 3, 8, 13])
+@pytest.mark.parametrize(("schedule", "pp", "virtual"), SCHEDULES)
+def test_with_free_links_the_step_is_the_timeline(
+    schedule: str, pp: int, virtual: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same makespan, same bubble: the lowered program holds no rank up."""
+    facts = one_block_a_stage(schedule, pp, virtual, microbatches)
+    unit_blocks(monkeypatch)
+    times = simulate(facts, free_prices(facts)).times
+    drawn = timeline(facts.orders, facts.layout.stage_ranks, StageTimes.uniform(pp * virtual))
+    assert times.makespan == drawn.makespan
+    for rank, program in enumerate(lower_pipeline(facts)):
+        busy = sum(UNIT.get(s.op, 0.0) for s in program.instructions if (s.segment or "").startswith("b"))
+        assert times.makespan - busy == drawn.idle[rank]
+
+
+def test_1f1b_of_four_ranks_and_eight_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward of 1 each: 22, of which 3/11 is bubble."""
+    facts = one_block_a_stage("1f1b", 4, 1, 8)
+    unit_blocks(monkeypatch, {**UNIT, Op.BACKWARD: 1.0})
+    makespan = Fraction(simulate(facts, free_prices(facts)).times.makespan)
+    assert makespan == 22
+    assert (makespan - 8 * 2) / makespan == Fraction(3, 11)
+
+
+LAYOUTS = [
+    {"pp": 1, "accumulation": 3},
+    {"pp": 2, "accumulation": 4, "dp_shard": 2, "zero": 1},
+    {"pp": 2, "accumulation": 5, "dp_shard": 2, "zero": 3},
+    {"pp": 4, "accumulation": 6, "dp_shard": 2, "dp_replicate": 2, "zero": 2, "tp": 2, "sequence_parallel": True},
+    {"pp": 2, "virtual_stages": 2, "schedule": "interleaved_1f1b", "accumulation": 4, "tp": 2, "zero": 3, "dp_shard": 2},
+    {"pp": 2, "virtual_stages": 2, "schedule": "zb_v", "accumulation": 4, "dp_shard": 2, "recompute": "full"},
+    {"pp": 4, "schedule": "zb_h1", "accumulation": 5, "dp_shard": 2, "zero": 1, "recompute": "selective"},
+]  # fmt: skip
+MODEL = {"num_layers": 6, "tie_embeddings": True}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_rank_s_seconds_are_accounted_for(layout: dict) -> None:
+    """What they were spent on makes up the makespan, and nothing is negative."""
+    facts = make_facts(MODEL, transport="native", precision={"compute": "bf16"}, **layout)
+    simulation = simulate(facts, real_prices(facts))
+    for rank, spent in enumerate(simulation.spent):
+        assert sum(spent.values()) == pytest.approx(simulation.times.makespan, rel=1e-9)
+        assert min(spent.values()) >= 0
+        ends = simulation.times.ranks[rank].ends
+        starts = simulation.times.ranks[rank].starts
+        assert all(a <= b for a, b in zip(starts, ends, strict=True))
+        assert all(a <= b + 1e-15 for a, b in zip(ends, starts[1:], strict=False))
+    assert 0 <= simulation.bubble_fraction < 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_simulation_is_repeatable(layout: dict) -> None:
+    facts = make_facts(MODEL, transport="native", **layout)
+    first, second = (simulate(facts, real_prices(facts)).times for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_transfer_runs_after_both_ends_asked_and_before_who_joins_goes_on(layout: dict) -> None:
+    facts = make_facts(MODEL, transport="native", **layout)
+    simulation = simulate(facts, real_prices(facts))
+    for program, times in zip(simulation.programs, simulation.times.ranks, strict=True):
+        started: dict[str, int] = {}
+        for index, step in enumerate(program.instructions):
+            started[step.short] = index
+            if step.op is Op.WAIT:
+                begin, end = times.streams[started[step.handle or ""]]
+                assert times.starts[started[step.handle or ""]] <= begin <= end <= times.ends[index]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_slower_link_never_shortens_the_step(layout: dict) -> None:
+    facts = make_facts(MODEL, transport="native", **layout)
+    prices = real_prices(facts)
+    before = simulate(facts, prices).times.makespan
+    tiers = prices.cluster.tiers
+    for slower in range(len(tiers)):
+        for factor in (1.5, 20.0):
+            changed = tuple(
+                replace(t, bytes_per_second=t.bytes_per_second / factor, latency_seconds=t.latency_seconds * factor)
+                if i == slower
+                else t
+                for i, t in enumerate(tiers)
+            )
+            cluster = replace(prices.cluster, tiers=changed)
+            after = simulate(facts, replace(prices, cluster=cluster)).times.makespan
+            assert after >= before * (1 - 1e-12)
+
+
+def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everyone else idles by what the slow one works more."""
+    facts = make_facts({"num_layers": 4}, pp=2, segments_per_stage=[2, 4], accumulation=16, transport="native")
+    unit_blocks(monkeypatch)
+    times = simulate(facts, free_prices(facts)).times
+    assert times.makespan == pytest.approx(
+        16 * 9 + 3
+    )  # three blocks a microbatch, and the first forward and last backward
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(
+    schedule=st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v"]),
+    pp=st.sampled_from([1, 2, 3, 4]),
+    zero=st.integers(0, 3),
+    tp=st.sampled_from([1, 2]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    microbatches=st.integers(1, 40),
+    layers=st.integers(8, 12),
+)
+def test_the_straight_line_is_the_step(
+    schedule: str, pp: int, zero: int, tp: int, recompute: str, microbatches: int, layers: int
+) -> None:
+    """`predict_step` simulates few microbatches of many; the whole step takes as long, and holds as much, to 1 %."""
+    virtual = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
+    facts = make_facts(
+        {"num_layers": layers, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536},
+        sequence_length=512, accumulation=microbatches, transport="native", precision={"compute": "bf16"}, pp=pp,
+        schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=zero, tp=tp, recompute=recompute,
+    )  # fmt: skip
+    prices = real_prices(facts)
+    predicted, whole = predict_step(facts, prices), simulate(facts, prices)
+    assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
+    assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+    for ours, theirs in zip(predicted.along(lambda s: s.spent), whole.spent, strict=True):
+        assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
+        for kind in {*ours, *theirs} - {IDLE}:
+            assert ours.get(kind, 0.0) == pytest.approx(theirs.get(kind, 0.0), abs=0.02 * whole.seconds)
+
+
+def test_programs_that_wait_for_each_other_are_named() -> None:
+    """A rank that waits for a gradient before it sends the activation it is made from."""
+    facts = make_facts({"num_layers": 2}, pp=2, accumulation=2, transport="native")
+    first, second = lower_pipeline(facts)
+    send = positions(first, Op.SEND_ACTIVATION)[0]
+    broken = moved(moved(first, wait_of(first, send), len(first.instructions)), send, len(first.instructions) - 1)
+    with pytest.raises(
+        UserError, match=r"pp 0 at #\d+ `wait R< .*` waits for pp 1(\n|.)*pp 1 at #\d+ .*waits for pp 0"
+    ):
+        simulate(facts, free_prices(facts), [broken, second])
+
+
+def test_no_mutation_hangs() -> None:
+    """Orders shuffled at random end or are refused; what the verifier finds sound always ends."""
+    facts = make_facts({"num_layers": 2}, pp=2, accumulation=2, dp_shard=2, zero=3, transport="native")
+    programs = lower_pipeline(facts)
+    rng = random.Random(5)
+    refused = []
+    for _ in range(60):
+        count = len(programs[0].instructions)
+        mutant = [moved(programs[0], rng.randrange(count), rng.randrange(count)), programs[1]]
+        try:
+            simulate(facts, free_prices(facts), mutant)
+        except UserError as error:
+            refused.append(str(error))
+            assert verify(by_rank(mutant, facts), facts)
+    assert 0 < len(refused) < 60
+    assert all("wait for each other" in text or "has not been started" in text for text in refused)

@@ -1,0 +1,77 @@
+"""Prices that make a simulation as plain as a drawing on paper: every block takes the same time, links and memory are free."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from fourfold.config.hardware import load_cluster
+from fourfold.cost.fitted import fitted
+from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
+from fourfold.program import Lowering, Op
+from fourfold.simulate.durations import Durations
+from tests.support.programs import make_facts
+
+UNIT = {
+    Op.FORWARD: 1.0,
+    Op.RECOMPUTE: 1.0,
+    Op.BACKWARD: 2.0,
+    Op.BACKWARD_INPUT: 1.0,
+    Op.BACKWARD_WEIGHT: 1.0,
+}
+"""What a block takes; embedding and head take nothing."""
+
+
+@dataclass(frozen=True)
+class FreePrices(Prices):
+    """Collectives, transfers and passes over memory take no time."""
+
+    def collective(self, kind: str, axes: str, size: int) -> float:
+        return 0.0
+
+    def transfer(self, size: int, source: int, target: int) -> float:
+        return 0.0
+
+    def memory(self, size: float) -> float:
+        return 0.0
+
+
+def free_prices(facts: Lowering) -> FreePrices:
+    stack = Stack(contention=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
+    return FreePrices(load_cluster("h100-24576"), facts.layout, stack=stack)
+
+
+def real_prices(facts: Lowering, cluster: str = "dgx-h100:512", **stack: Any) -> Prices:
+    """A cluster's, in bf16."""
+    machine, own = load_cluster(cluster), fitted().stack("default")
+    own = replace(own, **stack)
+    return Prices(machine, facts.layout, fitted().kernels(machine.device.key, own), own)
+
+
+def unit_blocks(monkeypatch: pytest.MonkeyPatch, times: dict[Op, float] | None = None) -> None:
+    """From here on, blocks take what `times` (default: `UNIT`) says."""
+    taken = times or UNIT
+
+    def compute(_: Durations, step: Any) -> float:
+        return taken[step.op] if (step.segment or "").startswith("b") else 0.0
+
+    monkeypatch.setattr(Durations, "compute", compute)
+
+
+def one_block_a_stage(schedule: str, pp: int, virtual: int, microbatches: int, **options: Any) -> Lowering:
+    """A model with a block for every stage."""
+    stages = pp * virtual
+    sizes = [1] * stages
+    sizes[0] += 1
+    sizes[-1] += 1
+    return make_facts(
+        {"num_layers": stages},
+        pp=pp,
+        schedule=schedule,
+        virtual_stages=virtual,
+        segments_per_stage=sizes,
+        accumulation=microbatches,
+        transport="native",
+        **options,
+    )
