@@ -11,8 +11,11 @@ from functools import lru_cache
 from math import ceil, log2
 
 from fourfold.config.hardware import Cluster, Tier
+from fourfold.cost.links import Links
 from fourfold.layout import Layout
 from fourfold.program.instruction import sent_bytes
+
+NO_LOSS = Links(node_hop_seconds=0.0, network_hop_seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -51,21 +54,27 @@ def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
     return list(counts.values())
 
 
-def collective_seconds(kind: str, size: float, span: Span, cluster: Cluster) -> float:
-    """`size`: the whole buffer's bytes, as `program.Collective` counts them."""
+def collective_seconds(
+    kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: float = 0.0
+) -> float:
+    """`size`: the whole buffer's bytes, as `program.Collective` counts them. `spared`: of what an all-to-all sends beyond a node,
+    how much need not be sent."""
     if span.size <= 1:
         return 0.0
     if kind == "all_to_all":
-        return _all_to_all(size, span, cluster)
+        return _all_to_all(size, span, cluster, links, spared)
     if kind in ("shift", "send", "recv"):
-        return _shift(size, span, cluster)
+        return _shift(size, span, cluster, links)
     slowest = 0.0
     volume = sent_bytes(kind, int(size), span.size)
     for index, tier in enumerate(cluster.tiers):
         inner = span.members[index - 1] if index else 1
         if span.members[index] > inner:
-            slowest = max(slowest, volume / inner / _bandwidth(tier, span.shared[index] if index == 0 else 1, inner))
-    return slowest + _latency(kind, size, span, cluster)
+            rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, inner) * (
+                links.network_share if index else 1
+            )
+            slowest = max(slowest, volume / inner / rate)
+    return slowest + _latency(kind, size, span, cluster, links)
 
 
 def _bandwidth(tier: Tier, groups: int, members: int) -> float:
@@ -75,37 +84,54 @@ def _bandwidth(tier: Tier, groups: int, members: int) -> float:
     return tier.bytes_per_second * (2 if tier.kind == "torus" else 1)
 
 
-def _latency(kind: str, size: float, span: Span, cluster: Cluster) -> float:
+def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> float:
     """Of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
     ring = tree = 0.0
     inner = 1
-    for tier, members in zip(cluster.tiers, span.members, strict=True):
+    part = min(1.0, size / links.hop_bytes)
+    leaves = span.size > span.members[0]
+    for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
         blocks = ceil(members / inner)
         if blocks > 1:
-            ring += (blocks - 1) * tier.latency_seconds
-            tree += ceil(log2(blocks)) * tier.latency_seconds
+            hop = tier.latency_seconds + part * _hop(index, leaves, links)
+            steps = (blocks - 1) * (span.size // members if index == 0 else 1)
+            ring += steps * hop
+            tree += ceil(log2(blocks)) * (tier.latency_seconds + links.tree_hop * part * _hop(index, leaves, links))
         inner = max(inner, members)
     if kind == "all_reduce":
         return 2 * min(ring, tree)
-    return min(ring, 2 * tree)
+    return min(ring, 2 * tree) if size < links.hop_bytes else ring
 
 
-def _all_to_all(size: float, span: Span, cluster: Cluster) -> float:
+def _hop(index: int, leaves: bool, links: Links) -> float:
+    """What a step through tier `index` adds to the tier's latency."""
+    if not leaves:
+        return links.node_hop_seconds
+    return links.network_hop_seconds * (1.0 if index else links.inner_hop)
+
+
+def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: float) -> float:
     """Each member sends an equal part to every other; a tier carries what goes to members outside the tier below."""
     slowest, latency, inner = 0.0, 0.0, 1
+    part = min(1.0, size / links.hop_bytes)
     for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
         if members > inner:
-            outside = size * (span.size - (inner if index else 1)) / span.size
-            slowest = max(slowest, outside / _bandwidth(tier, span.shared[index] if index == 0 else 1, members))
-            latency = max(latency, tier.latency_seconds * log2(members) * 2)
+            outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared if index else 1)
+            rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, members) * (
+                links.network_share if index else 1
+            )
+            slowest = max(slowest, outside / rate)
+            hop = tier.latency_seconds + part * _hop(index, index > 0, links)
+            latency = max(latency, hop * log2(members) * 2)
         inner = max(inner, members)
     return slowest + latency
 
 
-def _shift(size: float, span: Span, cluster: Cluster) -> float:
+def _shift(size: float, span: Span, cluster: Cluster, links: Links) -> float:
     """Every member to the next: the one that crosses the outermost tier is the last."""
     tier = _outermost(span, cluster)
-    return size / _bandwidth(tier, span.shared[0], 1) + tier.latency_seconds
+    share = links.network_share if tier is not cluster.tiers[0] else 1
+    return size / (_bandwidth(tier, span.shared[0], 1) * share) + tier.latency_seconds
 
 
 def _outermost(span: Span, cluster: Cluster) -> Tier:
@@ -118,9 +144,13 @@ def _outermost(span: Span, cluster: Cluster) -> Tier:
     return found
 
 
-def transfer_seconds(size: float, source: int, target: int, cluster: Cluster, senders: int = 1) -> float:
+def transfer_seconds(
+    size: float, source: int, target: int, cluster: Cluster, senders: int = 1, links: Links = NO_LOSS
+) -> float:
     """One message between two devices. `senders`: ranks beside it that send at the same time through a medium they share."""
-    for tier in cluster.tiers:
+    for index, tier in enumerate(cluster.tiers):
         if source // tier.devices == target // tier.devices:
-            return size / _bandwidth(tier, senders, 1) + tier.latency_seconds
+            share = links.network_share if index else 1
+            hop = tier.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
+            return size / (_bandwidth(tier, senders, 1) * share) + hop
     raise ValueError(f"devices {source} and {target} are not both in a cluster of {cluster.devices}")

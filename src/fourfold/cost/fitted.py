@@ -3,11 +3,12 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
 from fourfold.cost.kernels import Kernels
+from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 
 ABOUT = ("rows", "fitted_on")
@@ -32,7 +33,9 @@ class Fitted:
         framework, _, year = name.rpartition("-")
         if not (framework and year.isdigit()):
             return "default"
-        same = [each for each in self.stacks if each.rpartition("-")[0] == framework and each.rpartition("-")[2].isdigit()]
+        same = [
+            each for each in self.stacks if each.rpartition("-")[0] == framework and each.rpartition("-")[2].isdigit()
+        ]
         return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="default")
 
     def kernels(self, device: str, stack: Stack) -> Kernels:
@@ -49,6 +52,11 @@ class Fitted:
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,
         )
+
+    @cached_property
+    def link_constants(self) -> Links:
+        known = {field.name for field in fields(Links)}
+        return Links(**{key: value for key, value in self.links.items() if key in known})
 
     @property
     def link_share(self) -> float:

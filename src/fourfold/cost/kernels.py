@@ -28,10 +28,15 @@ class Kernels:
     product_half_inner: float = 120.0
     grouped_share: float = 0.85
     """Of a product's speed, where its tokens are divided among experts."""
+    low_share: float = 0.9
+    """Of `product_share`, in formats of fewer bits than the rest of the model's."""
+    low_bytes: float = 5.0
+    """Moved for each element of a product's tokens to bring them into such a format: read, written, written transposed."""
     attention_share: float = 0.6
     attention_backward_share: float = 0.45
     attention_half_keys: float = 300.0
     attention_half_width: float = 25.0
+    attention_half_blocks: float = 0.6
     memory_share: float = 0.8
     launch_seconds: float = 2e-6
     fused: float = 0.0
@@ -63,6 +68,11 @@ def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int) 
     return operands + result * (8 if product.accumulates else element_bytes)
 
 
+def _converted_bytes(product: Product, kernels: Kernels) -> float:
+    """Of bringing a product's tokens into the format multiplied in; its weight gradient finds them there."""
+    return 0.0 if product.accumulates else kernels.low_bytes * product.rows * product.inner
+
+
 def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
     """Flash attention (Dao 2023), forward or backward; or products whose matrix of scores is written."""
     if not kernels.fused_attention:
@@ -72,7 +82,7 @@ def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dt
     share *= width / (width + kernels.attention_half_width)
     share *= attention.keys / (attention.keys + kernels.attention_half_keys)
     blocks = attention.sequences * attention.heads * -(-attention.queries // TILE)
-    share *= blocks / (blocks + kernels.product_half_tiles * (device.units or 1))
+    share *= blocks / (blocks + kernels.attention_half_blocks * (device.units or 1))
     tokens = attention.sequences * attention.queries
     heads = attention.heads * attention.query_key_dim + attention.kv_heads * (
         attention.query_key_dim + attention.value_dim
@@ -125,7 +135,10 @@ def kernel_seconds(
 ) -> float:
     """Any kernel, what the device loses at its launch included. `product_dtype`: the format of matrix products alone."""
     if isinstance(item, Product):
-        return kernels.launch_seconds + product_seconds(item, device, kernels, product_dtype, element_bytes)
+        seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
+        if product_dtype != dtype:
+            seconds = seconds / kernels.low_share + _memory_seconds(_converted_bytes(item, kernels), device, kernels)
+        return kernels.launch_seconds + seconds
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
     launches = 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0

@@ -37,6 +37,8 @@ def block_bytes(facts: Lowering, stack: Stack) -> int:
     """What one block keeps beyond the declared."""
     model, shape = facts.model, facts.shape
     hidden = stack.saved_bytes * shape.hidden_tokens * model.hidden_size
+    if shape.sequence_parallel and facts.layout.tp > 1:
+        hidden += stack.gathered_bytes * shape.tokens * model.hidden_size
     if not stack.fused_attention and not stack.attention_recomputed:
         heads, _ = shape.heads(model)
         hidden += WRITTEN_BYTES * heads * shape.tokens * shape.sequence_length
@@ -48,6 +50,16 @@ def logits_bytes(facts: Lowering, stack: Stack) -> int:
     return int(stack.logits_bytes * facts.shape.tokens * facts.model.vocab_size // facts.layout.tp)
 
 
+def allocated_bytes(peak: int, stack: Stack) -> int:
+    """What the allocator has handed out at most: `torch.cuda.max_memory_allocated`."""
+    return int(peak * (1 + stack.extra))
+
+
+def reserved_bytes(peak: int, stack: Stack) -> int:
+    """What the allocator holds at most, with blocks that are free but cut up: `torch.cuda.max_memory_reserved`."""
+    return int(allocated_bytes(peak, stack) * (1 + stack.slack))
+
+
 def device_bytes(peak: int, stack: Stack) -> int:
     """What the device holds when the program holds `peak`."""
-    return int(peak * (1 + stack.slack)) + stack.context_bytes
+    return reserved_bytes(peak, stack) + int(stack.context_bytes)

@@ -1,10 +1,12 @@
 """How long one pass over a segment takes: kernels one after the other, collectives beside them where the operators say so."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from fourfold.cost.prices import Prices
-from fourfold.model.work import Attention, Join, Pass, Phase, Product, Start
+from fourfold.model.work import Attention, Join, Pass, Phase, Product, Start, Work
 
+AT_ONCE = "at once"
 KINDS = {Product: "matrix products", Attention: "attention", Pass: "passes over memory"}
 
 
@@ -24,7 +26,7 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     """One pass over a segment on one microbatch."""
     stack = prices.stack
     now = exposed = 0.0
-    launches = starts = 0.0
+    launches = host = 0.0
     busy: dict[str, float] = {}
     communication: dict[str, float] = {}
     links: dict[str, float] = {}
@@ -36,7 +38,7 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
             communication[axes] = communication.get(axes, 0.0) + seconds
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
-            starts += 1
+            host += prices.host(axes)
             if not stack.overlap_inside:
                 exposed, now = exposed + end - now, end
         elif isinstance(item, Join):
@@ -55,8 +57,43 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     end = max(pending.values(), default=now)
     if end > now:
         exposed, now = exposed + end - now, end
-    host = launches * stack.host_launch_seconds + starts * stack.host_collective_seconds
+    host += launches * stack.host_launch_seconds
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
+
+
+@lru_cache(maxsize=4096)
+def whole(phase: Phase) -> Phase:
+    """A pass that works chunk by chunk over its tokens, as one that takes all of them at once: products of the same matrix, passes
+    and collectives that repeat are each one."""
+    kept: dict[object, Work] = {}
+    for index, item in enumerate(phase.work):
+        if isinstance(item, Product):
+            _join_into(kept, (item.columns, item.rows if item.accumulates else item.inner, item.accumulates), item)
+        elif isinstance(item, Pass):
+            _join_into(kept, ("pass", item.launches), item)
+        elif isinstance(item, Start) and item.name == AT_ONCE:
+            _join_into(kept, item.traffic.kind, item)
+        elif not isinstance(item, Join) or item.name != AT_ONCE:
+            kept[index] = item
+    work: list[Work] = []
+    for item in kept.values():
+        work.append(item)
+        if isinstance(item, Start) and item.name == AT_ONCE:
+            work.append(Join(AT_ONCE))
+    return Phase(tuple(work))
+
+
+def _join_into(kept: dict[object, Work], key: object, item: Work) -> None:
+    before = kept.get(key)
+    if isinstance(before, Product) and isinstance(item, Product):
+        rows, inner = (0, item.inner) if item.accumulates else (item.rows, 0)
+        kept[key] = replace(before, rows=before.rows + rows, inner=before.inner + inner)
+    elif isinstance(before, Pass) and isinstance(item, Pass):
+        kept[key] = replace(before, bytes=before.bytes + item.bytes, least_bytes=before.least_bytes + item.least_bytes)
+    elif isinstance(before, Start) and isinstance(item, Start):
+        kept[key] = replace(before, traffic=replace(before.traffic, bytes=before.traffic.bytes + item.traffic.bytes))
+    else:
+        kept[key] = item
 
 
 def _launches(item: Product | Attention | Pass, fused: float) -> float:

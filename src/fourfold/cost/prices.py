@@ -1,11 +1,14 @@
 """Everything that a price depends on beside the program: the cluster, fitted constants, the software stack, number formats."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import sqrt
 
 from fourfold.config.hardware import Cluster
 from fourfold.cost.collectives import collective_seconds, span_of, transfer_seconds
+from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_seconds, memory_seconds
+from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
@@ -16,7 +19,7 @@ class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
     `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
-    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave.
+    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave. `top_k`: experts of a token.
     """
 
     cluster: Cluster
@@ -28,6 +31,13 @@ class Prices:
     element_bytes: int = 2
     link_share: float = 0.8
     masked_share: float = 1.0
+    top_k: int = 1
+    links: Links = field(default_factory=lambda: fitted().link_constants)
+
+    @cached_property
+    def _stack_links(self) -> Links:
+        """The links as the stack's network is: its hops."""
+        return replace(self.links, network_hop_seconds=self.links.network_hop_seconds * self.stack.network_hops)
 
     @property
     def _link_share(self) -> float:
@@ -38,8 +48,17 @@ class Prices:
         return {}
 
     @cached_property
+    def _hosts(self) -> dict[str, float]:
+        return {}
+
+    @cached_property
     def _kernels(self) -> dict[Product | Attention | Pass, float]:
         return {}
+
+    @cached_property
+    def plain(self) -> "Prices":
+        """The same with every product in the compute format, as the head's are."""
+        return self if self.product_dtype == self.dtype else replace(self, product_dtype=self.dtype)
 
     def kernel(self, item: Product | Attention | Pass) -> float:
         """Seconds of one kernel on the device."""
@@ -57,9 +76,37 @@ class Prices:
         key = (kind, axes, size)
         found = self._collectives.get(key)
         if found is None:
-            span = span_of(self.layout, tuple(axes.split("+")), self.cluster)
-            found = collective_seconds(kind, size / self._link_share, span, self.cluster)
+            found = self._dispatch(axes, size) if kind == "all_to_all" else self._group(kind, axes, size)
             self._collectives[key] = found
+        return found
+
+    def _group(self, kind: str, axes: str, size: float, spared: float = 0.0) -> float:
+        span = span_of(self.layout, tuple(axes.split("+")), self.cluster)
+        return collective_seconds(kind, size / self._link_share, span, self.cluster, self._stack_links, spared)
+
+    def _dispatch(self, axes: str, size: float) -> float:
+        """Tokens to their experts, or back."""
+        etp, stack, span = self.layout.etp, self.stack, span_of(self.layout, tuple(axes.split("+")), self.cluster)
+        nodes = -(-span.size // span.members[0])
+        spared = 0.0
+        if stack.dispatch_once and nodes > 1:
+            remote = self.top_k * (1 - 1 / nodes)
+            reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** self.top_k)
+            spared = 1 - reached / remote
+        if not stack.dispatch_first or etp == 1:
+            return self._group("all_to_all", axes, size, spared)
+        return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
+
+    def host(self, axes: str) -> float:
+        """Seconds in which the host starts one collective inside a segment."""
+        found = self._hosts.get(axes)
+        if found is None:
+            found, stack, cluster = self.stack.host_collective_seconds, self.stack, self.cluster
+            if stack.host_crowded_seconds and self.layout.pp > 1 and self.layout.world_size > cluster.node_devices:
+                span = span_of(self.layout, tuple(axes.split("+")), cluster)
+                blocks = -(-span.size // span.members[0])
+                found += stack.host_crowded_seconds * span.size * sqrt(blocks) if span.size > 1 else 0.0
+            self._hosts[axes] = found
         return found
 
     def transfer(self, size: int, source: int, target: int) -> float:
@@ -68,9 +115,9 @@ class Prices:
         found = self._collectives.get(key)
         if found is None:
             per_stage = self.layout.world_size // self.layout.pp
-            found = transfer_seconds(
-                size / self._link_share, source * per_stage, target * per_stage, self.cluster, senders=per_stage
-            )
+            ends = (source * per_stage, target * per_stage)
+            found = transfer_seconds(size / self._link_share, *ends, self.cluster, per_stage, self._stack_links)
+            found += self.stack.transfer_seconds
             self._collectives[key] = found
         return found
 

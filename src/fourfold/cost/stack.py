@@ -10,15 +10,20 @@ class Stack:
     Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are waited
     for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `contention`: how much of the
     time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the host
-    needs to start a kernel, a collective; a pass over a segment takes at least their sum. `step_seconds`: what a step costs beside
-    its program. `fused`: how far passes over memory are those of fused kernels (1) rather than one operator after the other (0).
-    `product_speed`, `attention_speed`, `link_speed`: its kernels beside the device's constants. `fused_attention`: flash attention;
-    else the matrix of scores is written, `attention_recomputed` again in backward.
+    needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
+    collective adds to that for each rank of its group while stages send to one another between nodes. `step_seconds`: what a step
+    costs beside its program. `fused`: how far passes over memory are those of fused kernels (1) rather than one operator after the
+    other (0). `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of device and links.
+    `network_hops`: what a hop between nodes costs beside the constant of links. `transfer_seconds`: what a message between stages
+    costs beside its bytes. `dispatch_first`: tokens go to experts before they are gathered over `etp`, not after.
+    `dispatch_once`: a token goes once to every node that has experts of its, not once to every expert (DeepEP, 2025).
+    `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward.
 
-    Memory. `context_bytes`: what the process holds on the device before anything is allocated. `slack`: what the allocator
-    reserves beyond what is live, as a share of it. `saved_bytes`: what a block keeps for backward beyond the declared, in bytes for
-    each token and element of the hidden state. `logits_bytes`: what is live of each logit when the loss is made of all tokens at
-    once; 0: the head works chunk by chunk, as it does here.
+    Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own
+    tensors take beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`: what a block keeps for backward beyond the declared, in bytes for
+    each token and element of the hidden state; `gathered_bytes`: the same of all tokens where sequence parallelism splits them
+    (inputs of products kept as they were gathered). `logits_bytes`: what is live of each logit when the loss is made of all tokens at
+    once; 0: the head works chunk by chunk, as it does here, in products of few rows.
     """
 
     name: str = "fourfold"
@@ -27,14 +32,26 @@ class Stack:
     contention: float = 0.1
     host_launch_seconds: float = 5e-6
     host_collective_seconds: float = 20e-6
+    host_crowded_seconds: float = 0.0
     step_seconds: float = 0.0
     fused: float = 0.0
     product_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0
+    network_hops: float = 1.0
+    transfer_seconds: float = 0.0
+    dispatch_first: bool = False
+    dispatch_once: bool = False
     fused_attention: bool = True
     attention_recomputed: bool = False
     context_bytes: int = 0
+    extra: float = 0.0
     slack: float = 0.0
     saved_bytes: float = 0.0
+    gathered_bytes: float = 0.0
     logits_bytes: float = 0.0
+
+    @property
+    def whole_head(self) -> bool:
+        """Whether the loss is made of all tokens of a microbatch at once."""
+        return self.logits_bytes > 0

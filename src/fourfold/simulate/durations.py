@@ -1,7 +1,7 @@
 """How long each instruction of one pipeline rank takes, by the work that it declares."""
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.cost.phase import PhaseCost, phase_cost
+from fourfold.cost.phase import PhaseCost, phase_cost, whole
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Phase
 from fourfold.program.buffers import Lowering
@@ -36,9 +36,12 @@ class Durations:
             Op.BACKWARD_WEIGHT: footprint.weight_gradient,
         }
         phase = phases[step.op]
+        if step.segment == "head" and self.prices.stack.whole_head:
+            phase = whole(phase)
         cost = self._phases.get(phase)
         if cost is None:
-            cost = self._phases[phase] = phase_cost(phase, self.prices)
+            prices = self.prices.plain if step.segment == "head" else self.prices
+            cost = self._phases[phase] = phase_cost(phase, prices)
         return cost
 
     def collectives(self, step: Instruction) -> float:

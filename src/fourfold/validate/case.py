@@ -85,8 +85,9 @@ class Measured:
 @dataclass(frozen=True)
 class Case:
     """One run to predict. `device`: a key of the device tables; `stack`: framework and year; `attention`: `flash` or `unfused`
-    kernels; `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `defaults`:
-    what was filled in, or contradicts itself, in words."""
+    kernels; `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`:
+    all pipeline stages have the same number of blocks, embedding and head come on top; `defaults`: what was filled in, or
+    contradicts itself, in words."""
 
     id: str
     file: str
@@ -105,6 +106,7 @@ class Case:
     measured: Measured
     attention: str = "flash"
     peak_flops: float | None = None
+    even_stages: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

@@ -30,6 +30,7 @@ DEFAULTS: dict[str, str] = {
     "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
     "schedule": "1F1B; interleaved where a rank has several stages.",
+    "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
     "virtual_stages": "An interleaved schedule whose stages are not stated has the fewest that divide a rank's layers evenly; in "
     "the zero-bubble paper one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
@@ -45,7 +46,8 @@ DEFAULTS: dict[str, str] = {
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
     "devices_per_node": "8 devices a node; 4 for GB200 and GB300; 16 for a DGX-2 of V100.",
-    "attention": "Attention is a fused kernel (flash) from 2023 on; before, and where a row says so, the matrix is written.",
+    "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
+    "matrix is written.",
     "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention.",
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",

@@ -10,6 +10,7 @@ from fourfold.config.hardware import Cluster, Device, Tier, cluster_names, load_
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
 from fourfold.program.buffers import Lowering
 from fourfold.simulate.step import predict_step
@@ -26,8 +27,18 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     check_size(facts)
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
-    memory = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
-    return Prediction(step.seconds, memory, memory <= prices.cluster.device.memory_bytes)
+    held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
+    fits = max(step.device_bytes) <= prices.cluster.device.memory_bytes
+    return Prediction(step.seconds, counted_bytes(held, case, prices.stack), fits)
+
+
+def counted_bytes(held: int, case: Case, stack: Stack) -> float:
+    """Of what a device holds, what the case's source counts: the allocator's peak, live or reserved, or all of it."""
+    kind = case.measured.memory_kind
+    if kind == "device":
+        return float(held)
+    reserved = max(1.0, held - stack.context_bytes)
+    return reserved if kind == "reserved" else reserved / (1 + stack.slack)
 
 
 def check_size(facts: Lowering) -> None:
@@ -52,6 +63,9 @@ def case_facts(case: Case) -> Lowering:
             "microbatch_sequences", "recompute",
         )
     }  # fmt: skip
+    sizes = even_sizes(case)
+    if sizes is not None:
+        layout["segments_per_stage"] = sizes
     table: Mapping[str, Any] = {
         "model": {"preset": "tiny"},
         "batch": {"global_sequences": case.global_sequences, "sequence_length": case.sequence_length, "steps": 1},
@@ -65,6 +79,17 @@ def case_facts(case: Case) -> Lowering:
     config = parse_run(table, source=case.id)
     model = replace(case.model, max_position=max(case.model.max_position, case.sequence_length))
     return Lowering.of(config, model, resolve_layout(config, model), "native")
+
+
+def even_sizes(case: Case) -> list[int] | None:
+    """Segments of every stage where blocks are divided evenly, in the order of the model; None: divided by their cost."""
+    stages, layers = case.layout.pp * case.layout.virtual_stages, case.model.num_layers
+    if not case.even_stages or stages == 1 or layers % stages:
+        return None
+    sizes = [layers // stages] * stages
+    sizes[0] += 1
+    sizes[-1] += 1
+    return sizes
 
 
 def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
@@ -86,6 +111,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         product_dtype=low or case.precision.compute,
         element_bytes=4 if case.precision.compute == "fp32" else 2,
         link_share=constants.link_share,
+        top_k=max(1, case.model.top_k),
+        links=constants.link_constants,
     )
 
 

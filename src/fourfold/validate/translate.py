@@ -60,6 +60,7 @@ def _case(row: Row) -> Case:
         network=network_of(hardware, device, row.notes, filled),
         measured=measured,
         attention=attention_of(row, stack, filled),
+        even_stages=stack.is_megatron_kin,
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),

@@ -93,4 +93,5 @@ def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     """`flash` or `unfused`."""
     if row.attention is not None:
         return row.attention
-    return "unfused" if stack.year in (2020, 2021, 2022) else filled.fill("attention", "flash")
+    written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
+    return "unfused" if written else filled.fill("attention", "flash")
