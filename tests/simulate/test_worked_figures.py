@@ -159,7 +159,7 @@ def block_facts(name: str, sequence_parallel: bool) -> Lowering:
 
 
 def in_flight(name: str) -> float:
-    """Blocks whose activations the first pipeline rank holds at once, from our schedules: L, or L (1 + (p - 1)/(p m)) interleaved."""
+    """Blocks whose activations the first pipeline rank holds at once, by our schedules: L; interleaved L (1 + (p - 1)/(p m))."""
     layers, _, _, pp, virtual, *_ = FIGURE_1[name]
     schedule = "1f1b" if virtual == 1 else "interleaved_1f1b"
     orders = schedule_orders(schedule, pp, virtual, 8 * pp)

@@ -51,17 +51,20 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
             started[step.short] = index
         joined = started[step.handle or ""] if step.op is Op.WAIT else index
         begin, stop = times.streams.get(joined, (start, end))
-        for axes, share in _shares(steps[joined], durations).items():
-            add(axes, EXPOSED, share * (min(end, stop) - max(start, begin)))
+        waited = min(end, stop) - max(start, begin)
+        if steps[joined].op in SENDS | RECEIVES:
+            add("pp", EXPOSED, waited)
+            continue
+        parts = _seconds(steps[joined], durations)
+        whole = sum(parts.values())
+        for axes, seconds in parts.items():
+            add(axes, EXPOSED, seconds / whole * min(waited, whole) if whole else 0.0)
     return sums
 
 
-def _shares(step: Instruction, durations: Durations) -> dict[str, float]:
-    """How an instruction's collectives divide its time, by axes."""
-    if step.op in SENDS | RECEIVES:
-        return {"pp": 1.0}
+def _seconds(step: Instruction, durations: Durations) -> dict[str, float]:
+    """Of an instruction's collectives, by axes."""
     seconds: dict[str, float] = {}
     for each in step.collectives:
         seconds[each.axes] = seconds.get(each.axes, 0.0) + durations.prices.collective(each.kind, each.axes, each.bytes)
-    whole = sum(seconds.values())
-    return {axes: value / whole for axes, value in seconds.items()} if whole else {}
+    return seconds
