@@ -5,13 +5,14 @@ program's memory is the runtime's memory and its collectives are the runtime's c
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fourfold.config import ModelConfig
 from fourfold.model.block_tape import block_backward, block_forward
 from fourfold.model.head_tape import embedding_backward, embedding_forward, head_backward, head_forward
 from fourfold.model.multi_token_tape import module_backward, module_forward
 from fourfold.model.shape import Shape, chunk_tokens
-from fourfold.model.spec import Segment
+from fourfold.model.spec import Segment, build_segments
 from fourfold.model.tape import replay
 from fourfold.model.work import NOTHING, Phase
 
@@ -42,12 +43,18 @@ class Footprint:
 
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
-    """The footprint of any segment. `policy`: none, selective or full recompute."""
-    if segment.kind == "block":
-        return _block(segment, model, shape, policy)
-    if segment.kind == "embedding":
+    """The footprint of any segment. `policy`: none, selective or full recompute. Segments of a kind have the same."""
+    return _of_kind(segment.kind, segment.moe, segment.depth, model, shape, policy)
+
+
+@lru_cache(maxsize=8192)
+def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
+    if kind == "embedding":
         return _embedding(model, shape)
-    return _head(model, shape)
+    if kind == "head":
+        return _head(model, shape)
+    segment = next(s for s in build_segments(model) if (s.kind, s.moe, s.depth) == (kind, moe, depth))
+    return _block(segment, model, shape, policy)
 
 
 def _embedding(model: ModelConfig, shape: Shape) -> Footprint:

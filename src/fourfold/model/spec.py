@@ -1,6 +1,7 @@
 """A model as a list of segments, and each segment's parameters as data: names, shapes, initialisation, sharding rule."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod, sqrt
 from typing import Literal
 
@@ -75,6 +76,7 @@ class Segment:
         return sum(unit.numel for unit in self.own)
 
 
+@lru_cache(maxsize=64)
 def build_segments(model: ModelConfig) -> tuple[Segment, ...]:
     """The segments of a model in forward order.
 

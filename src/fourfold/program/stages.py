@@ -1,6 +1,7 @@
 """Which segments make a pipeline stage: consecutive ones, divided so that the slowest stage is as fast as can be."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from fourfold.config import UserError
@@ -39,6 +40,13 @@ def divide(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     The largest stage's cost is the least possible; among the divisions that reach it, the one whose costs are most even (least sum
     of squares); among those, the one that gives early stages more. Needs `num_stages` <= number of segments.
     """
+    largest = max(costs) or 1.0
+    return _divide(tuple(round(cost / largest, 12) for cost in costs), num_stages)
+
+
+@lru_cache(maxsize=1024)
+def _divide(costs: tuple[float, ...], num_stages: int) -> tuple[int, ...]:
+    """Of costs in parts of the largest: layouts that share out a segment's work alike have the same."""
     total = len(costs)
     sums = [0.0, *accumulate(costs)]
     worst = _least_maximum(sums, num_stages) * (1 + 1e-12)
