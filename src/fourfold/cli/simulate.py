@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
-from fourfold.config import RunConfig, UserError, load_run
+from fourfold.config import RunConfig, UserError, load_run, resolve_model
 from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
@@ -37,7 +37,7 @@ from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import Summary
 from fourfold.simulate.trace import write_trace
-from fourfold.simulate.whole import check_size, step_for_trace
+from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -100,7 +100,9 @@ def simulate(
     """
     config = load_run(_run_file(run), overrides)
     machine = load_cluster(_cluster_name(config, cluster))
-    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport_on(machine))
+    vocabulary = stated_vocab_size(config.model, config.data)
+    check_layers(resolve_model(config.model, vocabulary))
+    resolved = resolve_run(config, ranks, vocabulary, transport_on(machine))
     layout = resolved.layout
     check_devices(layout, machine)
     if pp_rank is not None and not 0 <= pp_rank < layout.pp:

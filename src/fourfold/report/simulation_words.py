@@ -186,7 +186,24 @@ def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
         if summary.fits
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
     )
-    return [verdict, *_table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
+    hint = [] if summary.fits else [_too_much(summary)]
+    return [verdict, *hint, *_table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
+
+
+def _too_much(summary: Summary) -> str:
+    """What takes most where it does not fit, and what would make it smaller."""
+    layout = summary.step.simulation.facts.layout
+    held = summary.step.device_bytes
+    fullest = max(range(len(held)), key=held.__getitem__)
+    kind, size = next(iter(summary.step.simulation.peaks[fullest].by_kind().items()))
+    if kind in ("saved", "hidden", "deferred", "workspace", "dhidden"):
+        stronger = {"none": "layout.recompute=selective or full", "selective": "layout.recompute=full"}
+        first = stronger.get(layout.recompute[len(layout.recompute) // 2], "smaller microbatches")
+        what = f"{first}, more tp with sequence parallelism, more cp, smaller microbatches"
+    else:
+        sharded = {0: "layout.zero=1", 1: "layout.zero=2 or 3", 2: "layout.zero=3"}.get(layout.zero, "more dp_shard")
+        what = f"{sharded}, more dp_shard, tp or pp"
+    return f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what makes them less: {what}"
 
 
 def memory_curve_lines(summary: Summary, ranks: Sequence[int], width: int = 60) -> list[str]:

@@ -4,7 +4,7 @@ import difflib
 from dataclasses import replace
 
 from fourfold.config import DTYPE_BYTES, RunConfig, UserError
-from fourfold.config.hardware import Cluster
+from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
@@ -62,18 +62,28 @@ def check_devices(layout: Layout, cluster: Cluster) -> None:
     """Raises `UserError` where the layout has more ranks than the cluster devices."""
     if layout.world_size <= cluster.devices:
         return
-    base = cluster.key.partition(":")[0]
-    grown = f"--cluster {base}:{layout.world_size}" if cluster.tiers[-1].scalable else "a larger --cluster"
+    grown = _grown(cluster.key.partition(":")[0], layout.world_size)
     degrees = ", ".join(
         f"{axis} {layout.degree(axis)}" for axis in layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
     )
-    model_part = layout.pp * layout.cp * layout.tp
+    replica = layout.pp * layout.cp * layout.tp * layout.dp_replicate
     fewer = (
-        f", or --ranks {cluster.devices // model_part * model_part} with fewer data-parallel replicas"
-        if cluster.devices >= model_part
-        else f"; pp x cp x tp alone takes {model_part}"
+        f", or layout.dp_shard={cluster.devices // replica}"
+        if cluster.devices >= replica
+        else f"; smaller degrees: pp x dp_replicate x cp x tp alone takes {replica}"
     )
     raise UserError(
         f"the layout ({degrees}) needs {layout.world_size} devices, the cluster {cluster.key} has {cluster.devices}; "
         f"what works: {grown}{fewer}"
     )
+
+
+def _grown(name: str, devices: int) -> str:
+    """How to ask for so many devices: the same cluster's, where it goes so far, or one that comes with fourfold and does."""
+    for each in (name, "dgx-h100", "h100-24576"):
+        if each in cluster_names():
+            try:
+                return f"--cluster {load_cluster(f'{each}:{devices}').key}"
+            except UserError:
+                continue
+    return "a larger --cluster"

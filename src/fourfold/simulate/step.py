@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from fourfold.cost.memory import device_bytes, held_program
+from fourfold.cost.phase import PhaseCost
 from fourfold.cost.prices import Prices
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.buffers import Lowering
@@ -46,6 +47,7 @@ class Simulation:
         durations = Durations(self.facts.at(rank), self.prices)
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
         latest: dict[str, int] = {}
+        costs: dict[tuple[Op, str | None], PhaseCost] = {}
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
@@ -61,7 +63,8 @@ class Simulation:
         for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
             latest[step.short] = index
             if step.op in COMPUTE_OPS:
-                cost = durations.phase(step)
+                key = step.op, step.segment
+                cost = costs.get(key) or costs.setdefault(key, durations.phase(step))
                 for kind, seconds in cost.busy.items():
                     add("recomputation" if step.op is Op.RECOMPUTE else kind, seconds)
                 inside = "+".join(cost.communication) or "collectives"

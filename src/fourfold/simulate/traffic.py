@@ -3,6 +3,7 @@
 What a segment's own collectives expose is divided among their axes by their seconds.
 """
 
+from fourfold.cost.phase import PhaseCost
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
@@ -21,6 +22,7 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     durations = Durations(simulation.facts.at(rank), simulation.prices)
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     started: dict[str, int] = {}
+    costs: dict[tuple[Op, str | None], PhaseCost] = {}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
@@ -31,7 +33,8 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         for collective in step.collectives:
             add(collective.axes, BYTES, collective.sent_bytes)
         if step.op in COMPUTE_OPS:
-            cost = durations.phase(step)
+            key = step.op, step.segment
+            cost = costs.get(key) or costs.setdefault(key, durations.phase(step))
             whole = sum(cost.communication.values())
             for axes, seconds in cost.communication.items():
                 add(axes, BUSY, seconds)

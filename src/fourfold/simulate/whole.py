@@ -1,13 +1,22 @@
 """How much of a step is simulated: bounds on what a request may ask for, and the whole step where every event is wanted."""
 
-from fourfold.config import UserError
+from fourfold.config import ModelConfig, UserError
 from fourfold.program.buffers import Lowering
 from fourfold.simulate.step import Simulation, StepPrediction, simulate, simulated_microbatches
 
 MAX_SEGMENT_PASSES = 400_000
 """Segments x microbatches of one simulation: some five million instructions."""
+MAX_LAYERS = 10_000
 TRACE_INSTRUCTIONS = 2_000_000
 """A trace has all microbatches of a step up to so many instructions."""
+
+
+def check_layers(model: ModelConfig) -> None:
+    """Raises `UserError` where a model has more blocks than are worth dividing among stages."""
+    if model.num_layers > MAX_LAYERS:
+        raise UserError(
+            f"model.num_layers = {model.num_layers}: too many to simulate; allowed: 1 to {MAX_LAYERS}; a value that works: 126"
+        )
 
 
 def check_size(facts: Lowering) -> None:
