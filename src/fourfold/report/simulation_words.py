@@ -104,7 +104,7 @@ def _hint(summary: Summary) -> str | None:
     }
     what = helps.get(kind)
     if kind.endswith("inside segments"):
-        what = "a smaller group for it, inside the node; larger microbatches"
+        what = "a smaller or nearer group (less tp, cp or ep; inside a node), or larger microbatches"
     elif kind.endswith(" reduce"):
         once = layout.zero >= 2 and layout.num_microbatches > 1
         what = "ZeRO-1, which reduces once a step, not once a microbatch" if once else "more microbatches a step"
@@ -201,8 +201,9 @@ def _too_much(summary: Summary) -> str:
         first = stronger.get(layout.recompute[len(layout.recompute) // 2], "smaller microbatches")
         what = f"{first}, more tp with sequence parallelism, more cp, smaller microbatches"
     else:
-        sharded = {0: "layout.zero=1", 1: "layout.zero=2 or 3", 2: "layout.zero=3"}.get(layout.zero, "more dp_shard")
-        what = f"{sharded}, more dp_shard, tp or pp"
+        least = {"moments": 1, "master": 1, "grad": 2}.get(kind, 3)
+        sharded = f"layout.zero={least} with dp_shard" if layout.zero < least else "more dp_shard"
+        what = f"{sharded}, more tp or pp"
     return f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what makes them less: {what}"
 
 

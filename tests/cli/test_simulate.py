@@ -1,0 +1,216 @@
+"""`fourfold simulate`: what it prints agrees with what it gives as JSON, and every mistake has one message."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LLAMA = ("preset:llama3-405b-16k", "--cluster", "h100-24576")
+SMALL = ("run.toml", "--cluster", "dgx-h100", "layout.pp=2", "layout.dp_shard=2", "layout.zero=1")
+
+
+def document(fourfold, *arguments: str) -> dict:
+    result = fourfold("simulate", *arguments, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_what_is_printed_is_what_json_says(fourfold) -> None:
+    found = document(fourfold, *LLAMA)
+    text = fourfold("simulate", *LLAMA).out
+    assert f"MFU        {100 * found['mfu']:.1f} %" in text
+    assert f"HFU        {100 * found['hfu']:.1f} %" in text
+    assert f"bubble     {100 * found['bubble_fraction']:.1f} %" in text
+    assert "16,384 of them used" in text
+    assert "the step is late because its longest chain of work" in text
+    assert next(iter(found["critical_path_seconds"])) in text
+    assert found["memory"][0]["instruction"] in text
+    for each in found["communication"][:2]:
+        assert f"\n{each['axes']} " in text
+
+
+def test_the_figures_agree_with_each_other(fourfold) -> None:
+    found = document(fourfold, *LLAMA)
+    assert found["tokens"] == 2048 * 8192
+    assert found["tokens_per_second"] == pytest.approx(found["tokens"] / found["step_seconds"])
+    achieved = found["flops_per_token"] * found["tokens_per_second_per_device"]
+    assert found["mfu"] == pytest.approx(achieved / found["peak_flops_per_second"])
+    for rank in found["spent_seconds"]:
+        assert sum(rank.values()) == pytest.approx(found["step_seconds"])
+    assert sum(found["critical_path_seconds"].values()) == pytest.approx(found["step_seconds"])
+    assert len(found["memory"]) == len(found["spent_seconds"]) == 16
+    assert found["fits"] == (max(m["device_bytes"] for m in found["memory"]) <= found["device_memory_bytes"])
+    run = found["run"]
+    assert run["tokens"] == 15_600_000_000_000
+    assert run["training_seconds"] == pytest.approx(run["steps"] * found["step_seconds"])
+    assert run["seconds"] == pytest.approx(run["training_seconds"] / run["goodput"])
+    assert run["dollars"] is None  # the cluster states no price
+
+
+def test_money_time_and_failures_can_be_stated(fourfold) -> None:
+    options = ("--tokens", "1T", "--price", "2.5", "--failure-hours", "50k", "--checkpoint-seconds", "30")
+    run = document(fourfold, *LLAMA, *options, "--restart-seconds", "300", "--repair-seconds", "1e4")["run"]
+    assert run["tokens"] == 10**12
+    failures = run["failures"]
+    assert failures["mean_seconds_between"] == pytest.approx(50_000 * 3600 / 16_384)
+    assert (failures["checkpoint_seconds"], failures["restart_seconds"], failures["repair_seconds"]) == (
+        30,
+        300,
+        10_000,
+    )
+    devices = 16_384 + failures["spare_devices"]
+    assert run["dollars"] == pytest.approx(2.5 * devices * run["seconds"] / 3600)
+    assert failures["goodput_without_spares"] < failures["goodput_with_spares"] == run["goodput"] < 1
+    text = fourfold("simulate", *LLAMA, *options).out
+    assert "Young 1974" in text
+    assert "30 s (given)" in text
+    assert "at $2.5 a device hour" in text
+
+
+def test_a_small_run_file(fourfold) -> None:
+    text = fourfold("simulate", *SMALL).out
+    assert "4 ranks: pp 2, dp_shard 2, ZeRO-1" in text
+    assert "no failure rate is known" in text
+    assert "fits" in text
+    alone = fourfold("simulate", *SMALL, "--pp-rank", "1").out
+    assert "pp 1" in alone
+    assert "pp 0 " not in alone
+
+
+def test_the_cluster_of_the_run_file_is_the_default(fourfold, here) -> None:
+    (here / "clustered.toml").write_text((here / "run.toml").read_text() + '[cluster]\npreset = "dgx-a100"\n')
+    assert document(fourfold, "clustered.toml")["device"] == "a100-sxm-80"
+    assert document(fourfold, "clustered.toml", "--cluster", "dgx-h100")["device"] == "h100-sxm"
+
+
+def test_memory_over_the_step(fourfold) -> None:
+    found = document(fourfold, *SMALL, "--memory")
+    for curve, peak in zip(found["memory_over_time"], found["memory"], strict=True):
+        assert max(curve["bytes"]) == peak["program_bytes"]
+    text = fourfold("simulate", *SMALL, "--memory").out
+    assert "activations kept for backward" in text
+    assert "█" in text
+    assert "memory_over_time" not in document(fourfold, *SMALL)
+
+
+def test_a_trace_of_every_microbatch(fourfold, here) -> None:
+    result = fourfold("simulate", *SMALL, "batch.global_sequences=64", "--trace", "trace.json")
+    assert result.code == 0
+    assert "ui.perfetto.dev" in result.out
+    assert "and of fewer microbatches were simulated" in result.out
+    events = json.loads((here / "trace.json").read_text())["traceEvents"]
+    forwards = {e["name"] for e in events if e["name"].startswith("F b0 ")}
+    assert len(forwards) == 32
+
+
+def test_a_trace_says_what_it_cuts(fourfold, here, monkeypatch) -> None:
+    monkeypatch.setattr("fourfold.simulate.whole.TRACE_INSTRUCTIONS", 1000)
+    result = fourfold("simulate", *SMALL, "batch.global_sequences=640", "--trace", "trace.json")
+    assert "it shows 6 of 320 microbatches" in result.out
+
+
+def test_it_is_repeatable_and_needs_no_torch(fourfold) -> None:
+    code = (
+        "import sys; from fourfold.cli.app import run; "
+        f"assert run(['simulate', *{LLAMA!r}]) == 0; assert 'torch' not in sys.modules"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == fourfold("simulate", *LLAMA).out
+
+
+def test_what_does_not_fit_is_said(fourfold) -> None:
+    one = (
+        "layout.pp=1",
+        "layout.virtual_stages=1",
+        "layout.cp=1",
+        "layout.tp=8",
+        "layout.dp_shard=1",
+        "layout.schedule=1f1b",
+    )
+    result = fourfold("simulate", "preset:llama3-70b", "--cluster", "dgx-h100:8", *one, "batch.global_sequences=8")
+    assert result.code == 0
+    assert "DOES NOT FIT" in result.out
+    assert "what makes them less: more dp_shard, more tp or pp" in result.out
+
+
+def test_a_stack_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
+    found = document(fourfold, *LLAMA, "--stack", "fourfold")
+    assert found["stack"] == "fourfold"
+    assert found["step_seconds"] == document(fourfold, *LLAMA)["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("preset:llama3-405b-16k",), "--cluster is missing"),
+        ((*LLAMA[:1], "--cluster", "h100-24577"), "did you mean h100-24576"),
+        ((*LLAMA[:1], "--cluster", "this"), "fourfold calibrate"),
+        ((*LLAMA[:1], "--cluster", "nothing.toml"), "nothing.toml: no such file"),
+        ((*LLAMA[:1], "--cluster", "dgx-h100:8"), "what works: --cluster dgx-h100:16384"),
+        ((*LLAMA[:1], "--cluster", "dgx-h100:1024"), "layout.dp_shard=8"),
+        (("preset:llama3-405b", "--cluster", "dgx-h100"), "did you mean preset:llama3-405b"),
+        ((*LLAMA, "--ranks", "100"), "100"),
+        ((*LLAMA, "--pp-rank", "16"), "allowed: 0 to 15"),
+        ((*LLAMA, "--stack", "megatrn"), "allowed: fourfold"),
+        ((*LLAMA, "--tokens", "15X"), "--tokens 15.6T"),
+        ((*LLAMA, "--tokens", "0"), "--tokens 15.6T"),
+        ((*LLAMA, "--tokens", "1e99"), "--tokens 15.6T"),
+        ((*LLAMA, "--failure-hours", "nan"), "--failure-hours 50k"),
+        ((*LLAMA, "--failure-hours", "0"), "--failure-hours 50k"),
+        ((*LLAMA, "--checkpoint-seconds", "0"), "--checkpoint-seconds 60"),
+        ((*LLAMA, "--restart-seconds", "x"), "--restart-seconds 600"),
+        ((*LLAMA, "--repair-seconds", "1e12"), "--repair-seconds 14400"),
+        ((*LLAMA, "--price", "free"), "--price 2.5"),
+        ((*LLAMA, "model.num_layers=100000"), "model.num_layers = 100000"),
+        ((*LLAMA, "layout.schedule=auto", "batch.global_sequences=2000000000"), "too much to simulate"),
+    ],
+)
+def test_every_mistake_has_a_message(fourfold, arguments, said) -> None:
+    result = fourfold("simulate", *arguments)
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.startswith("error: ")
+    assert result.out == ""
+
+
+def test_a_trace_that_cannot_be_written(fourfold) -> None:
+    result = fourfold("simulate", *SMALL, "--trace", "none/trace.json")
+    assert result.code == 1
+    assert "--trace none/trace.json" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("15.6T", 15.6e12),
+        ("16M", 16e6),
+        ("2k", 2e3),
+        ("3G", 3e9),
+        ("3B", 3e9),
+        ("1_000", 1e3),
+        ("1e6", 1e6),
+        (".5k", 500),
+    ],
+)
+def test_numbers_have_suffixes(text: str, value: float) -> None:
+    from fourfold.cli.numbers import parse_number
+
+    assert parse_number(text, "--tokens", "1T") == pytest.approx(value)
+
+
+def test_it_explains_itself(fourfold) -> None:
+    result = fourfold("simulate", "--help")
+    assert result.code == 0
+    for option in (
+        "--cluster",
+        "--stack",
+        "--memory",
+        "--trace",
+        "--tokens",
+        "--failure-hours",
+        "--checkpoint-seconds",
+        "--price",
+    ):
+        assert option in result.out
