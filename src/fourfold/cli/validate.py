@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,7 +102,8 @@ def _validate(rows: list[Row], unread: list[Unread], jobs: int, plots: Path | No
 def _explain(rows: list[Row], name: str, as_json: bool) -> int:
     found = [row for row in rows if row.id == name]
     if not found:
-        near = [row.id for row in rows if name in row.id][:5] or [row.id for row in rows[:5]]
+        ids = [row.id for row in rows]
+        near = get_close_matches(name, ids, n=3, cutoff=0.5) or ids[:3]
         raise UserError(f"--explain {name}: no row has this id; ids are such as {', '.join(near)}")
     case = translate(found[0])
     if isinstance(case, Skip):

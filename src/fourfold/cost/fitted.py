@@ -11,7 +11,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 
-ABOUT = ("rows", "fitted_on")
+ABOUT = ("rows", "memory_rows", "fitted_on", "source")
 """Keys of an entry that are no constants."""
 
 

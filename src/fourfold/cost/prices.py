@@ -19,7 +19,8 @@ class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
     `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
-    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave. `top_k`: experts of a token.
+    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave. `top_k`: experts
+    of a token.
     """
 
     cluster: Cluster

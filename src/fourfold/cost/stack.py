@@ -19,11 +19,12 @@ class Stack:
     `dispatch_once`: a token goes once to every node that has experts of its, not once to every expert (DeepEP, 2025).
     `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward.
 
-    Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own
-    tensors take beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`: what a block keeps for backward beyond the declared, in bytes for
-    each token and element of the hidden state; `gathered_bytes`: the same of all tokens where sequence parallelism splits them
-    (inputs of products kept as they were gathered). `logits_bytes`: what is live of each logit when the loss is made of all tokens at
-    once; 0: the head works chunk by chunk, as it does here, in products of few rows.
+    Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
+    beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`:
+    what a block keeps for backward beyond the declared, in bytes for each token and element of the hidden state; `gathered_bytes`:
+    the same of all tokens where sequence parallelism splits them (inputs of products kept as they were gathered). `logits_bytes`:
+    what is live of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
+    products of few rows.
     """
 
     name: str = "fourfold"

@@ -1,0 +1,121 @@
+"""Laws of collectives: bytes of a ring, tiers, latency, and what more bytes, more ranks or slower links may not do."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourfold.config.hardware import Cluster, Tier, load_cluster
+from fourfold.cost.collectives import NO_LOSS, Span, collective_seconds, ranks_span, transfer_seconds
+from fourfold.cost.links import Links
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+H100 = load_cluster("dgx-h100")
+
+
+def _cluster(*tiers: tuple[int, float, float], kind: str = "switch") -> Cluster:
+    made = tuple(Tier(f"t{i}", kind, n, rate, latency) for i, (n, rate, latency) in enumerate(tiers))  # type: ignore[arg-type]
+    return replace(H100, tiers=made, devices=tiers[-1][0])
+
+
+def _seconds(kind: str, size: float, ranks: range, cluster: Cluster, links: Links = NO_LOSS) -> float:
+    return collective_seconds(kind, size, ranks_span(tuple(ranks), cluster, cluster.devices), cluster, links)
+
+
+def test_a_ring_of_eight_sends_what_rings_send() -> None:
+    cluster = _cluster((8, 450e9, 0.0))
+    size = 1e9
+    assert _seconds("all_reduce", size, range(8), cluster) == pytest.approx(2 * 7 / 8 * size / 450e9)
+    assert _seconds("all_gather", size, range(8), cluster) == pytest.approx(7 / 8 * size / 450e9)
+    assert _seconds("reduce_scatter", size, range(4), cluster) == pytest.approx(3 / 4 * size / 450e9)
+    assert _seconds("all_to_all", size, range(8), cluster) == pytest.approx(7 / 8 * size / 450e9)
+
+
+def test_a_node_of_h100_reaches_the_bandwidth_that_is_measured_there() -> None:
+    """NCCL's bus bandwidth of an all-gather of 16 GiB on eight H200: 361 GB/s."""
+    size = 16 * 2**30
+    seconds = _seconds("all_gather", size / 0.8, range(8), H100, Links())
+    assert 7 / 8 * size / seconds == pytest.approx(361e9, rel=0.02)
+
+
+def test_all_rails_of_a_node_carry_a_ring() -> None:
+    """Sixteen ranks on two nodes: each node's eight ports carry an eighth each."""
+    cluster = _cluster((8, 450e9, 0.0), (16, 50e9, 0.0))
+    whole = _seconds("all_gather", 1e9, range(16), cluster)
+    assert whole == pytest.approx(15 / 16 * 1e9 / 8 / 50e9)
+    alone = _seconds("all_gather", 1e9, range(0, 16, 8), cluster)
+    assert alone == pytest.approx(1 / 2 * 1e9 / 50e9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(KINDS), st.floats(1, 1e10), st.floats(1.0, 100.0), st.sampled_from((2, 4, 8, 16, 32, 64, 128, 256))
+)
+def test_more_bytes_are_not_faster(kind: str, size: float, factor: float, ranks: int) -> None:
+    links = Links()
+    small = _seconds(kind, size, range(ranks), H100, links)
+    assert _seconds(kind, size * factor, range(ranks), H100, links) >= small * (1 - 1e-9) > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(KINDS), st.floats(1e3, 1e10), st.sampled_from((8, 16, 32, 64, 128)))
+def test_more_ranks_of_whole_nodes_are_not_faster(kind: str, size: float, ranks: int) -> None:
+    """A buffer of the same size for a group twice as large; an all-to-all keeps what each sends."""
+    links = Links()
+    few, many = (_seconds(kind, size, range(n), H100, links) for n in (ranks, 2 * ranks))
+    assert many >= few * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(KINDS), st.floats(1e3, 1e10), st.floats(1e9, 4e11))
+def test_no_group_is_faster_than_its_slowest_tier_allows(kind: str, size: float, outer: float) -> None:
+    cluster = _cluster((8, 450e9, 1e-6), (64, outer, 5e-6))
+    seconds = _seconds(kind, size, range(64), cluster)
+    leaves = {"all_reduce": 2 * 63 / 64 / 8, "all_to_all": 56 / 64}.get(kind, 63 / 64 / 8)
+    assert seconds >= leaves * size / outer * 0.999
+    slower = replace(cluster, tiers=(cluster.tiers[0], replace(cluster.tiers[1], bytes_per_second=outer / 2)))
+    assert _seconds(kind, size, range(64), slower) >= seconds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_byte_takes_the_latency_of_the_outermost_tier(kind: str) -> None:
+    assert _seconds(kind, 1, range(8), H100) >= H100.tiers[0].latency_seconds
+    assert _seconds(kind, 1, range(16), H100) >= H100.tiers[1].latency_seconds
+    assert _seconds(kind, 1e9, range(1), H100) == 0
+
+
+def test_hops_between_nodes_cost_more_of_large_messages_than_hops_within() -> None:
+    links = Links()
+    extra = [
+        _seconds("all_gather", 1e8, range(n), H100, links) - _seconds("all_gather", 1e8, range(n), H100)
+        for n in (8, 16, 32)
+    ]
+    assert extra[0] == pytest.approx(7 * links.node_hop_seconds)
+    assert extra[1] == pytest.approx(links.network_hop_seconds * (1 + 14 * links.inner_hop))
+    assert extra[2] > 2 * extra[1] * 0.9
+    dear = _seconds("all_gather", 1e8, range(16), H100, replace(links, network_hop_seconds=1e-3))
+    assert dear > _seconds("all_gather", 1e8, range(16), H100, links)
+
+
+def test_what_is_spared_beyond_the_node_is_not_sent() -> None:
+    span = ranks_span(tuple(range(64)), H100, 64)
+    whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
+    half = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=0.5)
+    assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_groups_divide_a_shared_medium() -> None:
+    cluster = _cluster((4, 10e9, 0.0), kind="shared")
+    one = collective_seconds("all_gather", 1e9, Span(4, (4,), (1,)), cluster)
+    two = collective_seconds("all_gather", 1e9, Span(2, (2,), (2,)), cluster)
+    assert one == pytest.approx(0.75 * 1e9 / 10e9)
+    assert two == pytest.approx(0.5 * 1e9 / (10e9 / 2))
+
+
+def test_a_message_goes_by_the_innermost_tier_that_joins_both() -> None:
+    near, far = transfer_seconds(1e9, 0, 7, H100), transfer_seconds(1e9, 0, 8, H100)
+    assert near == pytest.approx(1e9 / 450e9, rel=0.01)
+    assert far == pytest.approx(1e9 / 50e9, rel=0.01)
+    with pytest.raises(ValueError, match="not both in a cluster"):
+        transfer_seconds(1.0, 0, 10**6, H100)

@@ -1,0 +1,77 @@
+"""The file of fitted constants: every entry known, in range, with the rows it was fitted on; a stack for every name."""
+
+import tomllib
+from dataclasses import fields
+from importlib import resources
+
+import pytest
+
+from fourfold.config.hardware import load_device
+from fourfold.cost.fitted import ABOUT, Fitted, fitted
+from fourfold.cost.kernels import Kernels
+from fourfold.cost.links import Links
+from fourfold.cost.stack import Stack
+from fourfold.validate import DEVICE_KEYS
+
+TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8"))
+
+
+def test_every_key_is_a_constant_and_every_entry_says_its_rows() -> None:
+    known = {
+        "device": {field.name for field in fields(Kernels)},
+        "stack": {field.name for field in fields(Stack)} - {"name"},
+    }
+    for part, names in known.items():
+        for owner, entry in TABLE[part].items():
+            assert set(entry) - names <= set(ABOUT), (part, owner)
+            assert entry.get("rows", 0) >= 0
+            if entry.get("rows"):
+                assert entry["fitted_on"], (part, owner)
+    assert set(TABLE["link"]) - {field.name for field in fields(Links)} <= {*ABOUT, "share"}
+
+
+def test_shares_are_shares() -> None:
+    constants = fitted()
+    for device in (*DEVICE_KEYS, "unheard-of"):
+        for stack in (*TABLE["stack"], "unheard-of"):
+            kernels = constants.kernels(device, constants.stack(stack))
+            shares = (
+                kernels.product_share,
+                kernels.attention_share,
+                kernels.memory_share,
+                kernels.attention_backward_share,
+            )
+            assert all(0 < share <= 1 for share in shares), (device, stack)
+            assert 0 <= kernels.fused <= 1
+    assert 0 < constants.link_share <= 1
+
+
+def test_entries_belong_to_devices_that_there_are() -> None:
+    for device in set(TABLE["device"]) - {"default"}:
+        assert load_device(device).key == device
+
+
+def test_a_stack_that_is_not_listed_is_that_of_the_nearest_year_then_the_default() -> None:
+    entries = {
+        "default": {"fused": 0.5, "link_speed": 0.9},
+        "megatron-2020": {"fused": 0.1},
+        "megatron-2024": {"fused": 0.9, "rows": 3},
+    }
+    constants = Fitted({}, entries, {})
+    assert constants.stack("megatron-2024").fused == 0.9
+    assert constants.stack("megatron-2021").fused == 0.1
+    assert constants.stack("megatron-2026").fused == 0.9
+    assert constants.stack("megatron-2026").name == "megatron-2026"
+    assert constants.stack("megatron-2026").link_speed == 0.9, "what an entry leaves out is the default's"
+    for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatron-lm-2x", "megatron-new"):
+        assert constants.stack(unknown).fused == 0.5
+
+
+def test_constants_reach_the_kernels_of_the_stack() -> None:
+    constants = Fitted(
+        {"default": {"product_share": 0.8}, "x": {"product_share": 0.5}},
+        {"default": {}, "s": {"product_speed": 0.5}},
+        {},
+    )
+    assert constants.kernels("x", constants.stack("s")).product_share == pytest.approx(0.25)
+    assert constants.kernels("y", constants.stack("none")).product_share == pytest.approx(0.8)

@@ -1,0 +1,84 @@
+"""Laws of kernels: none is faster than its device's peak or memory; shapes that fill it are faster than those that do not."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fourfold.config.hardware import load_device
+from fourfold.cost.kernels import Kernels, attention_seconds, kernel_seconds, pass_seconds, product_seconds
+from fourfold.model.work import Attention, Pass, Product
+
+H100 = load_device("h100-sxm")
+KERNELS = Kernels()
+SIZES = st.integers(1, 40_000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, SIZES, SIZES, st.booleans(), st.sampled_from((1, 1, 8)))
+def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, adds: bool, groups: int) -> None:
+    product = Product(m * groups, n, k * groups if adds else k, adds, groups)
+    seconds = product_seconds(product, H100, KERNELS, "bf16", 2)
+    assert seconds >= product.flops / H100.peak("bf16")
+    assert seconds >= 2 * m * n / H100.memory_bytes_per_second
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
+def test_a_larger_product_takes_no_less(m: int, n: int, k: int) -> None:
+    def seconds(m: int, n: int, k: int) -> float:
+        return product_seconds(Product(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
+
+    one = seconds(m, n, k)
+    assert min(seconds(2 * m, n, k), seconds(m, 2 * n, k), seconds(m, n, 2 * k)) >= one * (1 - 1e-9)
+
+
+def test_one_large_product_is_faster_than_its_parts() -> None:
+    whole = product_seconds(Product(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
+    parts = 64 * product_seconds(Product(128, 8192, 8192), H100, KERNELS, "bf16", 2)
+    assert whole < parts
+    experts = product_seconds(Product(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
+    assert whole < experts
+
+
+def test_a_large_product_reaches_the_fitted_share() -> None:
+    product = Product(16384, 16384, 16384)
+    share = product.flops / H100.peak("bf16") / product_seconds(product, H100, KERNELS, "bf16", 2)
+    assert share == pytest.approx(KERNELS.product_share, rel=0.02)
+
+
+def test_fewer_bits_are_faster_on_large_products_and_cost_conversions() -> None:
+    large = Product(16384, 16384, 16384)
+    assert kernel_seconds(large, H100, KERNELS, "fp8", "bf16", 2) < kernel_seconds(
+        large, H100, KERNELS, "bf16", "bf16", 2
+    )
+    thin = Product(16384, 128, 16384)
+    assert kernel_seconds(thin, H100, KERNELS, "fp8", "bf16", 2) > kernel_seconds(
+        thin, H100, KERNELS, "bf16", "bf16", 2
+    )
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward: bool) -> None:
+    attention = Attention(1, 8192, 8192, 32, 8, 128, 128, backward)
+    flash = attention_seconds(attention, H100, KERNELS, "bf16", 2)
+    written = attention_seconds(attention, H100, replace(KERNELS, fused_attention=False), "bf16", 2)
+    again = attention_seconds(
+        attention, H100, replace(KERNELS, fused_attention=False, attention_recomputed=True), "bf16", 2
+    )
+    assert attention.flops / H100.peak("bf16") < flash < written <= again
+    assert (again > written) == backward
+
+
+def test_backward_of_attention_does_five_products_for_two() -> None:
+    forward, backward = (Attention(1, 4096, 4096, 8, 8, 128, 128, b) for b in (False, True))
+    assert backward.flops == pytest.approx(2.5 * forward.flops)
+
+
+def test_fused_passes_move_the_least() -> None:
+    item = Pass(8_000_000, 2_000_000, launches=4)
+    times = [pass_seconds(item, H100, replace(KERNELS, fused=fused)) for fused in (0.0, 0.5, 1.0)]
+    assert times == sorted(times, reverse=True)
+    assert times[2] == pytest.approx(2e6 / (H100.memory_bytes_per_second * KERNELS.memory_share))
+    assert kernel_seconds(Pass(8, 8, 0), H100, KERNELS, "bf16", "bf16", 2) < KERNELS.launch_seconds
