@@ -29,6 +29,8 @@ def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name:
         product_dtype=compute,
         element_bytes=DTYPE_BYTES[compute],
         link_share=constants.link_share,
+        top_k=max(1, facts.model.top_k),
+        links=constants.link_constants,
     )
 
 
