@@ -1,0 +1,146 @@
+"""What one microbatch costs on the ranks that share it, whatever the pipeline and the data parallelism around them.
+
+Everything of a layout that changes what a segment computes: tensor and context parallelism, experts, the microbatch's size, the
+recompute policy. There are some hundreds of such shapes and millions of layouts, so each is priced once, by the segments' own work.
+"""
+
+from dataclasses import dataclass, replace
+
+from fourfold.layout import Layout
+from fourfold.layout.mesh import tensor_head_degree
+from fourfold.model.spec import Segment, build_segments
+from fourfold.plan.request import Request
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import Instruction, Op
+from fourfold.simulate.durations import Durations
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A rank's share of a microbatch."""
+
+    tp: int
+    cp: int
+    cp_method: str
+    ep: int
+    etp: int
+    microbatch_sequences: int
+    recompute: str
+
+    @property
+    def ulysses(self) -> int:
+        return self.cp if self.cp_method == "ulysses" else 1
+
+
+@dataclass(frozen=True)
+class BlockPrice:
+    """Of all segments of the model, one microbatch, one rank of each pipeline stage together.
+
+    `forward_seconds`, `backward_seconds` (recomputation included), `weight_seconds`: that part of the latter that can be put off.
+    `saved_bytes`: what blocks keep for backward, their inputs included; `transient_bytes`: the most that one block needs besides.
+    `head_seconds`, `embedding_seconds`, and `block_seconds` of the cheapest block: both passes of these alone.
+    """
+
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    weight_seconds: float = 0.0
+    saved_bytes: float = 0.0
+    transient_bytes: float = 0.0
+    head_seconds: float = 0.0
+    embedding_seconds: float = 0.0
+    block_seconds: float = 0.0
+
+    def joined(self, other: "BlockPrice", count: int) -> "BlockPrice":
+        """With `count` of another."""
+        return BlockPrice(
+            self.forward_seconds + count * other.forward_seconds,
+            self.backward_seconds + count * other.backward_seconds,
+            self.weight_seconds + count * other.weight_seconds,
+            self.saved_bytes + count * other.saved_bytes,
+            max(self.transient_bytes, other.transient_bytes),
+            self.head_seconds + other.head_seconds,
+            self.embedding_seconds + other.embedding_seconds,
+            min(self.block_seconds or other.block_seconds, other.block_seconds or self.block_seconds),
+        )
+
+
+class BlockPricer:
+    """Prices every kind of segment once for each shape that it can tell apart, and counts them."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        kinds: dict[tuple[str, bool, int], tuple[Segment, int]] = {}
+        for segment in build_segments(request.model):
+            key = (segment.kind, segment.moe, segment.depth)
+            kinds[key] = (segment, kinds.get(key, (segment, 0))[1] + 1)
+        self._kinds = tuple(kinds.values())
+        self._known: dict[tuple[str, BlockShape], BlockPrice] = {}
+
+    def price(self, shape: BlockShape) -> BlockPrice:
+        """Of all segments."""
+        total = BlockPrice()
+        for segment, count in self._kinds:
+            total = total.joined(self._segment(segment, shape), count)
+        return total
+
+    def _segment(self, segment: Segment, shape: BlockShape) -> BlockPrice:
+        if not segment.moe:
+            shape = replace(shape, ep=1, etp=1)
+        if segment.kind != "block":
+            shape = replace(shape, recompute="none")
+        key = (segment.name, shape)
+        if key not in self._known:
+            self._known[key] = _price(self.request, segment, shape)
+        return self._known[key]
+
+
+def _price(request: Request, segment: Segment, shape: BlockShape) -> BlockPrice:
+    facts = _shape_facts(request, shape)
+    durations = Durations(facts, request.prices(facts.layout))
+    footprint = facts.footprint(segment)
+
+    def seconds(op: Op) -> float:
+        return durations.phase(Instruction(op, segment.name, 0)).seconds
+
+    back = seconds(Op.BACKWARD)
+    if segment.kind == "head":
+        return BlockPrice(backward_seconds=back, head_seconds=back)
+    there = seconds(Op.FORWARD)
+    if segment.kind == "embedding":
+        return BlockPrice(there, back, embedding_seconds=there + back)
+    full = shape.recompute == "full"
+    both = back + (there if full else 0.0)
+    return BlockPrice(
+        forward_seconds=there,
+        backward_seconds=both,
+        block_seconds=there + both,
+        weight_seconds=seconds(Op.BACKWARD_WEIGHT),
+        saved_bytes=footprint.output_bytes + (0 if full else footprint.saved_bytes),
+        transient_bytes=(footprint.saved_bytes if full else 0) + max(0, footprint.backward_workspace_bytes),
+    )
+
+
+def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
+    """One replica without a pipeline: the data axes beside it change nothing inside a segment."""
+    model = request.model
+    layout = Layout(
+        pp=1,
+        dp_replicate=1,
+        dp_shard=-(-shape.ep * shape.etp // (shape.cp * shape.tp)),
+        cp=shape.cp,
+        tp=shape.tp,
+        zero=0,
+        schedule="1f1b",
+        microbatch_sequences=shape.microbatch_sequences,
+        num_microbatches=1,
+        sequence_length=request.sequence_length,
+        recompute=("none", *[shape.recompute] * (model.num_layers + model.mtp_layers), "none"),  # type: ignore[arg-type]
+        prefetch=1,
+        cp_method=shape.cp_method,
+        cp_ulysses=shape.ulysses,
+        sequence_parallel=shape.tp > 1,
+        ep=shape.ep,
+        etp=shape.etp,
+        tp_head=shape.tp if model.is_latent else tensor_head_degree(shape.tp, model.num_kv_heads),
+    )
+    return Lowering(model, layout, request.compute, "fp32", "fp32", request.document_mask, request.transport)

@@ -1,0 +1,279 @@
+"""What a layout costs at least: vectorised over every pipeline and every data parallelism around one shape of a replica.
+
+Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, or the traffic of gradients
+and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and moments divided evenly, and the
+activations of the microbatches that the schedule must hold. Nothing that the simulation adds is ever negative, so that a layout
+whose bound is worse than a simulated layout need not be simulated.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourfold.layout import Layout
+from fourfold.model.spec import build_segments
+from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
+from fourfold.plan.request import Candidate, Request
+from fourfold.plan.space import Pipeline, pipelines, shards
+
+Column = NDArray[np.float64]
+Indices = NDArray[np.int64]
+MASTER_BYTES = 12
+GRADIENT_BYTES = 4
+EVEN_SHARE = 0.95
+"""Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic that it
+    may hide; `after_seconds`: what comes after it."""
+
+    shape: BlockShape
+    pipelines: tuple[Pipeline, ...]
+    pipeline: Indices
+    dp_shard: Indices
+    dp_replicate: Indices
+    zero: Indices
+    seconds: Column
+    memory_bytes: Column
+    compute_seconds: Column
+    beside_seconds: Column
+    after_seconds: Column
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def where(self, fixed: Mapping[str, int | str]) -> "Bounds":
+        """Those rows alone that have these values of `Candidate`'s fields."""
+        mask = np.ones(len(self), dtype=bool)
+        for key, value in fixed.items():
+            if key in ("dp_shard", "dp_replicate", "zero"):
+                mask &= getattr(self, key) == value
+            elif key == "dp":
+                mask &= self.dp_shard * self.dp_replicate == value
+            elif key in ("pp", "schedule", "virtual_stages"):
+                mask &= np.array([getattr(p, key) == value for p in self.pipelines])[self.pipeline]
+        if mask.all():
+            return self
+        columns = {name: getattr(self, name)[mask] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def candidate(self, index: int) -> Candidate:
+        pipeline, shape = self.pipelines[int(self.pipeline[index])], self.shape
+        return Candidate(
+            pp=pipeline.pp,
+            schedule=pipeline.schedule,
+            virtual_stages=pipeline.virtual_stages,
+            dp_replicate=int(self.dp_replicate[index]),
+            dp_shard=int(self.dp_shard[index]),
+            zero=int(self.zero[index]),
+            cp=shape.cp,
+            cp_method=shape.cp_method,
+            tp=shape.tp,
+            ep=shape.ep,
+            etp=shape.etp,
+            microbatch_sequences=shape.microbatch_sequences,
+            recompute=shape.recompute,
+        )
+
+
+_COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("shape", "pipelines"))
+
+
+class Bounder:
+    """Bounds of a request's layouts, shape by shape."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._pricer = BlockPricer(request)
+        self._rates: dict[tuple[str, int, int], float] = {}
+        self._known: dict[tuple[int, ...], Arrangements | None] = {}
+
+    @cached_property
+    def parameters(self) -> tuple[float, float]:
+        """(dense, routed experts') parameters of all blocks and of embedding and head."""
+        units = [unit for segment in build_segments(self.request.model) for unit in segment.own]
+        dense = sum(unit.numel for unit in units if unit.domain == "dense")
+        return float(dense), float(sum(unit.numel for unit in units if unit.domain == "expert"))
+
+    def bounds(self, shape: BlockShape) -> Bounds | None:
+        """None where no layout has this shape."""
+        table = self._arrangements(shape)
+        if table is None:
+            return None
+        price = self._pricer.price(shape)
+        compute = self._compute_seconds(price, table)
+        beside, after = self._data_seconds(shape, table)
+        after += self._update_seconds(shape, table)
+        return Bounds(
+            shape,
+            table.pipelines,
+            table.pipeline,
+            table.dp_shard.astype(int),
+            (table.dp / table.dp_shard).astype(int),
+            table.zero.astype(int),
+            np.maximum(compute, beside) + after,
+            self._memory(shape, price, table),
+            compute,
+            beside,
+            after,
+        )
+
+    def _arrangements(self, shape: BlockShape) -> "Arrangements | None":
+        """Every pipeline and data parallelism around a shape."""
+        key = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
+        if key not in self._known:
+            self._known[key] = _arrange(self.request, shape)
+        return self._known[key]
+
+    def _compute_seconds(self, price: BlockPrice, table: "Arrangements") -> Column:
+        """Stages divided evenly, and the idle time that the schedule cannot avoid; never less than one microbatch's whole way."""
+        pp = table.pp
+        forward, backward = price.forward_seconds / pp, price.backward_seconds / pp
+        weights = price.weight_seconds / pp
+        first = table.forward_fill * forward
+        idle = (pp - 1) * np.maximum(first, first + table.backward_fill * backward - table.weight_fill * weights)
+        one = price.forward_seconds + price.backward_seconds - price.weight_seconds
+        each = np.maximum(forward + backward, self._head_rank_seconds(price, table))
+        return np.maximum(table.microbatches * each + idle, one)
+
+    def _update_seconds(self, shape: BlockShape, table: "Arrangements") -> Column:
+        """The optimizer's pass over its shard, and what the stack adds to every step."""
+        request, sharded = self.request, table.zero > 0
+        numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
+        moved = numbers * (GRADIENT_BYTES + 2 * MASTER_BYTES + request.element_bytes)
+        rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
+        return moved / rate + request.stack.step_seconds
+
+    def _head_rank_seconds(self, price: BlockPrice, table: "Arrangements") -> Column:
+        """One microbatch on the rank that holds the head: besides it at least a segment, which is the embedding on a V, for each of
+        its other stages."""
+        others = np.where(table.is_v, price.embedding_seconds, (table.virtual_stages - 1) * price.block_seconds)
+        return price.head_seconds + np.where(table.pp > 1, others, 0.0)
+
+    def _data_seconds(self, shape: BlockShape, table: "Arrangements") -> tuple[Column, Column]:
+        """Reductions of gradients and gathers of parameters beside computation, and what ZeRO-1 and 2 publish after it: of dense
+        parameters and of experts, which travel in groups of their own, whichever takes longer."""
+        experts = shape.ep * shape.etp
+        columns = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
+        if self.parameters[1]:
+            columns.append((self.parameters[1] / (table.pp * experts), shape.cp * shape.tp / experts, experts))
+        both = [self._domain_seconds(numbers, over, stride, table) for numbers, over, stride in columns]
+        return np.maximum.reduce([beside for beside, _ in both]), np.maximum.reduce([after for _, after in both])
+
+    def _domain_seconds(
+        self, numbers: Column, over: float, stride: int, table: "Arrangements"
+    ) -> tuple[Column, Column]:
+        """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
+        zero, microbatches, dp_shard = table.zero, table.microbatches, table.dp_shard
+        gradients, values = numbers * GRADIENT_BYTES, numbers * self.request.element_bytes
+        beside, after = np.zeros_like(numbers), np.zeros_like(numbers)
+        for degree in np.unique(dp_shard):
+            rows = dp_shard == degree
+            n = int(degree * over)
+            if n <= 1:
+                continue
+            gather = self._rate("all_gather", n, stride)(values)
+            per_step = self._rate("reduce_scatter", n, stride)(gradients) * np.where(zero >= 2, microbatches, 1.0)
+            per_step += gather * np.where(zero == 3, 2 * microbatches, 0.0)
+            plain = self._rate("all_reduce", n, stride)(gradients)
+            beside = np.where(rows, np.where(zero == 0, plain, per_step), beside)
+            after = np.where(rows & (zero > 0) & (zero < 3), gather, after)
+        return beside, after
+
+    def _rate(self, kind: str, ranks: int, stride: int) -> Callable[[Column], Column]:
+        """Seconds of a collective by its size, over ranks that far apart: only its bandwidth, for messages are many or few."""
+        key = (kind, ranks, stride)
+        if key not in self._rates:
+            layout = Layout(
+                pp=1, dp_replicate=1, dp_shard=ranks, cp=1, tp=stride, zero=0, schedule="1f1b", microbatch_sequences=1,
+                num_microbatches=1, sequence_length=1, recompute=(), prefetch=1,
+            )  # fmt: skip
+            prices = self.request.prices(layout)
+            small, large = (prices.collective(kind, "dp_shard", size) for size in (10**9, 2 * 10**9))
+            self._rates[key] = (large - small) / 1e9
+        slope = self._rates[key]
+        return lambda size: size * slope
+
+    def _shard_numel(self, shape: BlockShape, pp: Column, dense: Column, sharded: NDArray[np.bool_]) -> Column:
+        """Parameters whose optimizer state a rank holds. `dense`: ranks over which dense ones are sharded."""
+        experts = shape.ep * shape.etp
+        over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
+        whole_dense, whole_experts = self.parameters
+        return whole_dense / (pp * shape.tp * dense) + whole_experts / (pp * experts * over)
+
+    def _memory(self, shape: BlockShape, price: BlockPrice, table: "Arrangements") -> Column:
+        request, pp, zero = self.request, table.pp, table.zero
+        everywhere = np.ones(len(pp), dtype=bool)
+        whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
+        shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
+        states = np.where(zero == 3, shard, whole) * request.element_bytes
+        states += np.where(zero >= 2, shard, whole) * GRADIENT_BYTES
+        states += np.where(zero >= 1, shard, whole) * MASTER_BYTES
+        stack = request.stack
+        block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
+        gathered = np.where(zero == 3, 2 * request.element_bytes, 0) + np.where(zero >= 2, GRADIENT_BYTES, 0)
+        share = np.where(pp > 1, EVEN_SHARE, 1.0)
+        held = (
+            share * (states + table.in_flight * price.saved_bytes / pp) + price.transient_bytes + 0.9 * block * gathered
+        )
+        return held * (1 + stack.slack) + stack.context_bytes
+
+
+@dataclass(frozen=True)
+class Arrangements:
+    """Pipelines and data parallelism around a shape, in parallel columns."""
+
+    pipelines: tuple[Pipeline, ...]
+    pipeline: Indices
+    dp: Column
+    dp_shard: Column
+    zero: Column
+    microbatches: Column
+    pp: Column
+    virtual_stages: Column
+    is_v: Column
+    forward_fill: Column
+    backward_fill: Column
+    weight_fill: Column
+    in_flight: Column
+
+
+def _arrange(request: Request, shape: BlockShape) -> Arrangements | None:
+    ranks = request.devices // (shape.cp * shape.tp)
+    found: list[Pipeline] = []
+    rows: list[tuple[float, ...]] = []
+    for pipeline in pipelines(request, ranks):
+        dp = ranks // pipeline.pp
+        microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
+        if rest:
+            continue
+        fills = (pipeline.forward_fill, pipeline.backward_fill, pipeline.weight_fill)
+        stages = (pipeline.virtual_stages, pipeline.schedule == "zb_v")
+        own = (microbatches, pipeline.pp, *stages, *fills, pipeline.in_flight(microbatches))
+        rows += [(len(found), dp, shard, zero, *own) for shard, zero in _sharding(shape, dp)]
+        found.append(pipeline)
+    if not rows:
+        return None
+    pipeline_column, *columns = np.array(rows).T
+    return Arrangements(tuple(found), pipeline_column.astype(int), *columns)
+
+
+def _sharding(shape: BlockShape, dp: int) -> list[tuple[int, int]]:
+    """(dp_shard, ZeRO stage) within dp replicas. Without ZeRO the division means nothing; without shards there is no ZeRO."""
+    experts = shape.ep * shape.etp
+    rows = []
+    for shard in shards(dp):
+        if (shard * shape.cp * shape.tp) % experts:
+            continue
+        for zero in (0, 1, 2, 3):
+            if zero == 0 and shard != dp:
+                continue
+            if zero and shard * shape.cp == 1:
+                continue
+            rows.append((shard, zero))
+    return rows

@@ -1,0 +1,71 @@
+"""Why a layout lost: it does not fit, cannot be, or spends more seconds on something."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from fourfold.config import UserError
+from fourfold.plan.request import Candidate, Request
+from fourfold.plan.search import Found, Priced, predict_candidate, search
+from fourfold.simulate.step import StepPrediction
+
+KEYS = {field.name: field.type for field in fields(Candidate)}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """`asked`: the fields that a person named. `priced`: the best layout with them, None if there is none, and then `refused` says
+    why. `differences`: seconds that it spends more than the best layout, by what on, mean over pipeline ranks, largest first."""
+
+    asked: Mapping[str, int | str]
+    priced: Priced | None
+    refused: str | None
+    differences: tuple[tuple[str, float], ...] = ()
+
+
+def parse_fixed(text: str) -> dict[str, int | str]:
+    """`tp=16,pp=4` -> fields of a layout. Raises `UserError`."""
+    result: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in (*KEYS, "dp"):
+            raise UserError(
+                f"--explain {part.strip()!r}: not KEY=VALUE with a key of a layout; allowed keys: {', '.join(KEYS)}, dp; "
+                f"a value that works: --explain tp=8,pp=4"
+            )
+        if KEYS.get(key) in ("str", str):
+            result[key] = value
+        elif value.isdigit() and 0 <= int(value) <= 1_000_000:
+            result[key] = int(value)
+        else:
+            raise UserError(f"--explain {key}={value}: allowed: a whole number; a value that works: --explain {key}=2")
+    return result
+
+
+def explain(request: Request, fixed: Mapping[str, int | str], found: Found, budget_seconds: float) -> Explanation:
+    """Searches among the layouts with these fields alone, and sets the best of them beside the best of all."""
+    own = search(request, budget_seconds, most_simulations=12, keep=1, fixed=fixed)
+    if not own.best:
+        if own.smallest is not None:
+            held = own.smallest[1] / 1e9
+            limit = request.memory_bytes / 1e9
+            return Explanation(
+                fixed, None, f"nothing with it fits: the least that a device would hold is {held:.0f} GB of {limit:.0f}"
+            )
+        return Explanation(fixed, None, "no layout of this model, cluster and batch has it: degrees must divide")
+    best = found.best[0] if found.best else own.best[0]
+    here = predict_candidate(request, own.best[0].candidate)
+    there = predict_candidate(request, best.candidate)
+    mine, theirs = mean_spent(here), mean_spent(there)
+    rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]
+    rows.sort(key=lambda row: (-abs(row[1]), row[0]))
+    return Explanation(fixed, own.best[0], None, tuple(rows))
+
+
+def mean_spent(step: StepPrediction) -> dict[str, float]:
+    """Where the seconds of the whole step went, mean over pipeline ranks."""
+    ranks = step.along(lambda simulation: simulation.spent)
+    sums: dict[str, float] = {}
+    for rank in ranks:
+        for kind, seconds in rank.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds / len(ranks)
+    return sums

@@ -1,0 +1,155 @@
+"""What is asked of the planner: a model, a cluster, a batch; and what a layout is before it is one."""
+
+from dataclasses import dataclass, replace
+
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.config.hardware import Cluster
+from fourfold.config.run_file import parse_run
+from fourfold.config.schema import LayoutSection
+from fourfold.cost.kernels import Kernels
+from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
+from fourfold.layout import Layout, resolve_layout
+from fourfold.program.buffers import Lowering, Transport
+from fourfold.simulate.run_prices import prices_for, transport_on
+
+MEMORY_SHARE = 0.94
+"""Of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One step of `model` on all devices of a cluster: `global_sequences` rows of `sequence_length` tokens.
+
+    `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
+    """
+
+    model: ModelConfig
+    template: Prices
+    sequence_length: int
+    global_sequences: int
+    memory_bytes: int
+    compute: str = "bf16"
+    document_mask: bool = False
+    transport: Transport = "native"
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelConfig,
+        cluster: Cluster,
+        sequence_length: int,
+        global_sequences: int,
+        compute: str = "bf16",
+        stack: str | None = None,
+        memory_share: float = MEMORY_SHARE,
+        document_mask: bool = False,
+    ) -> "Request":
+        """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). Raises `UserError`."""
+        transport = transport_on(cluster)
+        config = _run(global_sequences, sequence_length, compute, document_mask, LayoutSection(dp_shard=1))
+        model = replace(model, max_position=max(model.max_position, sequence_length))
+        facts = Lowering.of(config, model, resolve_layout(config, model), transport)
+        template = prices_for(config, facts, cluster, stack)
+        memory_bytes = int(cluster.device.memory_bytes * memory_share)
+        return cls(model, template, sequence_length, global_sequences, memory_bytes, compute, document_mask, transport)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.template.cluster
+
+    @property
+    def kernels(self) -> Kernels:
+        return self.template.kernels
+
+    @property
+    def stack(self) -> Stack:
+        return self.template.stack
+
+    @property
+    def devices(self) -> int:
+        return self.cluster.devices
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.global_sequences * self.sequence_length
+
+    @property
+    def element_bytes(self) -> int:
+        return self.template.element_bytes
+
+    def prices(self, layout: Layout) -> Prices:
+        """For the ranks of a layout."""
+        return replace(self.template, layout=layout)
+
+    def run(self, layout: LayoutSection) -> RunConfig:
+        """The run of one layout. The model goes beside it, resolved."""
+        return _run(self.global_sequences, self.sequence_length, self.compute, self.document_mask, layout)
+
+
+def _run(
+    global_sequences: int, sequence_length: int, compute: str, document_mask: bool, layout: LayoutSection
+) -> RunConfig:
+    table = {
+        "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": 1},
+        "precision": {"compute": compute},
+        "data": {"document_mask": document_mask},
+    }
+    return parse_run(table, source="plan").model_copy(update={"layout": layout})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout's degrees and policies, in the words of a run file."""
+
+    pp: int
+    schedule: str
+    virtual_stages: int
+    dp_replicate: int
+    dp_shard: int
+    zero: int
+    cp: int
+    cp_method: str
+    tp: int
+    ep: int
+    etp: int
+    microbatch_sequences: int
+    recompute: str
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    def section(self) -> LayoutSection:
+        """As the run file's `[layout]`; sequence parallelism wherever there is tensor parallelism."""
+        return LayoutSection(
+            pp=self.pp,
+            schedule=self.schedule,
+            virtual_stages=self.virtual_stages,
+            dp_replicate=self.dp_replicate,
+            dp_shard=self.dp_shard,
+            zero=self.zero,
+            cp=self.cp,
+            cp_method=self.cp_method,
+            tp=self.tp,
+            sequence_parallel=self.tp > 1,
+            ep=self.ep,
+            etp=self.etp,
+            microbatch_sequences=self.microbatch_sequences,
+            recompute=self.recompute,
+        )
+
+    def words(self) -> str:
+        """`tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""
+        parts = [f"tp {self.tp}"] if self.tp > 1 else []
+        parts += [f"cp {self.cp} ({self.cp_method})"] if self.cp > 1 else []
+        stages = f", v {self.virtual_stages}" if self.virtual_stages > 1 else ""
+        parts += [f"pp {self.pp} ({self.schedule}{stages})"] if self.pp > 1 else []
+        replicated = f" ({self.dp_replicate} x {self.dp_shard})" if self.dp_replicate > 1 and self.zero else ""
+        parts += [f"dp {self.dp}{replicated}"] if self.dp > 1 else []
+        experts = [f"ep {self.ep}"] if self.ep > 1 else []
+        experts += [f"etp {self.etp}"] if self.etp > 1 else []
+        degrees = " x ".join(parts) or "one device"
+        policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
+        return ", ".join([degrees, *experts, *policies])
