@@ -278,17 +278,23 @@ class Lowering:
         return self._policies[segment.name]
 
     def footprint(self, segment: Segment) -> Footprint:
-        return self._footprints[segment.kind, segment.moe, segment.depth, self.policy(segment)]
+        return self._footprint(segment, self.policy(segment))
 
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""
-        return self._footprints[segment.kind, segment.moe, segment.depth, "full"].forward_workspace_bytes
+        return self._footprint(segment, "full").forward_workspace_bytes
+
+    def _footprint(self, segment: Segment, policy: str) -> Footprint:
+        key = (segment.kind, segment.moe, segment.depth, policy)
+        found = self._footprints.get(key)
+        if found is None:
+            found = self._footprints[key] = segment_footprint(segment, self.model, self.shape, policy)
+        return found
 
     @cached_property
     def _footprints(self) -> dict[tuple[str, bool, int, str], Footprint]:
-        """By kind of segment and policy; every kind under `full` too, as evaluation keeps nothing either."""
-        kinds = {(s.kind, s.moe, s.depth, policy): s for s in self.segments for policy in (self.policy(s), "full")}
-        return {key: segment_footprint(s, self.model, self.shape, key[3]) for key, s in kinds.items()}
+        """By kind of segment and policy, as far as they were asked for."""
+        return {}
 
     @cached_property
     def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
