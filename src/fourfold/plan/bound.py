@@ -159,7 +159,7 @@ class Bounder:
         """Reductions of gradients and gathers of parameters beside computation, and what ZeRO-1 and 2 publish after it: of dense
         parameters and of experts, which travel in groups of their own, whichever takes longer."""
         experts = shape.ep * shape.etp
-        columns = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
+        columns: list[tuple[Column, float, int]] = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
         if self.parameters[1]:
             columns.append((self.parameters[1] / (table.pp * experts), shape.cp * shape.tp / experts, experts))
         both = [self._domain_seconds(numbers, over, stride, table) for numbers, over, stride in columns]

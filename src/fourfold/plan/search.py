@@ -163,6 +163,7 @@ def search(
     best: list[Priced] = []
     relatives: dict[Candidate, int] = {}
     corrections: dict[tuple[str, int, int, int], float] = {}
+    fuller: dict[tuple[object, ...], float] = {}
     timelines = Timelines(request)
     while queue and len(best) < keep and counts.simulated < most_simulations:
         if time.monotonic() - started > budget_seconds:
@@ -182,6 +183,11 @@ def search(
             if level == TIMELINE and kind in corrections:
                 heappush(queue, (now * corrections[kind], CORRECTED, place, None))
                 continue
+            sizes = (*kind, candidate.recompute, candidate.microbatch_sequences)
+            bytes_bound = float(memory[order[place]])
+            if bytes_bound * fuller.get(sizes, 1.0) > request.memory_bytes:
+                counts.too_large += 1
+                continue
             relative = family(candidate)
             if relatives.get(relative, 0) >= RELATIVES:
                 counts.like_a_simulated_one += 1
@@ -193,6 +199,7 @@ def search(
             continue
         counts.simulated += 1
         exact = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
+        fuller[sizes] = min(fuller.get(sizes, float("inf")), max(step.device_bytes) / bytes_bound)
         corrections[kind] = min(corrections.get(kind, float("inf")), step.seconds / exact)
         result = Priced(candidate, step.seconds, step.device_bytes, float(seconds[order[place]]))
         if result.memory_bytes > request.memory_bytes:
