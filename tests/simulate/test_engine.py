@@ -185,3 +185,18 @@ def test_no_mutation_hangs() -> None:
             assert verify(by_rank(mutant, facts), facts)
     assert 0 < len(refused) < 60
     assert all("wait for each other" in text or "has not been started" in text for text in refused)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "dualpipe_v", "zb_h2"])
+def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
+    virtual = 1 if schedule == "zb_h2" else 2
+    facts = make_facts(
+        {"num_layers": 32, "hidden_size": 2048, "num_heads": 16, "ffn_size": 8192},
+        sequence_length=2048, accumulation=100, transport="native", precision={"compute": "bf16"}, pp=16,
+        schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=2, tp=2,
+    )  # fmt: skip
+    prices = real_prices(facts)
+    predicted, whole = predict_step(facts, prices), simulate(facts, prices)
+    assert not predicted.is_whole
+    assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
+    assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)

@@ -173,11 +173,15 @@ def simulated_microbatches(facts: Lowering) -> int:
 
 STEADY_ROUNDS = {"zb_v": 3, "interleaved_1f1b": 4, "dualpipe_v": 4, "zb_h2": 4}
 """After how many rounds of pp microbatches a step repeats itself, found by simulating whole steps; the other schedules after 2."""
+LONG_PIPELINE, LONG_ROUNDS = 16, 3
+"""From so many ranks on, so many rounds suffice."""
 
 
 def steady_microbatches(facts: Lowering) -> int:
     """From so many microbatches on, every further round of pp of them adds the same time, and to GPipe's memory the same."""
-    return STEADY_ROUNDS.get(facts.layout.schedule, 2) * facts.layout.pp
+    pp = facts.layout.pp
+    rounds = STEADY_ROUNDS.get(facts.layout.schedule, 2)
+    return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
 
 
 def with_microbatches(facts: Lowering, number: int) -> Lowering:
