@@ -1,9 +1,9 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/fit_constants.py DIR [--write] [--cross FILE.json] [--rows 30] [--sweep-rows 150] [--rounds 3]
+    python benchmarks/fit_constants.py DIR [--write] [--cross FILE.json] [--rows 30] [--sweep-rows 150] [--rounds 3] [--jobs 2]
 
-DIR holds files of rows, as for `fourfold validate`. The shipped file is where the fit starts and what every constant is held to: a
-stack with few rows stays near it. The loss is the soft L1 of log(predicted / measured), every file weighing by the
+DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts and what every constant is
+held to: a stack with few rows stays near it. The loss is the soft L1 of log(predicted / measured), every file weighing by the
 square root of its rows, so that no sweep decides alone. The model is linearised (Gauss-Newton): one constant's name is varied
 at a time for all devices, or all stacks, at once, because a row depends on one of each.
 
@@ -20,7 +20,9 @@ import sys
 import time
 import tomllib
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,20 +37,28 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.buffers import Lowering
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import simulate, steady_microbatches, with_microbatches
-from fourfold.validate import Case, Outcome, Skip, read_rows, translate
+from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
 from fourfold.validate.predict import case_facts, case_prices, check_size, predict_case
 
 FITTED = Path(__file__).parents[1] / "src" / "fourfold" / "cost" / "fitted.toml"
+PRIOR = Path(__file__).parent / "prior_constants.toml"
+HEAD = """\
+# Constants fitted to measurements: of devices, links, software stacks; never of a row or a model. `rows`: on how many step times,
+# `memory_rows`: on how many peaks of memory, `fitted_on`: of which sources; `source`: what else a value is taken from.
+# Written by benchmarks/fit_constants.py.
+
+"""
 Table = dict[str, dict]
 
 FAMILIES = {
     "volta": ("v100-sxm-16", "v100-sxm-32"),
     "ampere": ("a100-pcie-40", "a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "a800-sxm-80"),
     "hopper": ("h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
-    "blackwell": ("b200", "b300", "gb200", "gb300"),
+    "blackwell": ("b200", "gb200"),
+    "blackwell ultra": ("b300", "gb300"),
 }
-LINK = {"share": 0.1, "network_share": 0.1, "node_hop_seconds": 0.5, "network_hop_seconds": 0.6}
+LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
 STACK = {
     "product_speed": 0.1,
@@ -56,14 +66,15 @@ STACK = {
     "link_speed": 0.2,
     "fused": 0.3,
     "host_launch_seconds": 0.8,
-    "host_collective_seconds": 0.6,
     "host_crowded_seconds": 0.3,
     "network_hops": 0.5,
-    "contention": 0.5,
 }
+ALWAYS = ("product_speed", "attention_speed", "link_speed", "fused")
+SEEN = {"nanotron": ("host_launch_seconds", "host_crowded_seconds", "network_hops"), "nemo": ("host_launch_seconds",)}
+"""What shows only in layouts that are bad enough, or in models of many small kernels: by framework."""
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
 LEAST_ROWS = 6
-LIMITS = {"fused": (0.05, 1.0), "share": (0.5, 0.95), "network_share": (0.7, 1.2), "product_share": (0.3, 0.9)}
+LIMITS = {"fused": (0.05, 1.0), "share": (0.5, 0.9), "network_share": (0.7, 1.15), "product_share": (0.3, 0.9)}
 OUTLIER = 0.12
 SWEEP_FACTOR = 4.0
 
@@ -116,8 +127,8 @@ def parameters(cases: list[Case], left_out: set[str]) -> list[tuple[str, str, st
     for family in sorted(f for f, n in devices.items() if f and n >= LEAST_ROWS):
         found += [("device", family, name) for name in DEVICE if name != "low_share" or low[family] >= LEAST_ROWS]
     for stack in sorted(s for s, n in stacks.items() if n >= LEAST_ROWS and s not in left_out):
-        sweep = stack.startswith("nanotron")
-        found += [("stack", stack, n) for n in STACK if sweep or n not in ("host_crowded_seconds", "network_hops")]
+        seen = SEEN.get(stack.partition("-")[0], ())
+        found += [("stack", stack, n) for n in STACK if n in ALWAYS or n in seen]
     return found
 
 
@@ -215,22 +226,9 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
     return kept
 
 
-def fit_times(rows: list[Lowered], table: Table, prior: Table, left_out: set[str], rounds: int) -> Table:
-    table = copied(table)
-    cases = [row.case for row in rows]
-    names, weights = parameters(cases, left_out), weights_of(cases)
-    for number in range(rounds):
-        base = logs(rows, table)
-        say(f"round {number}: mean |error| {np.abs(np.exp(base) - 1).mean():.3f}, {len(names)} constants")
-        change = solve(base, jacobian(rows, table, names, base), weights, names, table, prior)
-        for each, amount in zip(names, change, strict=True):
-            put(table, *each, get(table, *each) * float(np.exp(amount)))
-    return table
-
-
 def middle_stack(table: Table, counts: dict[str, int]) -> None:
     """Gives `stack.default` the middle of the stacks of many sources: what an unknown stack is taken to be."""
-    for name in ("product_speed", "attention_speed", "link_speed", "fused", "host_launch_seconds", "contention"):
+    for name in ("product_speed", "attention_speed", "link_speed", "fused"):
         values = [
             get(table, "stack", s, name)
             for s, n in counts.items()
@@ -264,10 +262,9 @@ def _peak(row: Lowered, stack: object) -> int:
     return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
 
 
-def fit_memory(rows: list[Lowered], table: Table) -> dict[str, int]:
+def fit_memory(rows: list[Lowered], table: Table, matrix: Numbers, measured: Numbers) -> dict[str, int]:
     """Sets `extra` and the three constants of every stack with enough rows; returns their numbers."""
     counts: dict[str, int] = {}
-    matrix, measured = memory_rows(rows, table)
     for stack in sorted({row.case.stack for row in rows}):
         mine = [i for i, row in enumerate(rows) if row.case.stack == stack]
         if len(mine) < LEAST_ROWS:
@@ -275,7 +272,8 @@ def fit_memory(rows: list[Lowered], table: Table) -> dict[str, int]:
         weights = np.ones(len(mine))
         relative = matrix[mine] / measured[mine, None]
         held = np.diag([0.5, 0.12, 0.12, 0.12]) * np.sqrt(len(mine)) * 0.3
-        target = np.array([1.0, 0.2, 0.0, 0.6])
+        starts = [get(table, "stack", stack, name) if name != "gathered_bytes" else 0.0 for name in MEMORY]
+        target = np.array([1.0, *(start / unit for start, unit in zip(starts, MEMORY.values(), strict=True))])
         for _ in range(12):  # least absolute relative errors by reweighting
             left = np.concatenate([weights[:, None] * relative, held])
             right = np.concatenate([weights, held @ target])
@@ -311,24 +309,48 @@ def prepare(cases: list[Case]) -> list[Lowered]:
     return rows
 
 
-def fit(table: Table, timed: list[Lowered], held: list[Lowered], left_out: str | None, rounds: int) -> Table:
-    """`left_out`: a file whose rows are not looked at, and whose stacks, where no other file has them, have no entry."""
-    kept = [row for row in timed if row.case.file != left_out]
-    known = {row.case.stack for row in kept}
-    gone = {row.case.stack for row in (*timed, *held) if row.case.file == left_out} - known
-    start = copied(table)
-    for stack in gone:
-        start["stack"].pop(stack, None)
-    fitted_table = fit_times(kept, start, start, gone, rounds)
-    counts: dict[str, int] = defaultdict(int)
-    for row in kept:
-        counts[row.case.stack] += 1
-    middle_stack(fitted_table, {s: n for s, n in counts.items() if not s.startswith("nanotron")})
-    memory_counts = fit_memory([row for row in held if row.case.file != left_out], fitted_table)
-    for stack in gone:
-        fitted_table["stack"].pop(stack, None)
-    _about(fitted_table, kept, memory_counts)
-    return fitted_table
+@dataclass
+class Bench:
+    """Rows for times with the linearised model at `table`, rows for memory with theirs."""
+
+    table: Table
+    prior: Table
+    timed: list[Lowered]
+    held: list[Lowered]
+    names: list[tuple[str, str, str]] = field(default_factory=list)
+    base: Numbers = field(default_factory=lambda: np.zeros(0))
+    matrix: Numbers = field(default_factory=lambda: np.zeros((0, 0)))
+    memory: tuple[Numbers, Numbers] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
+
+    def linearise(self) -> None:
+        self.names = parameters([row.case for row in self.timed], set())
+        self.base = logs(self.timed, self.table)
+        self.matrix = jacobian(self.timed, self.table, self.names, self.base)
+        self.memory = memory_rows(self.held, self.table)
+
+    def step(self, left_out: str | None = None) -> Table:
+        """The table one step on. `left_out`: a file whose rows are not looked at, and whose stacks, where no other file has
+        them, have no entry afterwards; constants of devices that no other row has go back to the prior."""
+        table, kept = copied(self.table), [i for i, row in enumerate(self.timed) if row.case.file != left_out]
+        rows = [self.timed[i] for i in kept]
+        known = {row.case.stack for row in rows}
+        gone = {row.case.stack for row in (*self.timed, *self.held) if row.case.file == left_out} - known
+        columns = [i for i, (part, owner, _) in enumerate(self.names) if part != "stack" or owner not in gone]
+        names = [self.names[i] for i in columns]
+        weights = weights_of([row.case for row in rows])
+        matrix = self.matrix[np.ix_(kept, columns)]
+        for each, amount in zip(names, solve(self.base[kept], matrix, weights, names, table, self.prior), strict=True):
+            put(table, *each, get(table, *each) * float(np.exp(amount)))
+        for stack in gone:
+            table["stack"].pop(stack, None)
+        counts: dict[str, int] = defaultdict(int)
+        for row in rows:
+            counts[row.case.stack] += 1
+        middle_stack(table, {s: n for s, n in counts.items() if not s.startswith("nanotron")})
+        mine = [i for i, row in enumerate(self.held) if row.case.file != left_out]
+        numbers = fit_memory([self.held[i] for i in mine], table, self.memory[0][mine], self.memory[1][mine])
+        _about(table, rows, numbers)
+        return table
 
 
 def _about(table: Table, rows: list[Lowered], memory_counts: dict[str, int]) -> None:
@@ -352,14 +374,18 @@ def rounded(value: object) -> object:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def cross(table: Table, timed: list[Lowered], held: list[Lowered], rows: list, rounds: int) -> Outcome:
+def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
+    return predict_case(case, constants.get(case.file) or constants[""])
+
+
+def cross(bench: Bench, rows: list, jobs: int) -> Outcome:
     """Every row predicted with constants that were fitted without its file."""
-    constants: dict[str, Fitted] = {}
-    for file in sorted({row.case.file for row in (*timed, *held)}):
-        say(f"without {file}")
-        constants[file] = constants_of(fit(table, timed, held, file, rounds))
-    whole = constants_of(table)
-    return compare(rows, lambda case: predict_case(case, constants.get(case.file, whole)), _progress())
+    files = sorted({row.case.file for row in (*bench.timed, *bench.held)})
+    constants = {file: constants_of(rounded(bench.step(file))) for file in files}  # type: ignore[arg-type]
+    constants[""] = constants_of(bench.table)
+    predict = partial(predict_by_file, constants=constants)
+    with ProcessPoolExecutor(jobs) as pool:
+        return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
 
 
 def _progress():  # type: ignore[no-untyped-def]
@@ -380,11 +406,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     rows, _ = read_rows([options.folder], strict=False)
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
-    text = FITTED.read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = prepare(chosen(cases, options.rows, options.sweep_rows))
     generator = random.Random(11)
     by_file = defaultdict(list)
@@ -395,15 +421,22 @@ def main() -> None:
         [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), 2 * options.rows))]
     )
     say(f"{len(timed)} rows for times, {len(held)} for memory")
-    result = fit(table, timed, held, None, options.rounds)
-    error = np.abs(np.exp(logs(timed, result)) - 1)
+    bench = Bench(table, copied(table), timed, held)
+    for number in range(options.rounds):
+        bench.linearise()
+        say(f"round {number}: mean |error| {np.abs(np.exp(bench.base) - 1).mean():.3f}, {len(bench.names)} constants")
+        bench.table = bench.step()
+    if options.cross or not options.rounds:
+        bench.linearise()
+    else:
+        bench.base = logs(timed, bench.table)
+    result, error = bench.table, np.abs(np.exp(bench.base) - 1)
     for file in sorted({row.case.file for row in timed}):
         say(f"{file}: {error[[row.case.file == file for row in timed]].mean():.3f}")
     if options.write:
-        head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-        FITTED.write_text(head + "\n" + tomli_w.dumps(rounded(result)), encoding="utf-8")  # type: ignore[arg-type]
+        FITTED.write_text(HEAD + tomli_w.dumps(rounded(result)), encoding="utf-8")  # type: ignore[arg-type]
     if options.cross:
-        outcome = cross(result, timed, held, rows, 1)
+        outcome = cross(bench, rows, options.jobs)
         options.cross.write_text(json.dumps(outcome.to_json()), encoding="utf-8")
 
 

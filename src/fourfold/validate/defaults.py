@@ -38,7 +38,7 @@ DEFAULTS: dict[str, str] = {
     "microbatch_sequences": "global batch / (dp x accumulation) where both are stated, else 1 sequence.",
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
-    "products and rebuild what is cheap; else none.",
+    "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",

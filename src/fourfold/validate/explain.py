@@ -6,15 +6,16 @@ from typing import Any
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case
-from fourfold.validate.predict import case_facts, case_prices, check_size
+from fourfold.validate.predict import case_facts, case_prices, settle
 
 
 def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
     """Plain tables, lists, numbers and texts. `seconds`: of the step, by kind, the mean over pipeline ranks; they sum to the step.
     `memory`: of the pipeline rank that holds most. Raises `UserError` where the layout cannot be."""
+    constants = constants or fitted()
+    case, prediction = settle(case, constants)
     facts = case_facts(case)
-    check_size(facts)
-    prices = case_prices(case, facts, constants or fitted())
+    prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
     simulation = step.simulation
     total: dict[str, float] = {}
@@ -26,7 +27,8 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
     if case.measured.last_rank_alone:
         rank = len(step.device_bytes) - 1
     peak = simulation.peaks[rank]
-    held = {**peak.by_kind(), "context, caches and slack": step.device_bytes[rank] - peak.bytes}
+    counted = prediction.memory_bytes or 0.0
+    held = {**peak.by_kind(), "beyond the program's buffers": counted - peak.bytes}
     return {
         "id": case.id,
         "source": case.source,
@@ -40,8 +42,8 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
         "measured": _stated(asdict(case.measured)),
         "predicted": {
             "step_seconds": step.seconds,
-            "memory_bytes": step.device_bytes[rank],
-            "fits": step.device_bytes[rank] <= prices.cluster.device.memory_bytes,
+            "memory_bytes": prediction.memory_bytes,
+            "fits": prediction.fits,
         },
         "seconds": {k: v * scale for k, v in sorted(total.items(), key=lambda item: -item[1])},
         "memory": {"pp_rank": rank, "at": simulation.programs[rank].instructions[peak.index].short, "bytes": held},

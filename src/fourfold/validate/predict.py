@@ -18,18 +18,47 @@ from fourfold.validate.case import Case, Prediction
 
 LARGEST_PROGRAM = 500_000
 """Passes over segments in one simulated step."""
+MOST_LAYERS = 2_000
+MOST_DIVISIONS = 50_000_000
+"""stages x layers^2, in which stages are found."""
 
 
 def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     """Raises `UserError` where the layout cannot be."""
-    constants = constants or fitted()
+    return settle(case, constants or fitted())[1]
+
+
+def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
+    """The case and its prediction. Recomputation that the source leaves open is the least that lets the run fit, of none and
+    selective; it fits if it does with full recomputation. Raises `UserError`."""
+    found = _predicted(case, constants)
+    if found.fits or not case.recompute_open:
+        return case, found
+    policies = {"none": ("selective", "full"), "selective": ("full",)}.get(case.layout.recompute, ())
+    for policy in policies:
+        other = replace(case, layout=replace(case.layout, recompute=policy))
+        tried = _predicted(other, constants)
+        if policy == "selective":
+            case, found = other, tried
+        if tried.fits:
+            return case, replace(found, fits=True)
+    return case, found
+
+
+def _predicted(case: Case, constants: Fitted) -> Prediction:
     facts = case_facts(case)
     check_size(facts)
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
     held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
-    fits = max(step.device_bytes) <= prices.cluster.device.memory_bytes
-    return Prediction(step.seconds, counted_bytes(held, case, prices.stack), fits)
+    return Prediction(step.seconds, counted_bytes(held, case, prices.stack), _fits(max(step.device_bytes), prices))
+
+
+def _fits(held: int, prices: Prices) -> bool:
+    """An allocator that runs out gives back the blocks that it holds free: what is live and the context must have room."""
+    stack = prices.stack
+    live = (held - stack.context_bytes) / (1 + stack.slack)
+    return live + stack.context_bytes <= prices.cluster.device.memory_bytes
 
 
 def counted_bytes(held: int, case: Case, stack: Stack) -> float:
@@ -56,7 +85,12 @@ def check_size(facts: Lowering) -> None:
 def case_facts(case: Case) -> Lowering:
     """What lowering reads, as for a run of this project over NCCL."""
     request = case.layout
-    layout = {
+    layers, stages = case.model.num_layers, request.pp * request.virtual_stages
+    if layers > MOST_LAYERS or stages * layers**2 > MOST_DIVISIONS:
+        raise UserError(
+            f"{layers} layers in {stages} stages: at most {MOST_LAYERS} layers are simulated, fewer in many stages"
+        )
+    layout: dict[str, Any] = {
         name: getattr(request, name)
         for name in (
             "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",

@@ -28,10 +28,11 @@ def read_rows(paths: Sequence[str | Path], strict: bool = True) -> tuple[list[Ro
         try:
             values = _load(file)
             if isinstance(values, dict):
-                values = _inner_list(values)
-            if values is None:
-                unread.append(Unread(file.name, "a table of tables, not a list of runs"))
-                continue
+                inner = _inner_list(values)
+                if inner is None:
+                    unread.append(Unread(file.name, "a table of tables, not a list of runs"))
+                    continue
+                values = inner
             if not isinstance(values, list):
                 raise UserError(f"{file}: holds a {type(values).__name__}; allowed: a list of rows, each a table")
         except UserError as error:

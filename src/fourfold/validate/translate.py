@@ -10,7 +10,7 @@ from fourfold.validate.machine import device_of, network_of
 from fourfold.validate.measured import measured_of
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
-from fourfold.validate.words import attention_of, precision_of
+from fourfold.validate.words import attention_of, is_recompute_open, precision_of
 
 
 def translate(row: Row) -> Case | Skip:
@@ -61,6 +61,7 @@ def _case(row: Row) -> Case:
         measured=measured,
         attention=attention_of(row, stack, filled),
         even_stages=stack.is_megatron_kin,
+        recompute_open=is_recompute_open(row),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),

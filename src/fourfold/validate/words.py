@@ -40,11 +40,16 @@ def _low(text: str, device: str, filled: Filled) -> str | None:
     return filled.fill("precision", "fp8", "fp8_flavour")
 
 
+def is_recompute_open(row: Row) -> bool:
+    """Whether the source leaves out what is recomputed."""
+    text = (row.recompute or "").lower()
+    return not text or "not stated" in text or "see recipe" in text or text == "null"
+
+
 def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str, ...]]:
     """(policy, modules that are recomputed where it is selective)."""
     text = (row.recompute or "").lower()
-    unstated = not text or "not stated" in text or "see recipe" in text or text == "null"
-    if unstated:
+    if is_recompute_open(row):
         full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
         return filled.fill("recompute", "selective" if stack.framework in ("maxtext", "paxml") else policy), ()

@@ -1,0 +1,120 @@
+"""Writes docs/accuracy.md and its drawings: published runs predicted, with fitted constants and with those fitted without their file.
+
+    python benchmarks/fit_constants.py DIR --rounds 0 --cross cross.json
+    python benchmarks/accuracy.py DIR cross.json [--jobs 2]
+
+DIR holds files of rows, as for `fourfold validate`.
+"""
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from fourfold.validate import Outcome, defaults_lines, read_rows
+from fourfold.validate import validate as compare
+from fourfold.validate.predict import predict_case
+from fourfold.validate.scatter import write_scatters
+
+DOCS = Path(__file__).parents[1] / "docs"
+TEXT = Path(__file__).parent / "accuracy_text.md"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def summaries(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        *((name, s["metrics"]) for name, s in document["by_source"].items()),
+        ("**all**", document["overall"]["metrics"]),
+    ]
+
+
+def times(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+    """Step time, fitted beside cross-validated."""
+    rows = []
+    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+        if not one["step"]["count"]:
+            continue
+        row = [name, str(one["step"]["count"]), percent(one["null_mean"])]
+        for metrics in (one, two):
+            step = metrics["step"]
+            row += [percent(step["median"]), percent(step["mean"]), percent(step["bias"]), number(metrics["skill"])]
+        rows.append([*row, percent(one["healthy"]["mean"]), percent(two["healthy"]["mean"])])
+    head = ["source", "runs", "null %", "median %", "mean %", "bias %", "skill"]
+    return table([*head, *(f"cross {text}" for text in head[3:]), "healthy mean %", "cross healthy %"], rows)
+
+
+def order(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+    rows = []
+    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+        if not one["ranking"]["groups"]:
+            continue
+        row = [name, str(one["ranking"]["groups"])]
+        for metrics in (one, two):
+            ranking = metrics["ranking"]
+            row += [
+                number(ranking["correlation_mean"]),
+                percent(ranking["regret_median"]),
+                percent(ranking["regret_mean"]),
+            ]
+        rows.append(row)
+    head = ["rank correlation", "median regret %", "mean regret %"]
+    return table(["source", "groups", *head, *(f"cross {text}" for text in head)], rows)
+
+
+def memory(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+    rows = []
+    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+        fit, other = one["fit"], two["fit"]
+        if not one["memory"]["count"] and not fit["ran"] and not fit["failed"]:
+            continue
+        row = [name, str(one["memory"]["count"])]
+        for metrics in (one, two):
+            row += [percent(metrics["memory"]["median"]), percent(metrics["memory"]["mean"])]
+        row += [str(fit["ran"]), percent(fit["share"]), percent(other["share"])]
+        rows.append([*row, f"{fit['failed_predicted_not_to_fit']} of {fit['failed']}" if fit["failed"] else ""])
+    head = ["source", "runs", "median %", "mean %", "cross median %", "cross mean %", "ran", "predicted to fit %"]
+    return table([*head, "cross fit %", "failed, predicted not to fit"], rows)
+
+
+def skipped(document: dict[str, Any]) -> str:
+    reasons = sorted(document["overall"]["skipped"].items(), key=lambda item: -item[1])[:12]
+    return table(["rows", "why they are skipped"], [[str(n), reason] for reason, n in reasons])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("crossed", type=Path)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    rows, unread = read_rows([options.folder], strict=False)
+    with ProcessPoolExecutor(options.jobs) as pool:
+        outcome: Outcome = compare(rows, predict_case, None, unread, lambda f, cases: pool.map(f, cases, chunksize=8))
+    fitted, crossed = outcome.to_json(), json.loads(options.crossed.read_text(encoding="utf-8"))
+    write_scatters(outcome, DOCS / "accuracy")
+    text = TEXT.read_text(encoding="utf-8")
+    made = {"TIMES": times, "ORDER": order, "MEMORY": memory}
+    for key, make in made.items():
+        text = text.replace(f"<!-- {key} -->", make(fitted, crossed))
+    text = text.replace("<!-- SKIPPED -->", skipped(fitted))
+    text = text.replace(
+        "<!-- DEFAULTS -->", "\n".join(f"- {line}" for line in (" ".join(d.split()) for d in defaults_lines()))
+    )
+    (DOCS / "accuracy.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
