@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 from fourfold import __version__
 from fourfold.cli.data import data
 from fourfold.cli.huggingface import export, import_
+from fourfold.cli.plan import plan
 from fourfold.cli.sample import sample
 from fourfold.cli.show import show
 from fourfold.cli.simulate import simulate
@@ -33,7 +34,7 @@ def build_app() -> App:
         ),
         end_of_options_delimiter="",
     )
-    commands: tuple[Callable[..., int], ...] = (train, simulate, show, validate, data, sample, export)
+    commands: tuple[Callable[..., int], ...] = (train, plan, simulate, show, validate, data, sample, export)
     for order, command in enumerate(commands):
         app.command(command, sort_key=order)
     app.command(import_, name="import")

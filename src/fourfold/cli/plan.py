@@ -1,0 +1,225 @@
+"""`fourfold plan`: the layout to run, how fast it will be, and why the others lose."""
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from fourfold.cli.numbers import parse_number
+from fourfold.cli.plan_progress import showing
+from fourfold.config import ModelConfig, ModelSection, UserError, load_run, resolve_model
+from fourfold.config.hardware import THIS, cluster_names, load_cluster
+from fourfold.launch.resolve import stated_vocab_size
+from fourfold.plan.batch import batch_sequences
+from fourfold.plan.explain import explain as explain_layout
+from fourfold.plan.explain import parse_fixed
+from fourfold.plan.exports import EXPORTS
+from fourfold.plan.fewest import enough_devices
+from fourfold.plan.goals import cheapest, fewest, longest
+from fourfold.plan.prescription import prescribed
+from fourfold.plan.request import MEMORY_SHARE, Request
+from fourfold.plan.result import Plan
+from fourfold.plan.search import search
+from fourfold.report.plan_words import plan_document, plan_lines
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def plan(
+    run: Path | None = None,
+    /,
+    *overrides: str,
+    model: str | None = None,
+    cluster: str | None = None,
+    sequence_length: str | None = None,
+    batch_tokens: str | None = None,
+    batch_sequences: int | None = None,
+    dtype: Literal["bf16", "fp32"] | None = None,
+    stack: str | None = None,
+    objective: Literal["throughput", "cost", "devices", "context"] = "throughput",
+    tokens: str | None = None,
+    deadline_days: float | None = None,
+    price: str | None = None,
+    explain: Annotated[list[str] | None, Parameter(negative=())] = None,
+    as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
+    keep: int = 5,
+    budget_seconds: float = 60.0,
+    memory_share: float = MEMORY_SHARE,
+    json: Flag = False,
+) -> int:
+    """Find the fastest layout of a model on a cluster, by simulating the programs that would run; without torch or the cluster.
+
+    State a run file, or --model, --cluster, --sequence-length and a batch.
+
+    Parameters
+    ----------
+    run
+        A run file or preset:NAME: its model, batch and number format; its [layout] is not looked at.
+    overrides
+        Keys of the run file, as section.key=value.
+    model
+        A preset, or a folder or file of a Hugging Face config.json.
+    cluster
+        NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
+    sequence_length
+        Tokens of a sequence, for example 8192 or 8k (8,000).
+    batch_tokens
+        Tokens of a step, for example 16M: the nearest number of sequences that layouts can divide is taken.
+    batch_sequences
+        Sequences of a step, instead.
+    dtype
+        The number format of computation. Default: bf16, or the run file's.
+    stack
+        Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
+    objective
+        throughput: all devices. cost: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens
+        within --deadline-days. context: the longest sequence that fits.
+    tokens
+        How many tokens the whole run trains on, for example 15T.
+    deadline_days
+        For the objective devices.
+    price
+        Dollars for a device hour. Default: the cluster's.
+    explain
+        Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
+    as_
+        Print the best layout as flags or file of that trainer too, and what it cannot express.
+    keep
+        How many layouts to show.
+    budget_seconds
+        Time for the search.
+    memory_share
+        Of a device's memory that a layout may fill.
+    json
+        Print one JSON document and nothing else.
+    """
+    fixed = [parse_fixed(text) for text in explain or ()]
+    if not 0 < memory_share <= 1:
+        raise UserError(f"--memory-share {memory_share}: allowed: more than 0, at most 1; a value that works: 0.94")
+    if keep < 1 or keep > 1000:
+        raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
+    if not 0 < budget_seconds <= 86_400:
+        raise UserError(
+            f"--budget-seconds {budget_seconds}: allowed: more than 0, at most 86400; a value that works: 60"
+        )
+    request = _request(
+        run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
+    )
+    with showing(json) as progress:
+        if objective == "cost":
+            request, said = cheapest(
+                request, _needed(tokens, objective), _price(price, request), budget_seconds, progress
+            )
+        elif objective == "devices":
+            request, said = fewest(
+                request, _needed(tokens, objective), _deadline(deadline_days), budget_seconds, progress
+            )
+        elif objective == "context":
+            request, said = longest(request, budget_seconds, progress)
+        else:
+            said = []
+        found = search(request, budget_seconds, keep=keep, progress=progress)
+        enough = enough_devices(request) if not found.best else None
+        prescription = prescribed(request) if found.best else None
+        explanations = tuple(
+            explain_layout(request, each, found, budget_seconds) for each in (fixed if found.best else [])
+        )
+    result = Plan(found, prescription, explanations, enough.devices if enough is not None else None)
+    exported = EXPORTS[as_](request, result.best.candidate) if as_ and result.best is not None else None
+    if json:
+        document = plan_document(result)
+        document["objective"] = {"name": objective, "said": said}
+        if exported is not None:
+            document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
+        print(json_text.dumps(document, indent=1))
+    else:
+        print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
+        if exported is not None:
+            print(f"\nas {as_}:\n\n{exported[0]}\n")
+            print(
+                "\n".join(["what it cannot express:", *(f"  - {each}" for each in exported[1])] if exported[1] else [])
+            )
+    return 0 if result.best is not None else 1
+
+
+def _request(
+    run: Path | None,
+    overrides: tuple[str, ...],
+    model: str | None,
+    cluster: str | None,
+    sequence_length: str | None,
+    batch_tokens: str | None,
+    sequences: int | None,
+    dtype: str | None,
+    stack: str | None,
+    memory_share: float,
+) -> Request:
+    """What is asked, from the run file and the options, which win."""
+    mask, length, compute, named = False, None, dtype, cluster
+    resolved: ModelConfig | None = None
+    if run is not None:
+        config = load_run(run, overrides)
+        resolved = resolve_model(config.model, stated_vocab_size(config.model, config.data))
+        length, compute, mask = (
+            config.batch.sequence_length,
+            dtype or config.precision.compute,
+            config.data.document_mask,
+        )
+        named = cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
+        if batch_tokens is None and sequences is None:
+            sequences = config.batch.global_sequences
+    if model is not None:
+        resolved = _model(model)
+    if resolved is None:
+        raise UserError("what is to be planned? what works: fourfold plan RUN.toml, or --model llama3-8b")
+    if named is None:
+        raise UserError(f"--cluster is missing; allowed: a cluster file, or {', '.join(cluster_names())}")
+    if sequence_length is not None:
+        length = int(parse_number(sequence_length, "--sequence-length", "8192", least=1, most=1e9))
+    if length is None:
+        raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
+    if batch_tokens is not None and sequences is not None and run is None:
+        raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
+    if batch_tokens is not None:
+        sequences = _sequences(parse_number(batch_tokens, "--batch-tokens", "16M", least=1), length)
+    if sequences is None:
+        raise UserError("the batch is missing; what works: --batch-tokens 4M, or --batch-sequences 512")
+    if not 1 <= sequences <= 10_000_000:
+        raise UserError(f"--batch-sequences {sequences}: allowed: 1 to 10000000; a value that works: 512")
+    return Request.of(resolved, load_cluster(named), length, sequences, compute or "bf16", stack, memory_share, mask)
+
+
+def _sequences(tokens: float, length: int) -> int:
+    return batch_sequences(tokens, length)
+
+
+def _model(name: str) -> ModelConfig:
+    """A preset, or the folder of a config.json."""
+    path = Path(name)
+    if path.name == "config.json" and path.is_file():
+        return resolve_model(ModelSection(hf=str(path.parent)))
+    if path.is_dir():
+        return resolve_model(ModelSection(hf=name))
+    return resolve_model(ModelSection(preset=name))
+
+
+def _needed(tokens: str | None, objective: str) -> float:
+    if tokens is None:
+        raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
+    return parse_number(tokens, "--tokens", "15T", least=1)
+
+
+def _deadline(days: float | None) -> float:
+    if days is None or not 0 < days < 1e6:
+        raise UserError(f"--deadline-days {days}: allowed: more than 0; a value that works: --deadline-days 60")
+    return days * 86_400
+
+
+def _price(price: str | None, request: Request) -> float:
+    if price is not None:
+        return parse_number(price, "--price", "2.5", most=1e6)
+    stated = request.cluster.dollars_per_device_hour
+    if stated is None:
+        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
+    return stated

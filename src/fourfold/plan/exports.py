@@ -1,0 +1,154 @@
+"""A layout in other trainers' words: Megatron-LM's flags, torchtitan's and DeepSpeed's files; and what they cannot say.
+
+Names of flags and keys as in Megatron-LM (core 0.12), torchtitan (2025) and DeepSpeed (0.16) documentation.
+"""
+
+import json
+from collections.abc import Callable
+
+from fourfold.plan.request import Candidate, Request
+
+Said = tuple[str, list[str]]
+"""The text, and what it leaves out or changes."""
+
+
+def megatron(request: Request, layout: Candidate) -> Said:
+    """Command-line flags of `pretrain_gpt.py`."""
+    missing = []
+    flags = [
+        f"--tensor-model-parallel-size {layout.tp}",
+        f"--pipeline-model-parallel-size {layout.pp}",
+        f"--context-parallel-size {layout.cp}",
+        f"--micro-batch-size {layout.microbatch_sequences}",
+        f"--global-batch-size {request.global_sequences}",
+        f"--seq-length {request.sequence_length}",
+    ]
+    flags += ["--sequence-parallel"] if layout.tp > 1 else []
+    if layout.virtual_stages > 1 and layout.pp > 1:
+        stages = layout.pp * layout.virtual_stages
+        if request.model.num_layers % stages:
+            missing.append(
+                f"{request.model.num_layers} layers do not divide by {stages} stages: Megatron needs "
+                f"--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split, or another v"
+            )
+        flags.append(f"--num-virtual-stages-per-pipeline-rank {layout.virtual_stages}")
+    if layout.schedule not in ("1f1b", "interleaved_1f1b") and layout.pp > 1:
+        missing.append(f"the schedule {layout.schedule} is not in Megatron-LM: it will run 1F1B, with a larger bubble")
+    if layout.cp > 1:
+        kind = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}[layout.cp_method]
+        flags.append(f"--cp-comm-type {kind}")
+    if layout.ep > 1 or layout.etp > 1:
+        flags += [f"--expert-model-parallel-size {layout.ep}", f"--expert-tensor-parallel-size {layout.etp}"]
+    if layout.zero == 1:
+        flags += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    elif layout.zero >= 2:
+        kind = "optim_grads" if layout.zero == 2 else "optim_grads_params"
+        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {kind}"]
+        if layout.pp > 1:
+            missing.append(
+                f"ZeRO-{layout.zero} inside a pipeline: Megatron-FSDP reduces and gathers otherwise than priced here"
+            )
+    if layout.dp_replicate > 1 and layout.zero:
+        flags.append(f"--num-distributed-optimizer-instances {layout.dp_replicate}")
+    flags += {
+        "none": [],
+        "selective": ["--recompute-granularity selective", "--recompute-modules layernorm mlp_act"],
+        "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+    }[layout.recompute]
+    return " \\\n".join([*flags, "--bf16" if request.compute == "bf16" else ""]).rstrip(" \\\n"), missing
+
+
+def torchtitan(request: Request, layout: Candidate) -> Said:
+    """The sections of a job's TOML file."""
+    missing = []
+    if layout.zero in (0, 1):
+        missing.append(
+            f"ZeRO-{layout.zero}: torchtitan has replicas or FSDP; data_parallel_shard_degree = 1 replicates all states"
+        )
+    shard = 1 if layout.zero == 0 else layout.dp_shard
+    names = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
+    reshard = {3: "always", 2: "never", 1: "never"}.get(layout.zero, "default")
+    lines = [
+        "[training]",
+        f"local_batch_size = {request.global_sequences // layout.dp}",
+        f"global_batch_size = {request.global_sequences}",
+        f"seq_len = {request.sequence_length}",
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {layout.dp // shard}",
+        f"data_parallel_shard_degree = {shard}",
+        f'fsdp_reshard_after_forward = "{reshard}"',
+        f"tensor_parallel_degree = {layout.tp}",
+        f"context_parallel_degree = {layout.cp}",
+        f"pipeline_parallel_degree = {layout.pp}",
+    ]
+    if layout.pp > 1:
+        if layout.schedule not in names:
+            missing.append(
+                f"the schedule {layout.schedule} is not in torch.distributed.pipelining's catalogue under that name"
+            )
+        lines.append(f'pipeline_parallel_schedule = "{names.get(layout.schedule, "1F1B")}"')
+        lines.append(f"pipeline_parallel_microbatch_size = {layout.microbatch_sequences}")
+        stages = layout.pp * layout.virtual_stages
+        lines.append(f"pipeline_parallel_layers_per_stage = {-(-request.model.num_layers // stages)}")
+    if layout.cp > 1:
+        lines.append(
+            f'context_parallel_rotate_method = "{"allgather" if layout.cp_method == "all_gather" else "alltoall"}"'
+        )
+        if layout.cp_method == "ulysses":
+            missing.append("ulysses: torchtitan's context parallelism is a ring")
+    if layout.ep > 1 or layout.etp > 1:
+        lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
+    mode = {"none": "none", "selective": "selective", "full": "full"}[layout.recompute]
+    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
+    if layout.recompute == "selective":
+        lines.append('selective_ac_option = "op"')
+        missing.append("selective recomputation keeps other tensors there: products are kept, attention and norms too")
+    return "\n".join(lines), missing
+
+
+def deepspeed(request: Request, layout: Candidate) -> Said:
+    """The JSON configuration; degrees beside data parallelism are the client's."""
+    missing = []
+    if layout.pp > 1:
+        missing.append(
+            f"pp = {layout.pp}: wrap the model in PipelineModule(num_stages={layout.pp}), which runs 1F1B alone"
+        )
+        if layout.zero > 1:
+            missing.append("ZeRO-2 and 3 do not work with DeepSpeed's pipeline: ZeRO-1 is written instead")
+        if layout.schedule != "1f1b":
+            missing.append(
+                f"the schedule {layout.schedule}, v = {layout.virtual_stages}: DeepSpeed has 1F1B with one stage a rank"
+            )
+    if layout.tp > 1:
+        missing.append(f"tp = {layout.tp}: give an mpu, as Megatron-DeepSpeed does, or tensor_parallel.autotp_size")
+    if layout.cp > 1 and layout.cp_method != "ulysses":
+        missing.append(f"cp = {layout.cp} ({layout.cp_method}): DeepSpeed splits sequences by Ulysses alone")
+    if layout.ep > 1:
+        missing.append(f"ep = {layout.ep}: is an argument of deepspeed.moe.layer.MoE, not of the file")
+    if layout.dp_replicate > 1 and layout.zero in (1, 2):
+        missing.append("shards within replicas (HSDP): MiCS does so for ZeRO-3 alone")
+    zero = {"stage": min(layout.zero, 1) if layout.pp > 1 else layout.zero, "overlap_comm": True}
+    if layout.dp_replicate > 1 and layout.zero == 3:
+        zero |= {"mics_shard_size": layout.dp_shard}
+    table: dict[str, object] = {
+        "train_batch_size": request.global_sequences,
+        "train_micro_batch_size_per_gpu": layout.microbatch_sequences,
+        "gradient_accumulation_steps": request.global_sequences // (layout.dp * layout.microbatch_sequences),
+        "bf16": {"enabled": request.compute == "bf16"},
+        "zero_optimization": zero,
+    }
+    if layout.cp > 1:
+        table["sequence_parallel_size"] = layout.cp
+    if layout.recompute != "none":
+        missing.append(
+            f"recompute {layout.recompute}: is called in the model (deepspeed.checkpointing), not in the file"
+        )
+    return json.dumps(table, indent=2), missing
+
+
+EXPORTS: dict[str, Callable[[Request, Candidate], Said]] = {
+    "megatron": megatron,
+    "torchtitan": torchtitan,
+    "deepspeed": deepspeed,
+}

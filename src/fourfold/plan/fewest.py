@@ -1,0 +1,44 @@
+"""How many devices are enough: for the memory, or for a deadline."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from fourfold.config import UserError
+from fourfold.config.hardware import Cluster, load_cluster
+from fourfold.plan.bound import Bounder
+from fourfold.plan.request import Request
+from fourfold.plan.space import block_shapes
+
+MOST_DEVICES = 2**20
+
+
+def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
+    """The same cluster with 1, 2, 4, ... devices, as far as its file allows."""
+    name = cluster.key.partition(":")[0]
+    devices = 1
+    while devices <= largest:
+        with suppress(UserError):
+            yield load_cluster(f"{name}:{devices}")
+        devices *= 2
+
+
+def fits_at_all(request: Request) -> bool:
+    """Whether any layout's bound of memory fits."""
+    bounder = Bounder(request)
+    for shape in sorted(block_shapes(request), key=lambda s: (s.microbatch_sequences, s.recompute != "full", -s.tp)):
+        if shape.microbatch_sequences > 1:
+            return False
+        bounds = bounder.bounds(shape)
+        if bounds is not None and (bounds.memory_bytes <= request.memory_bytes).any():
+            return True
+    return False
+
+
+def enough_devices(request: Request, on: Callable[[Cluster], Request] | None = None) -> Cluster | None:
+    """The smallest of the cluster's larger sizes on which something fits; None if none is known."""
+    make = on or (lambda cluster: replace(request, template=replace(request.template, cluster=cluster)))
+    for cluster in sizes(request.cluster):
+        if cluster.devices > request.devices and fits_at_all(make(cluster)):
+            return cluster
+    return None

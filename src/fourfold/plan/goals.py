@@ -1,0 +1,83 @@
+"""Other aims than the fastest step on all devices: the cheapest run, the fewest devices for a deadline, the longest sequence."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fourfold.config import UserError
+from fourfold.config.hardware import Cluster
+from fourfold.plan.fewest import fits_at_all, sizes
+from fourfold.plan.request import Request
+from fourfold.plan.search import Priced, Progress, search
+
+Said = list[str]
+LONGEST = 2**24
+
+
+def cheapest(
+    request: Request, tokens: float, dollars_per_hour: float, budget_seconds: float, progress: Progress | None
+) -> tuple[Request, Said]:
+    """The number of devices on which training `tokens` costs least."""
+    best: tuple[float, Request] | None = None
+    said = [f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"]
+    for smaller, priced in _by_size(request, budget_seconds, progress):
+        hours = tokens / request.tokens * priced.seconds / 3600
+        cost = hours * smaller.devices * dollars_per_hour
+        said.append(f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost / 1e6:10.3f} M dollars")
+        if best is None or cost < best[0]:
+            best = (cost, smaller)
+    return (best[1] if best is not None else request), said
+
+
+def fewest(
+    request: Request, tokens: float, deadline_seconds: float, budget_seconds: float, progress: Progress | None
+) -> tuple[Request, Said]:
+    """The smallest number of devices that train `tokens` in time."""
+    said = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
+    for smaller, priced in _by_size(request, budget_seconds, progress):
+        seconds = tokens / request.tokens * priced.seconds
+        said.append(f"  {smaller.devices:>7} devices: {seconds / 86_400:8.1f} days")
+        if seconds <= deadline_seconds:
+            return smaller, said
+    raise UserError(
+        "\n".join([*said, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
+    )
+
+
+def longest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Said]:
+    """The longest sequence, doubled from the one asked for, of which a step fits; the batch keeps its tokens."""
+    said = ["the longest sequence that fits:"]
+    best = request
+    length = request.sequence_length
+    while length <= LONGEST:
+        sequences = max(1, request.tokens // length)
+        longer = replace(
+            request,
+            sequence_length=length,
+            global_sequences=sequences,
+            model=replace(request.model, max_position=max(request.model.max_position, length)),
+        )
+        if not fits_at_all(longer):
+            break
+        found = search(longer, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
+        if not found.best:
+            break
+        best = longer
+        said.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
+        length *= 2
+    return best, said
+
+
+def _by_size(request: Request, budget_seconds: float, progress: Progress | None) -> Iterator[tuple[Request, Priced]]:
+    """The fastest layout on every size of the cluster on which one fits, smallest first."""
+    for cluster in _sizes(request):
+        smaller = replace(request, template=replace(request.template, cluster=cluster))
+        if not fits_at_all(smaller):
+            continue
+        found = search(smaller, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
+        if found.best:
+            yield smaller, found.best[0]
+
+
+def _sizes(request: Request) -> list[Cluster]:
+    smaller = [cluster for cluster in sizes(request.cluster, request.devices) if cluster.devices < request.devices]
+    return [*smaller, request.cluster]

@@ -1,0 +1,42 @@
+"""What a plan says: the layouts found, what the usual prescription would have chosen, why asked layouts lost."""
+
+from dataclasses import dataclass
+
+from fourfold.model.spec import step_flops_per_token
+from fourfold.plan.explain import Explanation
+from fourfold.plan.request import Request
+from fourfold.plan.search import Found, Priced, pareto
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`prescription`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here."""
+
+    found: Found
+    prescription: Priced | None
+    explanations: tuple[Explanation, ...] = ()
+    enough: int | None = None
+
+    @property
+    def request(self) -> Request:
+        return self.found.request
+
+    @property
+    def best(self) -> Priced | None:
+        return self.found.best[0] if self.found.best else None
+
+    @property
+    def front(self) -> list[Priced]:
+        """Throughput against memory."""
+        return pareto(self.found.best)
+
+    def tokens_per_second(self, priced: Priced) -> float:
+        """Per device."""
+        return self.request.tokens / priced.seconds / self.request.devices
+
+    def mfu(self, priced: Priced) -> float:
+        """FLOPs a token (`model.spec.step_flops_per_token`) x tokens/s of a device / its peak in the compute format."""
+        request = self.request
+        flops = step_flops_per_token(request.model, request.sequence_length)
+        peak = request.cluster.device.peak(request.template.product_dtype)
+        return flops * self.tokens_per_second(priced) / peak

@@ -1,0 +1,149 @@
+"""A plan in words and as a document: the best layouts, what the usual prescription loses, why others lost."""
+
+from typing import Any
+
+from fourfold.plan.explain import Explanation
+from fourfold.plan.result import Plan
+from fourfold.plan.search import Priced
+from fourfold.report.simulation_words import per_cent, seconds_text
+from fourfold.report.units import format_bytes, format_count
+
+SHOWN_DIFFERENCES = 6
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What a person sees."""
+    request, found = plan.request, plan.found
+    lines = [
+        f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
+        f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
+        f"({format_count(request.tokens)} tokens), {request.compute}, software: {request.stack.name}",
+        "",
+    ]
+    if not found.best:
+        return [*lines, *_nothing(plan)]
+    head = f"{'':4}{'step':>9}  {'tokens/s a device':>17}  {'MFU':>6}  {'memory':>8}  layout"
+    lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1))]
+    front = plan.front
+    if len(front) > 1:
+        lines += ["", "less memory for less speed:", *(_row(plan, "", each) for each in front[1:])]
+    lines += ["", *_prescription(plan)]
+    for each in plan.explanations:
+        lines += ["", *_explanation(plan, each)]
+    return [*lines, "", *_counts(plan)]
+
+
+def _row(plan: Plan, name: str, priced: Priced) -> str:
+    return (
+        f"{name:>3} {seconds_text(priced.seconds):>9}  {plan.tokens_per_second(priced):>17.4g}  {per_cent(plan.mfu(priced)):>6}  "
+        f"{format_bytes(priced.memory_bytes):>8}  {priced.candidate.words()}"
+    )
+
+
+def _prescription(plan: Plan) -> list[str]:
+    said = "the usual prescription (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
+    if plan.prescription is None:
+        return [f"{said}: no such layout fits or divides"]
+    assert plan.best is not None
+    slower = plan.prescription.seconds / plan.best.seconds - 1
+    verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
+    return [f"{said} {verdict}:", _row(plan, "", plan.prescription)]
+
+
+def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
+    asked = ", ".join(f"{key} = {value}" for key, value in explanation.asked.items())
+    if explanation.priced is None:
+        return [f"with {asked}: {explanation.refused}"]
+    assert plan.best is not None
+    slower = explanation.priced.seconds / plan.best.seconds - 1
+    verdict = f"{per_cent(slower)} slower than the best, since it spends" if slower > 0.0005 else "the best, or as fast"
+    lines = [f"with {asked}: {verdict}", _row(plan, "", explanation.priced)]
+    for kind, seconds in explanation.differences[:SHOWN_DIFFERENCES]:
+        more = "more" if seconds > 0 else "less"
+        lines.append(f"      {seconds_text(abs(seconds))} {more} on {kind}")
+    return lines if slower > 0.0005 else lines[:2]
+
+
+def _nothing(plan: Plan) -> list[str]:
+    request, smallest = plan.request, plan.found.smallest
+    limit = format_bytes(request.memory_bytes)
+    if smallest is None:
+        return [
+            f"no layout divides {request.global_sequences} sequences over {request.devices} devices; a batch that works: a "
+            f"multiple of {request.devices} sequences"
+        ]
+    candidate, held = smallest
+    lines = [
+        f"nothing fits: of all layouts, {candidate.words()} needs the least, {format_bytes(held)} on a device, "
+        f"and it may hold {limit}",
+    ]
+    if plan.enough is not None:
+        name = request.cluster.key.partition(":")[0]
+        lines.append(f"the nearest that would fit: {plan.enough} devices, --cluster {name}:{plan.enough}")
+    return lines
+
+
+def _counts(plan: Plan) -> list[str]:
+    counts = plan.found.counts
+    parts = [
+        f"{counts.layouts:,} layouts in {plan.found.seconds:.1f} s",
+        f"{counts.too_large:,} too large",
+        f"{counts.worse_bound:,} slower by their bounds",
+        f"{counts.timelines:,} timelines drawn",
+        f"{counts.simulated:,} simulated ({counts.simulated_too_large} of them too large)",
+    ]
+    lines = [": ".join((parts[0], ", ".join(parts[1:])))]
+    if counts.not_searched:
+        lines.append(
+            f"not simulated, though their bounds are better than the best: {counts.not_searched:,}, which looked slower"
+        )
+    if counts.shapes_not_priced:
+        lines.append(
+            f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch, for the time was up; --budget-seconds "
+            f"allows more"
+        )
+    return lines
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The same as one JSON document; units are in the keys."""
+    request, counts = plan.request, plan.found.counts
+    return {
+        "cluster": request.cluster.key,
+        "device": request.cluster.device.key,
+        "devices": request.devices,
+        "stack": request.stack.name,
+        "global_sequences": request.global_sequences,
+        "sequence_length": request.sequence_length,
+        "tokens": request.tokens,
+        "memory_limit_bytes": request.memory_bytes,
+        "best": [_priced(plan, each) for each in plan.found.best],
+        "pareto": [_priced(plan, each) for each in plan.front],
+        "prescription": _priced(plan, plan.prescription) if plan.prescription is not None else None,
+        "explanations": [
+            {
+                "asked": dict(each.asked),
+                "layout": _priced(plan, each.priced) if each.priced is not None else None,
+                "refused": each.refused,
+                "more_seconds": dict(each.differences),
+            }
+            for each in plan.explanations
+        ],
+        "enough_devices": plan.enough,
+        "least_memory_bytes": plan.found.smallest[1] if plan.found.smallest is not None else None,
+        "counts": vars(counts),
+        "search_seconds": plan.found.seconds,
+    }
+
+
+def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
+    return {
+        "layout": vars(priced.candidate) | {"sequence_parallel": priced.candidate.tp > 1},
+        "words": priced.candidate.words(),
+        "step_seconds": priced.seconds,
+        "bound_seconds": priced.bound_seconds,
+        "tokens_per_second_per_device": plan.tokens_per_second(priced),
+        "mfu": plan.mfu(priced),
+        "memory_bytes": priced.memory_bytes,
+        "memory_bytes_by_pp_rank": list(priced.device_bytes),
+    }
