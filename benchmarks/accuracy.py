@@ -1,6 +1,6 @@
-"""Writes docs/accuracy.md and its drawings: published runs predicted, with fitted constants and with those fitted without their file.
+"""Writes docs/accuracy.md and its drawings: published runs predicted, by fitted constants and by those fitted without their file.
 
-    python benchmarks/fit_constants.py DIR --rounds 0 --cross cross.json
+    python benchmarks/fit_constants.py DIR --write --cross cross.json
     python benchmarks/accuracy.py DIR cross.json [--jobs 2]
 
 DIR holds files of rows, as for `fourfold validate`.

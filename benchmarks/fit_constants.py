@@ -62,7 +62,7 @@ LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_
 DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
 STACK = {
     "product_speed": 0.1,
-    "attention_speed": 0.15,
+    "attention_speed": 0.12,
     "link_speed": 0.2,
     "fused": 0.3,
     "host_launch_seconds": 0.8,
@@ -228,7 +228,7 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
 
 def middle_stack(table: Table, counts: dict[str, int]) -> None:
     """Gives `stack.default` the middle of the stacks of many sources: what an unknown stack is taken to be."""
-    for name in ("product_speed", "attention_speed", "link_speed", "fused"):
+    for name in ("product_speed", "link_speed", "fused"):
         values = [
             get(table, "stack", s, name)
             for s, n in counts.items()
@@ -277,12 +277,12 @@ def fit_memory(rows: list[Lowered], table: Table, matrix: Numbers, measured: Num
         for _ in range(12):  # least absolute relative errors by reweighting
             left = np.concatenate([weights[:, None] * relative, held])
             right = np.concatenate([weights, held @ target])
-            found = lsq_linear(left, right, bounds=([0.95, 0, 0, 0], [1.3, 4, 2, 2])).x
+            found = lsq_linear(left, right, bounds=([1.0, 0, 0, 0], [1.3, 4, 2, 2])).x
             weights = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), 0.02))
         entry = table["stack"].setdefault(stack, {})
         entry["extra"] = float(found[0] - 1)
         for value, (name, unit) in zip(found[1:], MEMORY.items(), strict=True):
-            entry[name] = float(max(value * unit, 0.01 if name == "logits_bytes" else 0.0))
+            entry[name] = float(max(value * unit, 1.0)) if name == "logits_bytes" else round(float(value * unit), 3)
         counts[stack] = len(mine)
         say(
             f"memory of {stack}: {len(mine)} rows, mean |error| {np.abs(relative @ found - 1).mean():.3f}, {np.round(found, 2)}"

@@ -141,7 +141,7 @@ def _usual_virtual(layers: int, pp: int, stack: Stack) -> int:
     """Stages a rank where an interleaved schedule does not say."""
     segments = layers if layers % pp == 0 else layers + 2
     per_rank = max(1, segments // pp)
-    if "zero-bubble" in stack.framework:
+    if "zero-bubble" in stack.framework or stack.framework == "meta":
         return max(2, (layers + 2) // pp)
     return next((d for d in range(2, min(per_rank, 1000) + 1) if per_rank % d == 0), 2)
 

@@ -32,7 +32,7 @@ DEFAULTS: dict[str, str] = {
     "schedule": "1F1B; interleaved where a rank has several stages.",
     "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
     "virtual_stages": "An interleaved schedule whose stages are not stated has the fewest that divide a rank's layers evenly; in "
-    "the zero-bubble paper one segment each.",
+    "the zero-bubble paper and at Meta one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
     "microbatch_sequences": "global batch / (dp x accumulation) where both are stated, else 1 sequence.",

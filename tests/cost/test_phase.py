@@ -1,0 +1,144 @@
+"""Laws of a pass over a segment: what is hidden, what the host adds, a head that is one product; and of what a stack holds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fourfold.config import resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.config.run_file import parse_run
+from fourfold.cost import Prices, phase_cost
+from fourfold.cost.fitted import fitted
+from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes
+from fourfold.cost.phase import whole
+from fourfold.cost.stack import Stack
+from fourfold.layout import resolve_layout
+from fourfold.model.work import Join, Pass, Phase, Product, Start
+from fourfold.program import lower_pipeline
+from fourfold.program.buffers import Lowering
+from fourfold.program.liveness import memory_peak
+from fourfold.simulate.step import predict_step
+
+H100 = load_cluster("dgx-h100:64")
+STACK = Stack(contention=0.0)
+
+
+def _facts(**layout: Any) -> Lowering:
+    table = {
+        "model": {"preset": "llama3-8b"},
+        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
+        "layout": {"microbatch_sequences": 1, **layout},
+        "precision": {"compute": "bf16"},
+    }
+    config = parse_run(table)
+    model = resolve_model(config.model, 128256)
+    return Lowering.of(config, model, resolve_layout(config, model), "native")
+
+
+TP8 = _facts(tp=8, sequence_parallel=True, dp_shard=2, zero=1)
+TP8_PP2 = _facts(tp=8, sequence_parallel=True, pp=2)
+
+
+def _prices(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
+    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
+    return Prices(cluster, facts.layout, stack=stack, **others)
+
+
+def _block(facts: Lowering) -> Phase:
+    return facts.footprint(facts.by_name["b1"]).forward
+
+
+def test_parts_add_up() -> None:
+    cost = phase_cost(_block(TP8), _prices(TP8))
+    assert cost.seconds == pytest.approx(sum(cost.busy.values()) + cost.exposed + cost.host)
+    assert 0 <= cost.exposed <= sum(cost.communication.values())
+
+
+def test_waiting_for_every_collective_is_not_faster() -> None:
+    beside, apart = (
+        phase_cost(TP8.footprint(TP8.by_name["b1"]).backward, _prices(TP8, replace(STACK, overlap_inside=overlaps)))
+        for overlaps in (True, False)
+    )
+    assert beside.seconds <= apart.seconds
+    assert apart.exposed == pytest.approx(sum(apart.communication.values()))
+
+
+def test_a_pass_takes_no_less_than_its_launches() -> None:
+    slow = phase_cost(_block(TP8), _prices(TP8, replace(STACK, host_launch_seconds=1e-3)))
+    launches = sum(1 for item in _block(TP8).work if isinstance(item, Product))
+    assert slow.seconds > launches * 1e-3
+    assert slow.host > 0
+    assert (
+        phase_cost(_block(TP8), _prices(TP8, replace(STACK, host_launch_seconds=0.0, host_collective_seconds=0.0))).host
+        == 0
+    )
+
+
+def test_hosts_are_crowded_only_where_stages_send_between_nodes() -> None:
+    crowded = replace(STACK, host_crowded_seconds=1e-3)
+    assert phase_cost(_block(TP8), _prices(TP8, crowded)).host == 0
+    assert phase_cost(_block(TP8_PP2), _prices(TP8_PP2, crowded)).host > 8e-3
+
+
+def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
+    chunks = TP8.footprint(TP8.by_name["head"]).backward
+    joined = whole(chunks)
+    assert joined.flops == chunks.flops
+    assert sum(item.bytes for item in joined.work if isinstance(item, Pass)) == sum(
+        item.bytes for item in chunks.work if isinstance(item, Pass)
+    )
+    sent = [sum(t.bytes for t in phase.collectives) for phase in (chunks, joined)]
+    assert sent[0] == sent[1]
+    assert sum(isinstance(item, Product) for item in joined.work) == 3
+    starts = [item.name for item in joined.work if isinstance(item, Start)]
+    assert sorted(starts) == sorted(item.name for item in joined.work if isinstance(item, Join))
+    prices = _prices(TP8)
+    assert phase_cost(joined, prices).seconds < phase_cost(chunks, prices).seconds
+
+
+def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes() -> None:
+    table = {
+        "model": {"preset": "mixtral-8x7b"},
+        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
+        "layout": {"tp": 2, "sequence_parallel": True, "dp_shard": 16, "zero": 1, "ep": 8, "etp": 2},
+        "precision": {"compute": "bf16"},
+    }
+    config = parse_run(table)
+    model = resolve_model(config.model, 32000)
+    layout = resolve_layout(config, model)
+    cluster = load_cluster("dgx-h100:32")
+
+    def seconds(**options: Any) -> float:
+        return Prices(cluster, layout, stack=replace(STACK, **options), top_k=2).collective("all_to_all", "ep", 10**9)
+
+    assert seconds(dispatch_first=True) < seconds()
+    assert seconds(dispatch_once=True) < seconds()
+
+
+def test_a_stack_holds_what_it_says_beside_the_program() -> None:
+    program = lower_pipeline(TP8)[0]
+    bare = replace(STACK, logits_bytes=0.0)
+
+    def peak(**options: float) -> int:
+        return memory_peak(held_program(program, TP8, replace(bare, **options))).bytes
+
+    blocks, tokens, hidden = 32, 4096, TP8.model.hidden_size
+    assert peak(saved_bytes=2.0) - peak() == 2 * blocks * tokens // 8 * hidden
+    assert peak(gathered_bytes=2.0) - peak() == 2 * blocks * tokens * hidden
+    assert peak(logits_bytes=16.0) > peak(logits_bytes=1.0) >= peak()
+    stack = replace(bare, extra=0.1, slack=0.1, context_bytes=10**9)
+    assert allocated_bytes(1000, stack) == 1100
+    assert reserved_bytes(1000, stack) == 1210
+    assert device_bytes(1000, stack) == 10**9 + 1210
+
+
+def test_no_stack_is_needed_for_the_order_of_layouts() -> None:
+    """Tensor parallelism inside the node, over two nodes, over eight: by every stack the first is fastest."""
+    for name in ("unknown", "nanotron-2025", "nemo-2025"):
+        stack = fitted().stack(name)
+        times = []
+        for tp in (8, 16, 32):
+            facts = _facts(tp=tp, dp_shard=64 // tp, zero=1, sequence_parallel=True)
+            times.append(predict_step(facts, _prices(facts, stack)).seconds)
+        assert times == sorted(times), name
