@@ -13,33 +13,38 @@ Needs scipy.
 """
 
 import argparse
-import gc
 import json
 import random
-import sys
 import time
 import tomllib
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import tomli_w
-from numpy.typing import NDArray
-from scipy.optimize import least_squares, lsq_linear
+from scipy.optimize import least_squares
 
-from fourfold.config import UserError
-from fourfold.cost import memory as memory_model
+from fit_rows import Lowered, Numbers, fit_memory, memory_rows, prepare, say
+from fit_table import (
+    DEVICE,
+    LEAST_ROWS,
+    LINK,
+    STACK,
+    Table,
+    constants_of,
+    copied,
+    family_of,
+    get,
+    parameters,
+    put,
+)
 from fourfold.cost.fitted import Fitted
-from fourfold.program import Program, lower_pipeline
-from fourfold.program.buffers import Lowering
-from fourfold.program.liveness import memory_peak
-from fourfold.simulate.step import simulate, steady_microbatches, with_microbatches
 from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
-from fourfold.validate.predict import case_facts, case_prices, check_size, predict_case
+from fourfold.validate.predict import predict_case
 
 FITTED = Path(__file__).parents[1] / "src" / "fourfold" / "cost" / "fitted.toml"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
@@ -49,116 +54,8 @@ HEAD = """\
 # Written by benchmarks/fit_constants.py.
 
 """
-Table = dict[str, dict]
-
-FAMILIES = {
-    "volta": ("v100-sxm-16", "v100-sxm-32"),
-    "ampere": ("a100-pcie-40", "a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "a800-sxm-80"),
-    "hopper": ("h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
-    "blackwell": ("b200", "gb200"),
-    "blackwell ultra": ("b300", "gb300"),
-}
-LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
-DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
-STACK = {
-    "product_speed": 0.1,
-    "attention_speed": 0.12,
-    "link_speed": 0.2,
-    "fused": 0.3,
-    "host_launch_seconds": 0.8,
-    "host_crowded_seconds": 0.3,
-    "network_hops": 0.5,
-}
-ALWAYS = ("product_speed", "attention_speed", "link_speed", "fused")
-SEEN = {"nanotron": ("host_launch_seconds", "host_crowded_seconds", "network_hops"), "nemo": ("host_launch_seconds",)}
-"""What shows only in layouts that are bad enough, or in models of many small kernels: by framework."""
-"""Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
-LEAST_ROWS = 6
-LIMITS = {"fused": (0.05, 1.0), "share": (0.5, 0.9), "network_share": (0.7, 1.15), "product_share": (0.3, 0.9)}
 OUTLIER = 0.12
 SWEEP_FACTOR = 4.0
-
-
-@dataclass
-class Lowered:
-    """A case whose programs are lowered: one number of microbatches, or two and where their line is read."""
-
-    case: Case
-    facts: Lowering
-    runs: list[tuple[Lowering, tuple[Program, ...]]] = field(default_factory=list)
-    ratio: float | None = None
-
-    def seconds(self, constants: Fitted) -> float:
-        prices = case_prices(self.case, self.facts, constants)
-        times = [simulate(facts, prices, programs).seconds for facts, programs in self.runs]
-        return times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0])
-
-
-def lowered(case: Case) -> Lowered:
-    facts = case_facts(case)
-    check_size(facts)
-    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
-    least = steady_microbatches(facts)
-    if wanted <= least + period:
-        return Lowered(case, facts, [(facts, tuple(lower_pipeline(facts)))])
-    fewer = least + (wanted - least) % period
-    both = [with_microbatches(facts, number) for number in (fewer, fewer + period)]
-    return Lowered(case, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
-
-
-def constants_of(table: Table) -> Fitted:
-    return Fitted(table["device"], table["stack"], table["link"])
-
-
-# Parameters: (part, owner, name); the owner of a device's constant is its family.
-
-
-def family_of(device: str) -> str | None:
-    return next((family for family, members in FAMILIES.items() if device in members), None)
-
-
-def parameters(cases: list[Case], left_out: set[str]) -> list[tuple[str, str, str]]:
-    devices, stacks, low = defaultdict(int), defaultdict(int), defaultdict(int)
-    for case in cases:
-        devices[family_of(case.device) or ""] += 1
-        stacks[case.stack] += 1
-        low[family_of(case.device) or ""] += case.precision.low is not None
-    found = [("link", "", name) for name in LINK]
-    for family in sorted(f for f, n in devices.items() if f and n >= LEAST_ROWS):
-        found += [("device", family, name) for name in DEVICE if name != "low_share" or low[family] >= LEAST_ROWS]
-    for stack in sorted(s for s, n in stacks.items() if n >= LEAST_ROWS and s not in left_out):
-        seen = SEEN.get(stack.partition("-")[0], ())
-        found += [("stack", stack, n) for n in STACK if n in ALWAYS or n in seen]
-    return found
-
-
-def get(table: Table, part: str, owner: str, name: str) -> float:
-    if part == "link":
-        return float(table["link"][name])
-    owner = FAMILIES[owner][-1] if part == "device" else owner
-    return float(table[part].get(owner, {}).get(name, table[part]["default"].get(name, 1.0)))
-
-
-def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
-    low, high = LIMITS.get(name, (0.0, 1e9))
-    value = min(high, max(low, value))
-    if part == "link":
-        table["link"][name] = value
-        return
-    for each in FAMILIES[owner] if part == "device" else (owner,):
-        entry = table[part].setdefault(each, {})
-        if name == "attention_share":
-            default = table[part]["default"]
-            ratio = default["attention_backward_share"] / default["attention_share"]
-            entry["attention_backward_share"] = value * ratio
-        entry[name] = value
-
-
-def copied(table: Table) -> Table:
-    return json.loads(json.dumps(table))
-
-
-Numbers = NDArray[np.float64]
 
 
 def logs(rows: list[Lowered], table: Table) -> Numbers:
@@ -236,77 +133,6 @@ def middle_stack(table: Table, counts: dict[str, int]) -> None:
         ]
         if len(values) >= 3:
             table["stack"]["default"][name] = float(np.median(values))
-
-
-# Memory: linear in what a stack keeps beyond the program
-
-
-MEMORY = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
-
-
-def memory_rows(rows: list[Lowered], table: Table) -> tuple[Numbers, Numbers]:
-    """Of each row: peak of the bare program, and what one unit of each constant adds; bytes measured."""
-    constants, matrix = constants_of(table), []
-    for row in rows:
-        stack = case_prices(row.case, row.facts, constants).stack
-        bare = replace(stack, **dict.fromkeys(MEMORY, 0.0))
-        base = _peak(row, bare)
-        added = [_peak(row, replace(bare, **{name: unit})) - base for name, unit in MEMORY.items()]
-        matrix.append([base, *added])
-    return np.array(matrix, dtype=float), np.array([row.case.measured.memory_bytes for row in rows], dtype=float)
-
-
-def _peak(row: Lowered, stack: object) -> int:
-    facts, programs = row.runs[-1]
-    peaks = [memory_peak(memory_model.held_program(program, facts, stack)).bytes for program in programs]  # type: ignore[arg-type]
-    return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
-
-
-def fit_memory(rows: list[Lowered], table: Table, matrix: Numbers, measured: Numbers) -> dict[str, int]:
-    """Sets `extra` and the three constants of every stack with enough rows; returns their numbers."""
-    counts: dict[str, int] = {}
-    for stack in sorted({row.case.stack for row in rows}):
-        mine = [i for i, row in enumerate(rows) if row.case.stack == stack]
-        if len(mine) < LEAST_ROWS:
-            continue
-        weights = np.ones(len(mine))
-        relative = matrix[mine] / measured[mine, None]
-        held = np.diag([0.5, 0.12, 0.12, 0.12]) * np.sqrt(len(mine)) * 0.3
-        starts = [get(table, "stack", stack, name) if name != "gathered_bytes" else 0.0 for name in MEMORY]
-        target = np.array([1.0, *(start / unit for start, unit in zip(starts, MEMORY.values(), strict=True))])
-        for _ in range(12):  # least absolute relative errors by reweighting
-            left = np.concatenate([weights[:, None] * relative, held])
-            right = np.concatenate([weights, held @ target])
-            found = lsq_linear(left, right, bounds=([1.0, 0, 0, 0], [1.3, 4, 2, 2])).x
-            weights = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), 0.02))
-        entry = table["stack"].setdefault(stack, {})
-        entry["extra"] = float(found[0] - 1)
-        for value, (name, unit) in zip(found[1:], MEMORY.items(), strict=True):
-            entry[name] = float(max(value * unit, 1.0)) if name == "logits_bytes" else round(float(value * unit), 3)
-        counts[stack] = len(mine)
-        say(
-            f"memory of {stack}: {len(mine)} rows, mean |error| {np.abs(relative @ found - 1).mean():.3f}, {np.round(found, 2)}"
-        )
-    return counts
-
-
-# The whole
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def prepare(cases: list[Case]) -> list[Lowered]:
-    rows = []
-    for case in cases:
-        try:
-            rows.append(lowered(case))
-        except UserError as error:
-            say(f"{case.id}: {error}")
-    gc.collect()
-    gc.freeze()
-    return rows
 
 
 @dataclass
