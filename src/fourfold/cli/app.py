@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError
 
 from fourfold import __version__
+from fourfold.cli.calibrate import calibrate
 from fourfold.cli.data import data
 from fourfold.cli.huggingface import export, import_
 from fourfold.cli.plan import plan
@@ -34,7 +35,7 @@ def build_app() -> App:
         ),
         end_of_options_delimiter="",
     )
-    commands: tuple[Callable[..., int], ...] = (train, plan, simulate, show, validate, data, sample, export)
+    commands: tuple[Callable[..., int], ...] = (train, plan, simulate, show, calibrate, validate, data, sample, export)
     for order, command in enumerate(commands):
         app.command(command, sort_key=order)
     app.command(import_, name="import")

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import exp, log
 from typing import Any
 
-from fourfold.config import UserError
+from fourfold.config import DTYPE_BYTES, UserError
 from fourfold.config.hardware import Cluster
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
@@ -198,7 +198,6 @@ def _crowd(reader: _Reader, ranks: int) -> Crowd:
     products, attention = kernels.part("products"), kernels.part("attention")
     sizes, queries = products.axis("sizes"), attention.axis("queries")
     widths = attention.axis("head_sizes")
-    paces = stack.axis("paces") if len(stack.table.get("paces", [])) == 1 else _paces(stack, ranks)
     return Crowd(
         ranks=ranks,
         threads=int(stack.number("threads")),
@@ -212,7 +211,7 @@ def _crowd(reader: _Reader, ranks: int) -> Crowd:
         update_seconds=kernels.number("update_seconds", 0.0),
         step_seconds=stack.number("step_seconds", 0.0),
         host_collective_seconds=stack.number("host_collective_seconds", 0.0),
-        paces=paces,
+        paces=_paces(stack, ranks),
         links=_links(reader, ranks) if ranks > 1 else {},
     )
 
@@ -280,7 +279,7 @@ class CalibratedPrices(Prices):
         return self.crowd.update_seconds + size / self.crowd.update_bytes_per_second
 
 
-def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str, element_bytes: int) -> CalibratedPrices | None:
+def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str) -> CalibratedPrices | None:
     """The prices of a machine that was measured; None where the cluster's file has no `[calibration]`."""
     calibration = constants_of(cluster)
     if calibration is None:
@@ -293,13 +292,13 @@ def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str, element_byte
         stack=replace(stack, contention=_contention(crowd, calibration.cores)),
         dtype=dtype,
         product_dtype=dtype,
-        element_bytes=element_bytes,
+        element_bytes=DTYPE_BYTES[dtype],
         calibration=calibration,
     )
 
 
 def _contention(crowd: Crowd, cores: int) -> float:
-    """Of the time that a collective runs beside a kernel, what the kernel loses to it: the share of a rank's cores that it takes."""
+    """Of the time that a collective runs beside a kernel, what the kernel loses: the share of its cores that goes to it."""
     if not cores or not crowd.links:
         return 0.0
     shares = [each.processor_at(size) / each.at(size) for each in crowd.links.values() for size in (2**18, 2**21)]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from fourfold.config import DTYPE_BYTES, RunConfig, UserError
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
+from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
@@ -16,8 +17,12 @@ OWN_STACK = "fourfold"
 
 def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name: str | None = None) -> Prices:
     """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
-    fourfold's own. Raises `UserError` for a name that is not there."""
+    fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises `UserError` for a name that is
+    not there."""
     stack = stack_named(stack_name)
+    measured = calibrated_prices(cluster, facts.layout, config.precision.compute) if stack.name == OWN_STACK else None
+    if measured is not None:
+        return measured
     constants = fitted()
     compute = config.precision.compute
     return Prices(

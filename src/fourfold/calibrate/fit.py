@@ -1,0 +1,112 @@
+"""What single operators cost, from the time of whole segments: passes over memory, launches, the optimizer, a step's frame."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from fourfold.cost.calibrated import Crowd
+from fourfold.model.work import Attention, Pass, Phase, Product
+from fourfold.program.buffers import Lowering
+from fourfold.simulate.durations import update_bytes
+
+
+@dataclass(frozen=True)
+class Fit:
+    """`launch_seconds` and `memory_bytes_per_second` of passes; the same of updates; `step_seconds`: of a step beside its
+    instructions; `error`: mean relative error of the segments' times."""
+
+    launch_seconds: float
+    memory_bytes_per_second: float
+    update_seconds: float
+    update_bytes_per_second: float
+    step_seconds: float
+    error: float
+
+
+PHASES = {
+    "forward block": ("block", "forward"),
+    "backward block": ("block", "backward"),
+    "backward head": ("head", "backward"),
+    "forward embedding": ("embedding", "forward"),
+    "backward embedding": ("embedding", "backward"),
+}
+"""Kinds of instructions as `Observer` names them."""
+
+
+def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> Fit:
+    """Least squares on relative errors, no constant below 0. `crowd`: with the products and attention that were measured."""
+    rows, totals, updates, update_times, frames = [], [], [], [], []
+    for each, seconds in zip(facts, measured, strict=True):
+        for name, (kind, attribute) in PHASES.items():
+            segment = next(s for s in each.segments if s.kind == kind)
+            phase: Phase = getattr(each.footprint(segment), attribute)
+            known = sum(crowd.kernel(item) for item in phase.work if isinstance(item, Product | Attention))
+            passes = [item for item in phase.work if isinstance(item, Pass)]
+            rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
+        totals.append(seconds["step"])
+        frames.append(max(0.0, seconds["step"] - _instructions(each, seconds)))
+        for unit in each.flats:
+            kind = each.by_name[unit].kind if unit in each.by_name else unit
+            if f"update {kind}" in seconds:
+                updates.append(update_bytes(each, unit))
+                update_times.append(seconds[f"update {kind}"])
+    table = np.array(rows)
+    rest = np.maximum(table[:, 3] - table[:, 2], 0.0)
+    launch, per_byte = _least_squares(table[:, :2], rest, 1 / table[:, 3])
+    once, update_byte = _least_squares(
+        np.stack([np.ones(len(updates)), np.array(updates, dtype=float)], axis=1),
+        np.array(update_times),
+        1 / np.array(update_times),
+    )
+    predicted = table[:, 2] + launch * table[:, 0] + per_byte * table[:, 1]
+    return Fit(
+        launch_seconds=launch,
+        memory_bytes_per_second=1 / max(per_byte, 1e-15),
+        update_seconds=once,
+        update_bytes_per_second=1 / max(update_byte, 1e-15),
+        step_seconds=median(frames),
+        error=float(np.mean(np.abs(predicted - table[:, 3]) / table[:, 3])),
+    )
+
+
+def _instructions(facts: Lowering, seconds: Mapping[str, float]) -> float:
+    """What the instructions of a step took together."""
+    m = facts.layout.num_microbatches
+    blocks = sum(segment.kind == "block" for segment in facts.segments)
+    many = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}
+    once = {"clip_norm", "update embedding", "update head"}
+    return sum(
+        value * many.get(name, 1 if name in once else m)
+        for name, value in seconds.items()
+        if name != "step" and not name.startswith(("free", "wait", "count", "sum_loss"))
+    )
+
+
+def _least_squares(matrix: Any, target: Any, weights: Any) -> tuple[float, float]:
+    """Both of two coefficients, or the better one alone where the other would be negative."""
+    a, b = matrix * weights[:, None], target * weights
+    both = np.linalg.lstsq(a, b, rcond=None)[0]
+    if (both >= 0).all():
+        return float(both[0]), float(both[1])
+    options = []
+    for column in (0, 1):
+        x = a[:, column]
+        value = max(0.0, float(x @ b / (x @ x))) if x.any() else 0.0
+        options.append((float(np.sum((x * value - b) ** 2)), column, value))
+    _, column, value = min(options)
+    return (value, 0.0) if column == 0 else (0.0, value)
+
+
+def with_fit(crowd: Crowd, fit: Fit) -> Crowd:
+    """The crowd with these constants."""
+    return replace(
+        crowd,
+        launch_seconds=fit.launch_seconds,
+        memory_bytes_per_second=fit.memory_bytes_per_second,
+        update_seconds=fit.update_seconds,
+        update_bytes_per_second=fit.update_bytes_per_second,
+        step_seconds=fit.step_seconds,
+    )

@@ -1,0 +1,140 @@
+"""Steps of real programs on random tokens: what the executor needs, without corpus or run folder; each instruction's time."""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from fourfold.calibrate.clock import synchronize
+from fourfold.config import parse_run, resolve_model
+from fourfold.data import Batch
+from fourfold.layout import FlatLayout, resolve_layout
+from fourfold.model.spec import Segment
+from fourfold.program import Instruction, lower_step
+from fourfold.program.buffers import Lowering
+from fourfold.runtime.collectives import Links, make_groups
+from fourfold.runtime.executor import Executor
+from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.tracker import MemoryTracker
+from fourfold.runtime.units import build_units, share_parameters
+from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
+
+LINKS: Links = {}
+"""Process groups of this rank, kept from one program to the next."""
+
+
+def lowered(table: Mapping[str, Any], ranks: int, device: str) -> Lowering:
+    """The facts of a run table on so many ranks of such a device."""
+    config = parse_run(dict(table))
+    model = resolve_model(config.model)
+    return Lowering.of(
+        config, model, resolve_layout(config, model, ranks), "native" if device == "cuda" else "exchange"
+    )
+
+
+class StepRunner:
+    """One rank's executor for a run table; `ranks`: those that train together, the caller being number `rank` of them."""
+
+    def __init__(self, table: Mapping[str, Any], ranks: int, rank: int, device: torch.device) -> None:
+        config, facts = parse_run(dict(table)), lowered(table, ranks, device.type)
+        self.facts = facts.at(facts.layout.coordinates(rank)["pp"])
+        self.program = lower_step(self.facts)
+        self.device, self.rank = device, rank
+        self.groups = make_groups(self.facts.layout, rank, groups_of(self.facts), 600.0, LINKS)
+        self.units = build_units(self.facts, rank, config.optimizer, device, _fill)
+        share_parameters(self.facts, self.units, self.groups)
+        self.executor = Executor(self.facts, self.units, self.groups, config.optimizer, device, rank)
+        self.tables = feed_tables(self.facts, device)
+        self.batch = _batch(config.batch.global_sequences, config.batch.sequence_length, self.facts.model.vocab_size)
+
+    def step(self, observer: Any = None) -> float:
+        """Seconds of one step, its batch's preparation included."""
+        synchronize(self.device)
+        start = time.perf_counter()
+        layout = self.facts.layout
+        rows = self.batch.select(rank_rows(layout, self.rank))
+        positions = own_positions(layout, self.rank)
+        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, positions, self.facts.model.mtp_layers)
+        self.executor.run(self.program, feed, 1e-4, observer)
+        synchronize(self.device)
+        return time.perf_counter() - start
+
+    def sent_bytes(self) -> dict[str, int]:
+        """Bytes that this rank has sent so far, by axes."""
+        return {axes: group.sent_bytes for axes, group in self.groups.items()}
+
+    def peak_bytes(self) -> int:
+        """The peak of live tensors of one step."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.step()
+            return torch.cuda.max_memory_allocated(self.device)
+        tracker = MemoryTracker()
+        for unit in self.units.values():
+            for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
+                tracker.watch(tensor, resizable=True)
+            for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq, *self.tables):
+                tracker.watch(tensor)
+        with tracker:
+            self.step()
+        return tracker.peak_bytes
+
+
+def _fill(flat: FlatLayout, index: int, out: torch.Tensor) -> None:
+    out.fill_(0.02)
+
+
+def _batch(rows: int, length: int, vocabulary: int) -> Batch:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, vocabulary, (rows, length + 1))
+    positions = np.broadcast_to(np.arange(length), (rows, length))
+    return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), positions.copy(), None)
+
+
+class Observer:
+    """Seconds of each instruction of a step by operation and kind of segment."""
+
+    def __init__(self, segments: Mapping[str, Segment], device: torch.device) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._segments, self._device = segments, device
+        self._before = time.perf_counter()
+
+    def __call__(self, index: int, step: Instruction) -> None:
+        synchronize(self._device)
+        now = time.perf_counter()
+        segment = self._segments.get(step.segment or "")
+        name = f"{step.op.name.lower()} {segment.kind if segment else step.segment or ''}".strip()
+        self.seconds[name].append(now - self._before)
+        self._before = now
+
+
+def measure_steps(
+    rank: int, device: torch.device, tables: list[dict[str, Any]], active: int, window: float
+) -> list[dict[str, Any]]:
+    """Of each run table, on one rank of its own: median seconds of a step and of each kind of instruction. The first `active` ranks
+    run it at the same time, each for itself; the others wait (their answers are empty)."""
+    answers: list[dict[str, Any]] = []
+    for table in tables:
+        dist.barrier()
+        if rank >= active:
+            answers.append({})
+            continue
+        runner = StepRunner(table, 1, 0, device)
+        runner.step()
+        steps: list[float] = []
+        kinds: dict[str, list[float]] = defaultdict(list)
+        begun = time.perf_counter()
+        while len(steps) < 3 or time.perf_counter() - begun < window:
+            observer = Observer(runner.facts.by_name, device)
+            steps.append(runner.step(observer))
+            for name, seconds in observer.seconds.items():
+                kinds[name] += seconds
+        answers.append({"step": median(steps), **{name: median(seconds) for name, seconds in kinds.items()}})
+        del runner
+    dist.barrier()
+    return answers

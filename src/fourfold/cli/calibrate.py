@@ -1,0 +1,135 @@
+"""`fourfold calibrate`: measures this machine and writes a cluster file of it."""
+
+import json as json_text
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+from cyclopts import Parameter
+
+from fourfold.cli.numbers import parse_number
+from fourfold.config import UserError
+from fourfold.config.hardware import parse_cluster
+from fourfold.launch.machine import memory_bytes, require_packages
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+FORMATS = ("fp32", "bf16", "fp64")
+MOST_RANKS = 64
+LEAST_SECONDS, MOST_SECONDS = 1, 3600
+
+
+def calibrate(
+    *,
+    out: Path = Path("this-machine.toml"),
+    ranks: str = "1,2,4",
+    seconds: str = "120",
+    dtype: str = "fp32",
+    json: Flag = False,
+) -> int:
+    """Measure this machine and write it as a cluster file, for --cluster or the run file's [cluster] preset.
+
+    Matrix products and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
+    of the given numbers of ranks running at once. Stop everything else first.
+
+    Parameters
+    ----------
+    out
+        The file to write.
+    ranks
+        Numbers of ranks that run at once, with commas between. More than there are cores share them.
+    seconds
+        About how long the measurements may take.
+    dtype
+        The number format to compute in: fp32, bf16 or fp64.
+    json
+        Print one JSON document and nothing else.
+    """
+    counts = _counts(ranks)
+    budget = parse_number(seconds, "--seconds", "120", LEAST_SECONDS, MOST_SECONDS)
+    if dtype not in FORMATS:
+        raise UserError(f"--dtype {dtype[:40]}: allowed: {', '.join(FORMATS)}; a value that works: --dtype fp32")
+    _check_out(out)
+    require_packages("calibrate", "torch")
+    import torch
+
+    from fourfold.calibrate.machine import describe, measure_machine
+    from fourfold.data.atomic_folder import write_text_atomically
+
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = "cuda" if devices else "cpu"
+    if devices and counts[-1] > devices:
+        raise UserError(
+            f"--ranks {ranks}: this machine has {devices} CUDA devices; a value that works: --ranks "
+            + ",".join(str(n) for n in (1, 2, 4, 8, 16) if n <= devices)
+        )
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if json else sys.stdout, flush=True)
+
+    cores = _cores()
+    calibration, fits = measure_machine(
+        counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, budget, say
+    )
+    memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9
+    name = torch.cuda.get_device_name(0) if devices else f"{platform.node() or 'this machine'}, {cores} cores"
+    table = describe(calibration, kind, memory, dtype, name)
+    text = tomli_w.dumps(table)
+    machine = parse_cluster(text, out.name)
+    write_text_atomically(out, text)
+    if json:
+        print(json_text.dumps({"file": str(out), **table}, indent=1))
+        return 0
+    for line in _lines(machine.devices, table, fits):
+        print(line)
+    print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
+    return 0
+
+
+def _cores() -> int:
+    available = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available is not None else os.cpu_count() or 1
+
+
+def _counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:9]) <= MOST_RANKS for part in parts):
+        raise UserError(
+            f"--ranks {text[:80]}: allowed: numbers from 1 to {MOST_RANKS} with commas between; a value that works: --ranks 1,2,4"
+        )
+    odd = next((part for part in parts if int(part) > 1 and int(part) % 2), None)
+    if odd is not None:
+        raise UserError(
+            f"--ranks {text[:80]}: {odd} ranks cannot send in pairs; allowed: 1 and even numbers, for example 1,2,4"
+        )
+    return sorted({int(part) for part in parts})
+
+
+def _check_out(out: Path) -> None:
+    if out.is_dir() or out.suffix != ".toml":
+        raise UserError(f"--out {out}: should name a .toml file; a value that works: --out this-machine.toml")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist; a value that works: --out {out.name}")
+
+
+def _lines(devices: int, table: dict[str, Any], fits: dict[int, Any]) -> list[str]:
+    """What was found, in a few lines."""
+    lines = []
+    for ranks in sorted(fits):
+        part = table["calibration"][f"ranks_{ranks}"]
+        kernels, stack = part["kernels"], part["stack"]
+        peak = max(value for plane in kernels["products"]["plain"] for row in plane for value in row)
+        line = (
+            f"{ranks} rank{'s' if ranks > 1 else ' '} x {stack['threads']} thread{'s' if stack['threads'] > 1 else ' '}: products "
+            f"{peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "
+            f"{1e6 * kernels['launch_seconds']:.1f} us each, segments described to {100 * fits[ranks].error:.1f} %"
+        )
+        if ranks > 1:
+            line += f"; alone a rank runs {stack['paces'][0]:.2f} times as fast"
+        lines.append(line)
+    cores = table["calibration"]["cores"]
+    if cores and devices > cores:
+        lines.append(f"{devices} ranks share {cores} cores: what they slow one another down is in the file")
+    return lines
