@@ -1,21 +1,16 @@
-"""Writes docs/accuracy.md and its drawings: published runs predicted, by fitted constants and by those fitted without their file.
+"""Writes docs/accuracy.md: published runs predicted, by fitted constants and by those fitted without their file.
 
-    python benchmarks/fit_constants.py DIR --write --cross cross.json
-    python benchmarks/accuracy.py DIR cross.json [--jobs 2]
-
-DIR holds files of rows, as for `fourfold validate`.
+python benchmarks/fit_constants.py DIR --write --cross cross.json
+fourfold validate DIR --json --plots docs/accuracy > fitted.json
+python benchmarks/accuracy.py fitted.json cross.json
 """
 
 import argparse
 import json
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from fourfold.validate import Outcome, defaults_lines, read_rows
-from fourfold.validate import validate as compare
-from fourfold.validate.predict import predict_case
-from fourfold.validate.scatter import write_scatters
+from fourfold.validate import defaults_lines
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT = Path(__file__).parent / "accuracy_text.md"
@@ -96,15 +91,10 @@ def skipped(document: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("fitted", type=Path)
     parser.add_argument("crossed", type=Path)
-    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    rows, unread = read_rows([options.folder], strict=False)
-    with ProcessPoolExecutor(options.jobs) as pool:
-        outcome: Outcome = compare(rows, predict_case, None, unread, lambda f, cases: pool.map(f, cases, chunksize=8))
-    fitted, crossed = outcome.to_json(), json.loads(options.crossed.read_text(encoding="utf-8"))
-    write_scatters(outcome, DOCS / "accuracy")
+    fitted, crossed = (json.loads(path.read_text(encoding="utf-8")) for path in (options.fitted, options.crossed))
     text = TEXT.read_text(encoding="utf-8")
     made = {"TIMES": times, "ORDER": order, "MEMORY": memory}
     for key, make in made.items():
