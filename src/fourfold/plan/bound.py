@@ -132,14 +132,24 @@ class Bounder:
 
     def _compute_seconds(self, price: BlockPrice, table: "Arrangements") -> Column:
         """Stages divided evenly, and the idle time that the schedule cannot avoid; never less than one microbatch's whole way."""
-        pp = table.pp
+        pp, microbatches = table.pp, table.microbatches
         forward, backward = price.forward_seconds / pp, price.backward_seconds / pp
-        weights = price.weight_seconds / pp
-        first = table.forward_fill * forward
-        idle = (pp - 1) * np.maximum(first, first + table.backward_fill * backward - table.weight_fill * weights)
+        even = microbatches * (forward + backward) + self._idle_seconds(price, price.backward_seconds, table)
+        headless = self._idle_seconds(price, price.backward_seconds - price.head_seconds, table)
+        head = microbatches * self._head_rank_seconds(price, table) + headless
         one = price.forward_seconds + price.backward_seconds - price.weight_seconds
-        each = np.maximum(forward + backward, self._head_rank_seconds(price, table))
-        return np.maximum(table.microbatches * each + idle, one)
+        return np.maximum(np.maximum(even, head), one)
+
+    @staticmethod
+    def _idle_seconds(price: BlockPrice, backward_seconds: float, table: "Arrangements") -> Column:
+        """What a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The first
+        stage, which has the embedding, may be a block shorter than the mean."""
+        pp = table.pp
+        total = price.forward_seconds + price.backward_seconds
+        stages = pp - 1 - np.minimum(1.0, price.block_seconds * pp * table.virtual_stages / total)
+        first = table.forward_fill * price.forward_seconds / pp
+        filled = table.backward_fill * backward_seconds / pp - table.weight_fill * price.weight_seconds / pp
+        return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
 
     def _update_seconds(self, shape: BlockShape, table: "Arrangements") -> Column:
         """The optimizer's pass over its shard, and what the stack adds to every step."""
@@ -212,15 +222,19 @@ class Bounder:
         whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
         shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
         states = np.where(zero == 3, shard, whole) * request.element_bytes
-        states += np.where(zero >= 2, shard, whole) * GRADIENT_BYTES
         states += np.where(zero >= 1, shard, whole) * MASTER_BYTES
+        gradients = np.where(zero >= 2, shard, whole) * GRADIENT_BYTES
         stack = request.stack
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         gathered = np.where(zero == 3, 2 * request.element_bytes, 0) + np.where(zero >= 2, GRADIENT_BYTES, 0)
         share = np.where(pp > 1, EVEN_SHARE, 1.0)
-        held = (
-            share * (states + table.in_flight * price.saved_bytes / pp) + price.transient_bytes + 0.9 * block * gathered
-        )
+        each = price.saved_bytes / pp
+        full = table.in_flight * each
+        # Gradients are made in the first backward: of few microbatches, when the most activations are held there are none yet.
+        steady = table.microbatches > table.in_flight + 1
+        peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
+        transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
+        held = share * (states + peak) + transient
         return held * (1 + stack.slack) + stack.context_bytes
 
 

@@ -1,0 +1,68 @@
+"""A bound is never above what the simulation of the layout's program says, and every layout that is enumerated can be."""
+
+import random
+
+import pytest
+
+from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.plan.bound import Bounder
+from fourfold.plan.request import Request
+from fourfold.plan.search import predict_candidate
+from fourfold.plan.space import block_shapes
+
+DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
+EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
+
+
+def model(**more) -> ModelConfig:
+    return resolve_model(ModelSection(**DENSE, **more))
+
+
+def request(devices: int, sequences: int = 32, **more) -> Request:
+    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences)
+
+
+def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
+    """Layouts with their bounds, drawn evenly from all shapes."""
+    rng, bounder = random.Random(seed), Bounder(asked)
+    shapes = list(block_shapes(asked))
+    found = []
+    while len(found) < count:
+        bounds = bounder.bounds(rng.choice(shapes))
+        if bounds is not None:
+            index = rng.randrange(len(bounds))
+            found.append((bounds.candidate(index), bounds.seconds[index], bounds.memory_bytes[index]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("devices", "more"), [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS)], ids=["8", "16", "16 experts", "64 experts"]
+)
+def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
+    asked = request(devices, 64, **more)
+    refused = 0
+    for candidate, seconds, memory_bytes in drawn(asked, 60, seed=devices):
+        try:
+            step = predict_candidate(asked, candidate)
+        except UserError:
+            refused += 1
+            continue
+        assert seconds <= step.seconds * 1.001, candidate.words()
+        assert memory_bytes <= max(step.device_bytes) * 1.001, candidate.words()
+    assert refused <= 3
+
+
+def test_the_space_holds_what_papers_ran() -> None:
+    """Llama 3 405B on 16,384 devices: tp 8, pp 16, dp 128 (Llama 3, table 4)."""
+    asked = Request.of(resolve_model(ModelSection(preset="llama3-405b")), load_cluster("dgx-h100:16384"), 8192, 2048)
+    shape = next(
+        s for s in block_shapes(asked) if (s.tp, s.cp, s.microbatch_sequences, s.recompute) == (8, 1, 1, "none")
+    )
+    bounds = Bounder(asked).bounds(shape)
+    assert bounds is not None
+    rows = bounds.where({"pp": 16, "schedule": "interleaved_1f1b", "virtual_stages": 8, "zero": 1, "dp_shard": 128})
+    assert len(rows) == 1
+    assert rows.candidate(0).words() == (
+        "tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none"
+    )

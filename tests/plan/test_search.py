@@ -1,0 +1,113 @@
+"""The search finds what simulating every layout would find."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from fourfold.config import UserError
+from fourfold.plan.bound import Bounder
+from fourfold.plan.explain import explain, parse_fixed
+from fourfold.plan.fewest import enough_devices
+from fourfold.plan.prescription import prescribed
+from fourfold.plan.request import Request
+from fourfold.plan.search import Priced, family, pareto, price_candidate, search
+from fourfold.plan.space import block_shapes
+from tests.plan.test_bounds import EXPERTS, request
+
+
+def every_layout(asked: Request) -> list[Priced]:
+    """All families of layouts simulated: whatever differs beyond the division of data parallelism."""
+    bounder, found, seen = Bounder(asked), [], set()
+    for shape in block_shapes(asked):
+        bounds = bounder.bounds(shape)
+        for index in range(len(bounds) if bounds is not None else 0):
+            candidate = bounds.candidate(index)
+            if family(candidate) in seen:
+                continue
+            seen.add(family(candidate))
+            priced = price_candidate(asked, family(candidate))
+            if isinstance(priced, Priced) and priced.memory_bytes <= asked.memory_bytes:
+                found.append(priced)
+    return found
+
+
+@pytest.mark.parametrize(("devices", "more"), [(4, {}), (2, EXPERTS)], ids=["4 dense", "2 experts"])
+def test_the_best_is_the_best_of_all(devices: int, more: dict) -> None:
+    asked = request(devices, 8, **more)
+    least = min(each.seconds for each in every_layout(asked))
+    best = search(asked).best[0]
+    assert best.seconds <= least * 1.01
+
+
+def test_memory_binds() -> None:
+    """With less memory the best is slower, and holds less."""
+    asked = request(8)
+    free = search(asked).best[0]
+    bound = search(replace(asked, memory_bytes=int(free.memory_bytes * 0.6))).best[0]
+    assert bound.memory_bytes <= 0.6 * free.memory_bytes
+    assert bound.seconds >= free.seconds
+
+
+def test_two_searches_say_the_same() -> None:
+    first, second = (search(request(16, 64)) for _ in range(2))
+    assert first.best == second.best
+    assert first.counts == second.counts
+
+
+def test_every_layout_is_counted_once() -> None:
+    counts = search(request(16, 64)).counts
+    later = counts.not_searched + counts.refused + counts.simulated + counts.like_a_simulated_one
+    assert counts.too_large + counts.worse_bound + later == counts.layouts
+
+
+def test_a_budget_ends_the_search_and_is_said() -> None:
+    counts = search(request(64, 512), budget_seconds=0.3).counts
+    assert counts.shapes_not_priced > 0 or counts.not_searched > 0
+
+
+def test_a_fixed_field_is_kept() -> None:
+    for each in search(request(16, 64), fixed={"tp": 4, "zero": 1}).best:
+        assert (each.candidate.tp, each.candidate.zero) == (4, 1)
+
+
+def test_what_lost_is_explained() -> None:
+    asked = request(16, 64)
+    found = search(asked)
+    said = explain(asked, {"tp": 16}, found, 20)
+    assert said.priced is not None
+    assert said.priced.seconds > found.best[0].seconds
+    more = sum(seconds for _, seconds in said.differences)
+    assert more == pytest.approx(said.priced.seconds - found.best[0].seconds, rel=0.02)
+    assert "divide" in (explain(asked, {"tp": 3}, found, 20).refused or "")
+
+
+@pytest.mark.parametrize("text", ["tp", "tp=x", "speed=3", "tp=-1", ""])
+def test_what_is_no_field_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="--explain"):
+        parse_fixed(text)
+
+
+def test_the_prescription_keeps_tensors_in_the_node() -> None:
+    priced = prescribed(request(64, 512))
+    assert priced is not None
+    assert priced.candidate.tp == 8
+    assert priced.candidate.dp * priced.candidate.pp * priced.candidate.tp == 64
+
+
+def test_what_fits_nowhere_says_how_many_devices_would_do() -> None:
+    asked = replace(request(1, 8), memory_bytes=600_000_000)
+    found = search(asked)
+    assert not found.best
+    assert found.smallest is not None
+    assert found.smallest[1] > asked.memory_bytes
+    enough = enough_devices(asked)
+    assert enough is not None
+    assert enough.devices > 1
+
+
+def test_the_front_has_no_layout_that_another_beats() -> None:
+    front = pareto(search(request(16, 64), keep=30).best)
+    for one, other in pairwise(front):
+        assert one.seconds <= other.seconds
+        assert one.memory_bytes > other.memory_bytes
