@@ -1,4 +1,4 @@
-"""The closed loop on this machine: real steps of many layouts beside what `fourfold simulate` says of them on the calibrated cluster.
+"""The closed loop: real steps of many layouts on this machine beside what `fourfold simulate` says on the calibrated cluster.
 
     fourfold calibrate --out this-machine.toml
     python benchmarks/closed_loop.py this-machine.toml [--only TEXT] [--steps 7] [--markdown FILE] [--json FILE]
@@ -209,7 +209,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
     errors = [abs(each["error"]) for each in rows]
     parts = [
         f"{len(rows)} layouts: step time median error {100 * median(errors):.1f} %, mean {100 * mean(errors):.1f} %, largest "
-        f"{100 * max(errors):.1f} %; bytes equal on {sum(each['bytes_equal'] for each in rows)} of {len(rows)}; peak memory largest "
+        f"{100 * max(errors):.1f} %; bytes equal on {sum(each['bytes_equal'] for each in rows)} of {len(rows)}; peak memory: "
         f"error {100 * max(each['memory_error'] for each in rows):.2f} %"
     ]
     for ranks in sorted({each["ranks"] for each in rows}):

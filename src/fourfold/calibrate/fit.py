@@ -1,7 +1,7 @@
 """What single operators cost, from the time of whole segments: passes over memory, launches, the optimizer, a step's frame."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -98,15 +98,3 @@ def _least_squares(matrix: Any, target: Any, weights: Any) -> tuple[float, float
         options.append((float(np.sum((x * value - b) ** 2)), column, value))
     _, column, value = min(options)
     return (value, 0.0) if column == 0 else (0.0, value)
-
-
-def with_fit(crowd: Crowd, fit: Fit) -> Crowd:
-    """The crowd with these constants."""
-    return replace(
-        crowd,
-        launch_seconds=fit.launch_seconds,
-        memory_bytes_per_second=fit.memory_bytes_per_second,
-        update_seconds=fit.update_seconds,
-        update_bytes_per_second=fit.update_bytes_per_second,
-        step_seconds=fit.step_seconds,
-    )

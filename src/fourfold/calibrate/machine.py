@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import median
 from typing import Any
 
 import torch
 
-from fourfold.calibrate.fit import Fit, fit_segments, with_fit
+from fourfold.calibrate.fit import Fit, fit_segments
 from fourfold.calibrate.kernels import measure_attention, measure_products
 from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
@@ -67,20 +67,30 @@ def measure_machine(
     calibration: dict[str, Any] = {"cores": threads_of(1) if device == "cpu" else 0}
     fits: dict[int, Fit] = {}
     begun = time.monotonic()
+    tables = step_tables(dtype, quick)
+    facts = [lowered(each, 1, device) for each in tables]
+    base: tuple[Table, float] | None = None
     for index, ranks in enumerate(counts):
         past = time.monotonic() - begun
-        left = f"some {seconds - past if not index else past / index * (len(counts) - index):.0f} s left"
-        report(f"{ranks} rank{'s' if ranks > 1 else ''} at once, {left}")
-        with Ranks(ranks, threads_of(ranks), device) as group:
-            table = _crowd_table(group, dtype, device, budget, quick)
-            tables = step_tables(dtype, quick)
+        left = seconds if not index else past / index * (len(counts) - index)
+        report(f"{ranks} rank{'s' if ranks > 1 else ''} at once, some {left:.0f} s left")
+        threads = threads_of(ranks)
+        crowded = device == "cpu" and ranks * threads > calibration["cores"]
+        with Ranks(ranks, threads, device) as group:
             answers = _mean_steps(group.run(measure_steps, tables=tables, active=ranks, window=budget.steps), ranks)
+            step = sum(each["step"] for each in answers)
+            if crowded and base is not None:
+                kernels = _slowed(base[0], base[1] / step)
+            else:
+                kernels = _kernel_tables(group, dtype, budget)
+                base = (kernels, step) if threads == 1 else base
             paces = _paces(group, tables[-1:], answers[-1]["step"], budget.steps)
-        table["stack"] |= {"paces": paces}
-        crowd = _read(table, ranks)
-        fit = fits[ranks] = fit_segments([lowered(each, 1, device) for each in tables], answers, crowd)
-        fitted = with_fit(crowd, fit)
-        table["kernels"] |= {name: getattr(fitted, name) for name in _KERNEL_CONSTANTS}
+            stack = {"threads": threads, "step_seconds": 0.0, "host_collective_seconds": 0.0, "paces": paces}
+            table: Table = {"kernels": {**kernels, **dict.fromkeys(_KERNEL_CONSTANTS, 1.0)}, "stack": stack}
+            if ranks > 1:
+                table["links"] = _links(group, budget, quick)
+        fit = fits[ranks] = fit_segments(facts, answers, _read(table, ranks))
+        table["kernels"] |= {name: getattr(fit, name) for name in _KERNEL_CONSTANTS}
         table["stack"]["step_seconds"] = fit.step_seconds
         calibration[f"ranks_{ranks}"] = table
     return calibration, fits
@@ -89,30 +99,42 @@ def measure_machine(
 _KERNEL_CONSTANTS = ("launch_seconds", "memory_bytes_per_second", "update_seconds", "update_bytes_per_second")
 
 
-def _crowd_table(group: Ranks, dtype: str, device: str, budget: Budget, quick: bool) -> Table:
-    """Kernels and links; the constants that are fitted stand at values that are replaced."""
-    products = _merged(group.run(measure_products, dtype=dtype, window=budget.kernel))
-    attention = _merged(group.run(measure_attention, dtype=dtype, window=budget.kernel))
-    kernels = {"products": products, "attention": attention, **dict.fromkeys(_KERNEL_CONSTANTS, 1.0)}
-    table: Table = {"kernels": kernels, "stack": {"threads": group.threads, "step_seconds": 0.0}}
-    host = 0.0
-    if group.size > 1:
-        sizes = SIZES[1:4] if quick else SIZES
-        found = group.run(measure_links, ranks=group.size, window=budget.link, sizes=sizes)
-        table["links"] = _merged(found)
-        host = mean(part["start_seconds"][0] for kinds in table["links"].values() for part in kinds.values())
-    table["stack"]["host_collective_seconds"] = min(host, 1e-4)
+def _kernel_tables(group: Ranks, dtype: str, budget: Budget) -> Table:
+    return {
+        "products": _merged(group.run(measure_products, dtype=dtype, window=budget.kernel)),
+        "attention": _merged(group.run(measure_attention, dtype=dtype, window=budget.kernel)),
+    }
+
+
+def _slowed(kernels: Table, share: float) -> Table:
+    """Of ranks that take turns on the cores: the rates of as many as there are cores, and the share of them that is left. Single
+    kernels are shorter than a turn, so they are not measured again."""
+
+    def times(values: Any) -> Any:
+        return [times(each) for each in values] if isinstance(values, list) else float(f"{values * share:.4g}")
+
+    rates = ("plain", "accumulated", "forward", "backward")
+    return {
+        name: {key: times(values) if key in rates else values for key, values in part.items()}
+        for name, part in kernels.items()
+    }
+
+
+def _links(group: Ranks, budget: Budget, quick: bool) -> Table:
+    table: Table = _merged(
+        group.run(measure_links, ranks=group.size, window=budget.link, sizes=SIZES[1:4] if quick else SIZES)
+    )
     return table
 
 
 def _merged(answers: list[Any]) -> Any:
-    """The mean over ranks, number by number."""
+    """The median over ranks, number by number."""
     first = answers[0]
     if isinstance(first, dict):
         return {key: _merged([each[key] for each in answers]) for key in first}
     if isinstance(first, list):
         return [_merged([each[index] for each in answers]) for index in range(len(first))]
-    return first if isinstance(first, int) else float(f"{mean(answers):.4g}")
+    return first if isinstance(first, int) else float(f"{median(answers):.4g}")
 
 
 def _mean_steps(answers: list[list[dict[str, float]]], active: int) -> list[dict[str, float]]:

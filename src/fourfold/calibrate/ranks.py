@@ -44,8 +44,9 @@ class Ranks:
                 ready = wait([pipe for pipe in self._pipes if pipe not in results], timeout=ANSWER_SECONDS)
                 if not ready:
                     raise RunFailure(f"the ranks that measure have not answered for {ANSWER_SECONDS:.0f} s")
-                for pipe in ready:
-                    assert isinstance(pipe, Connection)
+                for pipe in self._pipes:
+                    if pipe not in ready:
+                        continue
                     ok, value = pipe.recv()
                     if not ok:
                         raise RunFailure(f"rank {self._pipes.index(pipe)} of {self.size} could not measure: {value}")

@@ -220,7 +220,7 @@ def _paces(stack: _Reader, ranks: int) -> tuple[float, ...]:
     values = stack.table.get("paces")
     if not _fits(values, [ranks]):
         raise stack.fail("paces", f"a list of {ranks} positive numbers")
-    return tuple(map(float, values))  # type: ignore[arg-type]
+    return tuple(map(float, values))
 
 
 def _links(reader: _Reader, ranks: int) -> dict[tuple[int, str], Duration]:
@@ -251,6 +251,11 @@ class CalibratedPrices(Prices):
     def crowd(self) -> Crowd:
         assert self.calibration is not None
         return self.calibration.crowd(self.layout.world_size)
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks compute on the same cores."""
+        return self.calibration is not None and self.calibration.cores > 0
 
     def kernel(self, item: Product | Attention | Pass) -> float:
         found = self._kernels.get(item)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
+from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.phase import PhaseCost
 from fourfold.cost.prices import Prices
@@ -19,6 +20,7 @@ from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instructi
 from fourfold.program.liveness import MemoryPeak, memory_peak
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import Times, simulate_times
+from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
 
@@ -107,7 +109,9 @@ class Simulation:
 def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
     """Lowers the step, unless it is lowered already, and runs it against the prices."""
     lowered = tuple(programs if programs is not None else lower_pipeline(facts))
-    return Simulation(facts, prices, lowered, simulate_times(lowered, facts, prices))
+    shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and facts.layout.pp > 1
+    run = shared_times if shared else simulate_times
+    return Simulation(facts, prices, lowered, run(lowered, facts, prices))  # type: ignore[arg-type]
 
 
 Key = TypeVar("Key")

@@ -1,0 +1,135 @@
+"""The event simulation where ranks share cores: a stage computes faster while others wait. One clock for all pipeline ranks.
+
+What ranks start, join and enter is the engine's (`engine.py`); here time passes for all of them at once, and each computes at the
+pace that was measured for as many ranks as compute at that moment.
+"""
+
+from collections.abc import Sequence
+
+from fourfold.config import UserError
+from fourfold.cost.calibrated import CalibratedPrices
+from fourfold.program import Program
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
+from fourfold.simulate.durations import Durations
+from fourfold.simulate.engine import Times, _enter, _Meeting, _post, _Rank, _start, _waits_for
+
+ROUNDING = 1e-12
+
+
+class _Cores:
+    """All ranks of a step on their way, at one moment. `left[i]`: seconds of work that rank i has before it, at the pace of a
+    machine on which all ranks compute; 0: it waits."""
+
+    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> None:
+        self.ranks = [_Rank(index, program) for index, program in enumerate(programs)]
+        self.durations = [Durations(facts.at(rank.index), prices) for rank in self.ranks]
+        self.left = [0.0] * len(self.ranks)
+        self.begun = [0.0] * len(self.ranks)
+        self.clock = 0.0
+        self.prices = prices
+        self.each = facts.layout.world_size // facts.layout.pp
+        self.meetings: dict[object, _Meeting] = {}
+        self.links: dict[tuple[int, int], float] = {}
+        self.sides: dict[tuple[int, int, bool], int] = {}
+
+    def run(self) -> Times:
+        while any(rank.at < len(rank.steps) for rank in self.ranks):
+            while any(self._go(rank) for rank in self.ranks):
+                pass
+            self._pass(self._until_next())
+        ends = [max([rank.now, *rank.free.values()]) for rank in self.ranks]
+        return Times(tuple(rank.times for rank in self.ranks), max([*ends, *self.links.values()]))
+
+    def _go(self, rank: _Rank) -> bool:
+        """Instructions that take no work, until the next that does or that waits. Whether there were any."""
+        before = rank.at
+        while rank.at < len(rank.steps) and not self.left[rank.index] and rank.now <= self.clock + ROUNDING:
+            rank.now = max(rank.now, self.clock)
+            start = rank.now
+            if not self._take(rank, start):
+                break
+            if self.left[rank.index]:
+                return True
+            self._note(rank, start)
+        return rank.at > before
+
+    def _take(self, rank: _Rank, start: float) -> bool:
+        """Begins the rank's next instruction. False: it must wait for another rank."""
+        index, step = rank.at, rank.steps[rank.at]
+        durations, ranks = self.durations[rank.index], self.ranks
+        if step.op is Op.WAIT:
+            return self._join(rank, index, step.handle or "")
+        if step.op in SENDS or step.op in RECEIVES:
+            _post(rank, index, step, durations, self.meetings, self.links, self.sides, ranks)
+        elif step.op in STARTS:
+            return _start(rank, index, step, durations, self.meetings, ranks, self.prices.stack.overlap_data)
+        elif step.op not in COMPUTE_OPS and step.collectives:
+            return _enter(rank, index, step, durations, self.meetings, ranks)
+        else:
+            work = durations.compute(step) if step.op in COMPUTE_OPS else durations.local(step)
+            self.left[rank.index], self.begun[rank.index] = work, start
+        return True
+
+    def _join(self, rank: _Rank, index: int, handle: str) -> bool:
+        if handle not in rank.pending:
+            raise UserError(f"pp {rank.index} at #{index} `{rank.steps[index].short}` joins what has not been started")
+        end = rank.pending[handle]
+        if isinstance(end, _Meeting):
+            if end.end < 0:
+                return False
+            if end.end > rank.now and end.last is not None and end.last[0] != rank.index:
+                rank.times.causes[index] = end.last
+            end = end.end
+        if end > rank.now:
+            rank.times.causes.setdefault(index, rank.origin[handle])
+            rank.now = end
+        del rank.pending[handle]
+        return True
+
+    def _note(self, rank: _Rank, start: float) -> None:
+        """The rank's instruction is over."""
+        rank.times.starts.append(start)
+        rank.times.ends.append(rank.now)
+        rank.at += 1
+
+    def _paces(self) -> list[float]:
+        """Of each rank that computes; slower while what it has started is under way."""
+        busy = sum(left > 0 for left in self.left)
+        paces = self.prices.crowd.paces
+        pace = paces[min(len(paces), max(1, busy * self.each)) - 1]
+        slowed = pace / (1 + self.prices.stack.contention)
+        return [slowed if rank.in_flight > self.clock + ROUNDING else pace for rank in self.ranks]
+
+    def _until_next(self) -> float:
+        """Seconds until some rank's work is done, a rank goes on, or what it has started comes to its end."""
+        paces, clock = self._paces(), self.clock
+        moments = [left / pace for left, pace in zip(self.left, paces, strict=True) if left]
+        ranks = [rank for rank in self.ranks if rank.at < len(rank.steps)]
+        moments += [rank.now - clock for rank in ranks if not self.left[rank.index] and rank.now > clock + ROUNDING]
+        moments += [rank.in_flight - clock for rank in ranks if rank.in_flight > clock + ROUNDING]
+        if not moments:
+            lines = [_waits_for(rank, self.meetings) for rank in ranks]
+            raise UserError("\n".join(["the programs wait for each other:", *lines]))
+        return min(moments)
+
+    def _pass(self, seconds: float) -> None:
+        """Lets so much time pass."""
+        paces = self._paces()
+        self.clock += seconds
+        for rank, pace in zip(self.ranks, paces, strict=True):
+            left = self.left[rank.index]
+            if not left:
+                continue
+            left -= seconds * pace
+            if left > ROUNDING:
+                self.left[rank.index] = left
+                continue
+            self.left[rank.index] = 0.0
+            rank.now = self.clock
+            self._note(rank, self.begun[rank.index])
+
+
+def shared_times(programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> Times:
+    """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
+    return _Cores(programs, facts, prices).run()
