@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from fourfold.config.errors import UserError
 from fourfold.config.schema import RunConfig
 
+AUTO = "auto"
 RUN_PRESET = "preset:"
 """What a run's name begins with where it is one of `run_preset_names` instead of a file."""
 
@@ -62,7 +63,7 @@ def _text(path: Path) -> str:
 def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
     """Checks a parsed table against the schema."""
     try:
-        return RunConfig.model_validate(_betas_to_tuple(table))
+        return RunConfig.model_validate(_written_out(table))
     except ValidationError as error:
         raise UserError("\n".join(f"{source}: {line}" for line in _explain(error, table))) from None
 
@@ -74,9 +75,11 @@ def dump_run(config: RunConfig) -> str:
     return tomli_w.dumps(table)
 
 
-def _betas_to_tuple(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has arrays only; the one tuple in the schema is `optimizer.betas`."""
+def _written_out(table: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has arrays only; the one tuple in the schema is `optimizer.betas`. `layout = "auto"` is short for a section."""
     result = dict(table)
+    if result.get("layout") == AUTO:
+        result["layout"] = {"auto": True}
     optimizer = result.get("optimizer")
     if isinstance(optimizer, Mapping) and isinstance(optimizer.get("betas"), list):
         result["optimizer"] = {**optimizer, "betas": tuple(optimizer["betas"])}
@@ -86,10 +89,15 @@ def _betas_to_tuple(table: Mapping[str, Any]) -> dict[str, Any]:
 def _apply_override(table: dict[str, Any], override: str) -> None:
     key, equals, raw = override.partition("=")
     parts = key.strip().split(".")
+    if parts == ["layout"] and raw.strip().strip('"') == AUTO:
+        table["layout"] = AUTO
+        return
     if not equals or len(parts) < 2 or not all(parts):
         raise UserError(f"override {override!r}: write it as section.key=value, for example layout.zero=3")
     target = table
     for part in parts[:-1]:
+        if part == "layout" and target.get(part) == AUTO:
+            target[part] = {"auto": True}
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
             raise UserError(f"override {override!r}: {part!r} is a value, not a section")

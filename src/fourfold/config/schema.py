@@ -140,8 +140,11 @@ class LayoutSection(Section):
     `schedule`: a name, `file:PATH` of a compute order in text form, or `python:MODULE:FUNCTION` that yields one.
     `segments_per_stage`: how many segments (embedding, blocks, head) each pipeline stage has, in forward order; left out:
     divided evenly by cost. `cp_method`: `ring`, `all_gather`, `ulysses`, or `ring+ulysses:U`, with ulysses of degree U inside a
-    ring of degree cp / U."""
+    ring of degree cp / U.
 
+    `layout = "auto"`, or `auto = true` beside keys that are to be kept: the planner's best for the cluster."""
+
+    auto: bool = False
     pp: PositiveInt = 1
     schedule: str = "1f1b"
     virtual_stages: PositiveInt = 1

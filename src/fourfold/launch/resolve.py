@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
 from fourfold.config.schema import DataSection
+from fourfold.launch.automatic import automatic_layout
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
 from fourfold.program.buffers import Lowering, Transport
@@ -64,6 +65,8 @@ def resolve_run(
 ) -> ResolvedRun:
     """Completes and checks a run. `ranks` None: as many as the layout asks for. Raises `UserError` naming the key."""
     model = resolve_model(config.model, tokenizer_vocab_size)
+    if config.layout.auto:
+        config = config.model_copy(update={"layout": automatic_layout(config, model, ranks)})
     layout = resolve_layout(config, model, ranks)
     complete = config.model_copy(
         update={

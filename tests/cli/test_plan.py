@@ -1,0 +1,128 @@
+"""`fourfold plan`: what it prints agrees with its JSON, a chosen layout runs as it was priced, every mistake has one message."""
+
+import json
+import tomllib
+
+import pytest
+
+SMALL = (
+    "--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64", "--keep", "3",
+)  # fmt: skip
+
+
+def document(fourfold, *arguments: str) -> dict:
+    result = fourfold("plan", *arguments, "--json")
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_the_text_is_the_document(fourfold) -> None:
+    found = document(fourfold, *SMALL, "--explain", "tp=8", "--explain", "tp=3")
+    text = fourfold("plan", *SMALL, "--explain", "tp=8", "--explain", "tp=3").out
+    assert len(found["best"]) == 3
+    for each in found["best"]:
+        assert each["words"] in text
+        assert each["memory_bytes"] <= found["memory_limit_bytes"]
+        rate = found["tokens"] / each["step_seconds"] / 16
+        assert each["tokens_per_second_per_device"] == pytest.approx(rate)
+    assert f"{found['counts']['layouts']:,} layouts" in text
+    assert found["prescription"]["layout"]["tp"] == 8
+    first, second = found["explanations"]
+    assert first["layout"]["layout"]["tp"] == 8
+    assert second["layout"] is None
+    assert second["refused"] in text
+
+
+def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
+    best = document(fourfold, *SMALL)["best"][0]
+    keys = [f"layout.{k}={v if not isinstance(v, bool) else str(v).lower()}" for k, v in best["layout"].items()]
+    run = ("preset:llama3-70b", "model.preset=llama3-8b", "batch.sequence_length=8192", "batch.global_sequences=64")
+    result = fourfold("simulate", *run, "precision.compute=bf16", *keys, "--cluster", "dgx-h100:16", "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["step_seconds"] == pytest.approx(best["step_seconds"], rel=1e-9)
+
+
+def test_a_run_file_plans_itself(fourfold) -> None:
+    found = document(fourfold, "run.toml", "--cluster", "dgx-h100:8", "--keep", "1")
+    assert found["global_sequences"] > 0
+    assert fourfold("show", "run.toml", "layout=auto", "cluster.preset=dgx-h100", "--ranks", "8").code == 0
+
+
+def test_keys_beside_auto_are_kept(fourfold) -> None:
+    result = fourfold(
+        "show", "run.toml", "layout=auto", "layout.zero=3", "cluster.preset=dgx-h100", "--ranks", "4", "--limit", "2"
+    )
+    assert "ZeRO-3" in result.out, result.err
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
+def test_other_trainers_words(fourfold, trainer: str) -> None:
+    said = document(fourfold, *SMALL, "--as", trainer)["export"]
+    layout = document(fourfold, *SMALL)["best"][0]["layout"]
+    if trainer == "megatron":
+        assert f"--tensor-model-parallel-size {layout['tp']}" in said["text"]
+        assert "--global-batch-size 64" in said["text"]
+    elif trainer == "torchtitan":
+        table = tomllib.loads(said["text"])
+        assert table["parallelism"]["tensor_parallel_degree"] == layout["tp"]
+        assert table["training"]["global_batch_size"] == 64
+    else:
+        assert json.loads(said["text"])["train_batch_size"] == 64
+
+
+def test_what_cannot_fit_says_what_would(fourfold) -> None:
+    result = fourfold(
+        "plan",
+        "--model",
+        "llama3-405b",
+        "--cluster",
+        "dgx-h100:8",
+        "--sequence-length",
+        "8192",
+        "--batch-sequences",
+        "64",
+    )
+    assert result.code == 1
+    assert "nothing fits" in result.out
+    assert "the nearest that would fit: " in result.out
+
+
+def test_tokens_become_sequences_that_divide(fourfold) -> None:
+    found = document(
+        fourfold,
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100:8",
+        "--sequence-length",
+        "8192",
+        "--batch-tokens",
+        "1M",
+        "--keep",
+        "1",
+    )
+    assert found["global_sequences"] == 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "what is to be planned?"),
+        (("--model", "llama3-8b"), "--cluster is missing"),
+        (("--model", "llama3-8b", "--cluster", "dgx-h100:8"), "--sequence-length is missing"),
+        (("--model", "llama3-8b", "--cluster", "dgx-h100:8", "--sequence-length", "8192"), "the batch is missing"),
+        ((*SMALL, "--explain", "speed=3"), "--explain"),
+        ((*SMALL[:-1], "0"), "--keep 0"),
+        ((*SMALL, "--memory-share", "2"), "--memory-share"),
+        ((*SMALL, "--budget-seconds", "0"), "--budget-seconds"),
+        ((*SMALL, "--objective", "cost"), "--tokens"),
+        ((*SMALL, "--objective", "devices", "--tokens", "1T"), "--deadline-days"),
+        (("--model", "lama3-8b", *SMALL[2:]), "llama3-8b"),
+        (("run.toml", "--cluster", "this"), "calibrate"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_one_message(fourfold, arguments: tuple[str, ...], said: str) -> None:
+    result = fourfold("plan", *arguments)
+    assert result.code == 2
+    assert said in result.err
+    assert "Traceback" not in result.err
