@@ -102,7 +102,7 @@ def fit_memory(rows: list[Lowered], table: Table, matrix: Numbers, measured: Num
         for _ in range(12):  # least absolute relative errors by reweighting
             left = np.concatenate([weights[:, None] * relative, held])
             right = np.concatenate([weights, held @ target])
-            found = lsq_linear(left, right, bounds=([1.0, 0, 0, 0], [1.3, 4, 2, 2])).x
+            found = lsq_linear(left, right, bounds=([1.0, 0, 0, 0], [1.3, 2.5, 2, 0.75])).x
             weights = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), 0.02))
         entry = table["stack"].setdefault(stack, {})
         entry["extra"] = float(found[0] - 1)
