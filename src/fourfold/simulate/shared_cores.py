@@ -34,9 +34,11 @@ class _Cores:
         self.sides: dict[tuple[int, int, bool], int] = {}
 
     def run(self) -> Times:
-        while any(rank.at < len(rank.steps) for rank in self.ranks):
+        while True:
             while any(self._go(rank) for rank in self.ranks):
                 pass
+            if all(rank.at == len(rank.steps) for rank in self.ranks):
+                break
             self._pass(self._until_next())
         ends = [max([rank.now, *rank.free.values()]) for rank in self.ranks]
         return Times(tuple(rank.times for rank in self.ranks), max([*ends, *self.links.values()]))

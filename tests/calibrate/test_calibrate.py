@@ -1,0 +1,90 @@
+"""`fourfold calibrate`: a small budget gives a file that simulates; nothing half-written; mistakes name what works."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fourfold.cli.app import run
+from fourfold.config.hardware import load_cluster
+from fourfold.cost.calibrated import constants_of
+from fourfold.data import atomic_folder
+
+RUN = """
+[model]
+num_layers = 2
+hidden_size = 32
+num_heads = 4
+ffn_size = 64
+vocab_size = 4096
+[batch]
+global_sequences = 4
+sequence_length = 16
+steps = 2
+[layout]
+pp = 2
+microbatch_sequences = 1
+[cluster]
+preset = "CLUSTER"
+"""
+
+
+def test_a_small_budget_writes_a_file_that_a_run_is_simulated_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "here.toml"
+    assert run(["calibrate", "--seconds", "2", "--ranks", "1,2", "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    cluster = load_cluster(str(out))
+    assert document["devices"] == cluster.devices == 2
+    constants = constants_of(cluster)
+    assert constants is not None
+    assert sorted(constants.crowds) == [1, 2]
+    assert all(crowd.memory_bytes_per_second > 1e6 for crowd in constants.crowds.values())
+    file = tmp_path / "run.toml"
+    file.write_text(RUN.replace("CLUSTER", str(out)))
+    assert run(["simulate", str(file), "--json"]) == 0
+    by_preset = json.loads(capsys.readouterr().out)
+    assert run(["simulate", str(file), "--cluster", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == by_preset
+    assert list(tmp_path.glob("here*")) == [out]
+
+
+def test_what_stood_there_stays_where_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "here.toml"
+    out.write_text("before")
+
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(Exception, match="cannot be written"):
+        atomic_folder.write_text_atomically(out, "after")
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--ranks", "0"], "--ranks 0"),
+        (["--ranks", "1,x"], "--ranks 1,x"),
+        (["--ranks", "3"], "3 ranks cannot send in pairs"),
+        (["--ranks", ""], "--ranks"),
+        (["--seconds", "soon"], "--seconds"),
+        (["--seconds", "0"], "--seconds 0"),
+        (["--dtype", "int8"], "--dtype int8"),
+        (["--out", "/nowhere/at/all.toml"], "/nowhere/at"),
+        (["--out", "machine.json"], "machine.json"),
+    ],
+)
+def test_mistakes_say_what_works(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["calibrate", *options]) == 2
+    said = capsys.readouterr().err
+    assert named in said
+    assert "works" in said or "allowed" in said
+
+
+def test_this_machine_unmeasured_says_to_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "preset:tiny", "--cluster", "this"]) == 2
+    assert "fourfold calibrate" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""What a calibration says is what it was given: at its points exactly, between them in the logarithms, and wrong ones are named."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fourfold.config import UserError, parse_run, resolve_model
+from fourfold.config.hardware import load_cluster, parse_cluster
+from fourfold.cost.calibrated import Crowd, Curve, constants_of
+from fourfold.layout import resolve_layout
+from fourfold.model.work import Attention, Pass, Product
+from fourfold.program.buffers import Lowering
+from fourfold.simulate.engine import simulate_times
+from fourfold.simulate.run_prices import prices_for
+from fourfold.simulate.shared_cores import shared_times
+from fourfold.simulate.step import simulate
+from tests.calibrate.machine_table import cluster
+
+
+def loaded(table: dict[str, Any]) -> Any:
+    return parse_cluster(tomli_w.dumps(table), "machine.toml")
+
+
+def crowd_of(ranks: int) -> Crowd:
+    found = constants_of(loaded(cluster()))
+    assert found is not None
+    return found.crowd(ranks)
+
+
+def test_a_curve_goes_through_its_points_and_is_straight_between_logarithms() -> None:
+    curve = Curve(((1.0, 4.0), (10.0, 1000.0)), [[1.0, 100.0], [4.0, 400.0]])
+    assert curve.at(1, 10) == pytest.approx(1)
+    assert curve.at(4, 1000) == pytest.approx(400)
+    assert curve.at(2, 100) == pytest.approx(20)
+    assert curve.at(100, 1e6) == pytest.approx(400), "beyond the grid, as at its edge"
+
+
+def test_kernels_take_what_their_rates_say() -> None:
+    crowd = crowd_of(2)
+    product = Product(100, 200, 300)
+    assert crowd.kernel(product) == pytest.approx(product.flops / 1e9)
+    assert crowd.kernel(replace(product, accumulates=True)) == pytest.approx(product.flops / 1e9)
+    attention = Attention(2, 64, 64, 4, 4, 32, 32)
+    assert crowd.kernel(attention) == pytest.approx(attention.flops / 1e9)
+    assert crowd.kernel(Pass(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
+
+
+def test_collectives_beyond_the_largest_size_grow_with_it() -> None:
+    link = crowd_of(4).link("all_gather", 2)
+    assert link.at(10**6) == pytest.approx(2e-3)
+    assert link.at(10**7) == pytest.approx(2e-2)
+    assert link.at(31622.7766) == pytest.approx((1e-3 * 2e-3) ** 0.5)
+
+
+def test_the_nearest_number_of_ranks_stands_for_those_not_measured() -> None:
+    assert crowd_of(3).ranks in (2, 4)
+    assert crowd_of(100).ranks == 4
+
+
+def test_a_cluster_without_a_calibration_has_no_such_constants() -> None:
+    assert constants_of(load_cluster("dgx-h100")) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "named"),
+    [
+        (("kernels", "launch_seconds"), -1.0, "calibration.ranks_2.kernels.launch_seconds"),
+        (("kernels", "products", "plain"), [1.0], "calibration.ranks_2.kernels.products.plain"),
+        (("kernels", "products", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.products.sizes"),
+        (("stack", "paces"), [1.0], "calibration.ranks_2.stack.paces"),
+        (("stack",), 3.0, "calibration.ranks_2.stack"),
+        (("links", "group_2", "send"), 1.0, "calibration.ranks_2.links.group_2.send"),
+    ],
+)
+def test_a_wrong_key_is_named(path: tuple[str, ...], value: Any, named: str) -> None:
+    table = cluster()
+    part = table["calibration"]["ranks_2"]
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    with pytest.raises(UserError, match=named) as caught:
+        constants_of(loaded(table))
+    assert "fourfold calibrate" in str(caught.value)
+
+
+def run(layout: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
+    table = {
+        "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "ffn_size": 64, "vocab_size": 64},
+        "batch": {"global_sequences": 8, "sequence_length": 16, "steps": 1},
+        "layout": {"microbatch_sequences": 1, **layout},
+        "precision": {"compute": "fp32"},
+    }
+    config = parse_run(table)
+    model = resolve_model(config.model)
+    return config, Lowering.of(config, model, resolve_layout(config, model, ranks), "exchange")
+
+
+LAYOUTS = [
+    ({"pp": 2, "schedule": "1f1b"}, 2),
+    ({"pp": 2, "schedule": "gpipe", "dp_shard": 2, "zero": 2}, 4),
+    ({"pp": 4, "schedule": "1f1b"}, 4),
+    ({"pp": 2, "schedule": "zb_v", "virtual_stages": 2, "tp": 2}, 4),
+    ({"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "dp_shard": 2, "zero": 3}, 4),
+]
+
+
+@pytest.mark.parametrize(("layout", "ranks"), LAYOUTS)
+def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_agree(
+    layout: dict[str, Any], ranks: int
+) -> None:
+    config, facts = run(layout, ranks)
+    prices = prices_for(config, facts, loaded(cluster()))
+    prices = replace(prices, stack=replace(prices.stack, contention=0.0))
+    programs = simulate(facts, prices).programs
+    shared, apart = (function(programs, facts, prices) for function in (shared_times, simulate_times))  # type: ignore[operator]
+    assert shared.makespan == pytest.approx(apart.makespan, rel=1e-6)
+    for one, other in zip(shared.ranks, apart.ranks, strict=True):
+        assert one.ends == pytest.approx(other.ends, rel=1e-6)
+
+
+def test_a_stage_computes_faster_while_the_other_waits() -> None:
+    config, facts = run({"pp": 2, "schedule": "1f1b"}, 2)
+    table = cluster()
+    slow = simulate(facts, prices_for(config, facts, loaded(table))).seconds
+    table["calibration"]["ranks_2"]["stack"]["paces"] = [2.0, 1.0]
+    fast = simulate(facts, prices_for(config, facts, loaded(table))).seconds
+    assert slow / 2 < fast < slow
