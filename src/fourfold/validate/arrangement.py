@@ -101,7 +101,7 @@ def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple
     """(ZeRO stage, ranks that share one copy of the state)."""
     stated, zero = row.layout, row.layout.zero
     if zero is None and "not resharded" in stated.zero_words:
-        zero = filled.fill("zero", 2, "fsdp_kept")
+        zero = filled.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
     if zero is None:
         zero = filled.fill("zero", 3 if stated.fsdp else 1 if stack.sharded_optimizer else 0)
     group = stated.shard_group if zero else None
