@@ -27,8 +27,8 @@ DEFAULTS: dict[str, str] = {
     "num_devices": "As many devices as the degrees ask for.",
     "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
     "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1); FSDP is ZeRO-3; others ZeRO-0.",
-    "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where gradients are summed once a "
-    "step, ZeRO-1.",
+    "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where gradients are summed once "
+    "a step, ZeRO-1.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
     "schedule": "1F1B; interleaved where a rank has several stages.",
     "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
