@@ -1,7 +1,8 @@
 """The usual prescription: tensor or expert parallelism inside the node, a pipeline across nodes, data parallelism for the rest.
 
 As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
-links are fast, as many stages as the memory needs and no more, ZeRO-1 over what is left, one sequence a microbatch.
+links are fast, as many stages as the memory needs and no more (recomputation only where none would do), at least as many
+microbatches as stages, ZeRO-1 over what is left, one sequence a microbatch.
 """
 
 from fourfold.config import UserError
@@ -20,11 +21,12 @@ def prescribed(request: Request) -> Priced | None:
     if model.num_experts:
         experts = max(d for d in range(1, node + 1) if model.num_experts % d == 0 and request.devices % d == 0)
         tensor = 1
-    for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
-        ranks = request.devices // tensor
-        if ranks % pp or request.global_sequences % (ranks // pp):
-            continue
-        for policy in RECOMPUTE:
+    ranks = request.devices // tensor
+    for policy in RECOMPUTE:
+        for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
+            microbatches, rest = divmod(request.global_sequences * pp, ranks)
+            if ranks % pp or rest or microbatches < pp:
+                continue
             found = _priced(request, pp, tensor, experts, policy)
             if found is not None and found.memory_bytes <= request.memory_bytes:
                 return found

@@ -28,7 +28,7 @@ class Plan:
     @property
     def front(self) -> list[Priced]:
         """Throughput against memory."""
-        return pareto(self.found.best)
+        return pareto([*self.found.best, *self.found.lean])
 
     def tokens_per_second(self, priced: Priced) -> float:
         """Per device."""

@@ -27,6 +27,8 @@ Progress = Callable[[str, float], None]
 
 KEPT = 4_000
 """Layouts whose bounds are kept for simulation."""
+LEAN = (0.75, 0.5, 0.25)
+"""Shares of the memory limit for which a layout that holds no more is looked for."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, CORRECTED, SIMULATED = range(5)
@@ -66,13 +68,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits."""
+    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `lean`: layouts that
+    hold clearly less than the best."""
 
     request: Request
     best: tuple[Priced, ...]
     counts: Counts
     seconds: float
     smallest: tuple[Candidate, float] | None = None
+    lean: tuple[Priced, ...] = ()
 
 
 @dataclass
@@ -86,6 +90,8 @@ class _Pool:
     memory: list[np.ndarray] = field(default_factory=list)
     origin: list[np.ndarray] = field(default_factory=list)
     smallest: tuple[Candidate, float] | None = None
+    lean: list[tuple[float, float, Candidate]] = field(default_factory=list)
+    """For each share of the memory limit in `LEAN`, the layout with the best bound of those that hold no more by their bounds."""
 
     def add(self, bounds: Bounds) -> None:
         counts = self.counts
@@ -98,12 +104,22 @@ class _Pool:
                 self.smallest = (bounds.candidate(least), float(bounds.memory_bytes[least]))
             return
         rows = np.flatnonzero(fits)
+        self._keep_lean(bounds)
         self.seconds.append(bounds.seconds[rows])
         self.memory.append(bounds.memory_bytes[rows])
         self.origin.append(np.stack([np.full(len(rows), len(self.tables)), rows]))
         self.tables.append(bounds)
         if sum(map(len, self.seconds)) > 4 * KEPT:
             self._trim()
+
+    def _keep_lean(self, bounds: Bounds) -> None:
+        if not self.lean:
+            self.lean = [(float("inf"), 0.0, bounds.candidate(0))] * len(LEAN)
+        for place, share in enumerate(LEAN):
+            seconds = np.where(bounds.memory_bytes <= share * self.request.memory_bytes, bounds.seconds, np.inf)
+            row = int(seconds.argmin())
+            if seconds[row] < self.lean[place][0]:
+                self.lean[place] = (float(seconds[row]), share, bounds.candidate(row))
 
     def _trim(self) -> None:
         seconds, memory, origin = self.columns()
@@ -210,12 +226,24 @@ def search(
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
     best = sorted(best, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
+    lean = _lean(request, pool, best)
     counts.timelines = timelines.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest)
+    return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, tuple(lean))
+
+
+def _lean(request: Request, pool: _Pool, best: Sequence[Priced]) -> list[Priced]:
+    """Layouts that hold clearly less than the best, simulated."""
+    found: dict[Candidate, Priced] = {}
+    for seconds, share, candidate in pool.lean:
+        if best and seconds < float("inf") and share * request.memory_bytes < best[0].memory_bytes:
+            priced = price_candidate(request, candidate, seconds)
+            if isinstance(priced, Priced) and priced.memory_bytes <= request.memory_bytes:
+                found[candidate] = priced
+    return list(found.values())
 
 
 def family(candidate: Candidate) -> Candidate:
