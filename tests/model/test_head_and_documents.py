@@ -37,7 +37,8 @@ def test_the_head_in_chunks_equals_the_head_at_once(
     evaluated = plain.loss(plain.microbatch(tokens, targets))
     sizes = []
 
-    def small(vocab_size: int) -> int:
+    def small(vocab_size: int, accelerator: bool) -> int:
+        assert not accelerator
         sizes.append(vocab_size)
         return size
 
@@ -55,6 +56,7 @@ def test_a_chunk_holds_few_logits_but_enough_tokens(vocab_size: int) -> None:
     tokens = chunk_tokens(vocab_size)
     assert tokens >= 128
     assert tokens * vocab_size <= max(2**21, 128 * vocab_size)
+    assert tokens <= chunk_tokens(vocab_size, accelerator=True) <= max(2**26 // vocab_size, 128)
 
 
 def test_logits_agree_with_the_loss() -> None:

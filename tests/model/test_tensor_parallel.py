@@ -45,7 +45,7 @@ def split_errors(
 ) -> dict[str, float]:
     """Relative errors of everything that a pass over the segments gives, by name, on one rank."""
     if chunk is not None:
-        head.chunk_tokens, before = (lambda vocab_size: chunk), head.chunk_tokens
+        head.chunk_tokens, before = (lambda vocab_size, accelerator: chunk), head.chunk_tokens
     whole = PlainModel(model)
     layout = tensor_layout(model, tp, sequence)
     split = SplitModel(whole, layout, rank)

@@ -80,7 +80,7 @@ def head_loss_backward(
 
 def _chunks(normed: Tensor, targets: Tensor, weights: HeadWeights) -> Iterator[tuple[Tensor, Tensor]]:
     """normed [T, hidden] and targets in parts of as many tokens as logits may exist for."""
-    size = chunk_tokens(weights.unembedding.data.shape[0])
+    size = chunk_tokens(weights.unembedding.data.shape[0], normed.is_cuda)
     return zip(normed.split(size), targets.view(-1).split(size), strict=True)
 
 

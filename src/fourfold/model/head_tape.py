@@ -123,7 +123,7 @@ def _start(tape: Tape, model: ModelConfig, shape: Shape) -> None:
 
 
 def _chunks(shape: Shape, columns: int) -> list[int]:
-    size = chunk_tokens(columns)
+    size = chunk_tokens(columns, accelerator=not shape.exchange)
     return [min(size, shape.tokens - start) for start in range(0, shape.tokens, size)]
 
 

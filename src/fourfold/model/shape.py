@@ -5,20 +5,22 @@ from dataclasses import dataclass
 from fourfold.config import DTYPE_BYTES, ModelConfig
 
 LOGITS_CHUNK_ELEMENTS = 2**21
+ACCELERATOR_CHUNK_ELEMENTS = 2**26
+"""An accelerator needs larger products than a processor's cache wants: 268 MB of logits in fp32."""
 MIN_CHUNK_TOKENS = 128
 
 
-def chunk_tokens(vocab_size: int) -> int:
+def chunk_tokens(vocab_size: int, accelerator: bool = False) -> int:
     """Tokens whose logits over `vocab_size` columns (a rank's part of the vocabulary) the head holds at once."""
-    return max(MIN_CHUNK_TOKENS, LOGITS_CHUNK_ELEMENTS // vocab_size)
+    return max(MIN_CHUNK_TOKENS, (ACCELERATOR_CHUNK_ELEMENTS if accelerator else LOGITS_CHUNK_ELEMENTS) // vocab_size)
 
 
 @dataclass(frozen=True)
 class Shape:
     """One microbatch on one rank: `sequences` of `sequence_length` tokens, computed in `compute` with gradients in `gradients`.
 
-    `exchange`: a sum that is scattered travels as parts to their owners, who need landing space (gloo), and is not the
-    library's own (NCCL).
+    `exchange`: the ranks are processors over gloo, where a sum that is scattered travels as parts to their owners, who need landing
+    space; else they are accelerators, with the library's own collectives (NCCL).
     """
 
     sequences: int
