@@ -86,5 +86,5 @@ def test_mistakes_say_what_works(options: list[str], named: str, capsys: pytest.
 
 
 def test_this_machine_unmeasured_says_to_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["simulate", "preset:tiny", "--cluster", "this"]) == 2
+    assert run(["simulate", "preset:llama3-70b", "--cluster", "this"]) == 2
     assert "fourfold calibrate" in capsys.readouterr().err

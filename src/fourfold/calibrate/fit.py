@@ -16,13 +16,15 @@ from fourfold.simulate.durations import update_bytes
 @dataclass(frozen=True)
 class Fit:
     """`launch_seconds` and `memory_bytes_per_second` of passes; the same of updates; `step_seconds`: of a step beside its
-    instructions; `error`: mean relative error of the segments' times."""
+    instructions; `product_share`: of the time of products and attention by themselves, what they take within segments; `error`:
+    mean relative error of the segments' times."""
 
     launch_seconds: float
     memory_bytes_per_second: float
     update_seconds: float
     update_bytes_per_second: float
     step_seconds: float
+    product_share: float
     error: float
 
 
@@ -54,22 +56,37 @@ def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, floa
                 updates.append(update_bytes(each, unit))
                 update_times.append(seconds[f"update {kind}"])
     table = np.array(rows)
-    rest = np.maximum(table[:, 3] - table[:, 2], 0.0)
-    launch, per_byte = _least_squares(table[:, :2], rest, 1 / table[:, 3])
+    large = table[:, 2] > 0  # rows of the embedding are too short to count
+    share = _product_share(table[large])
+    rest = np.maximum(table[:, 3] - share * table[:, 2], 0.0)
+    launch, per_byte = _least_squares(table[large, :2], rest[large], 1 / table[large, 3])
     once, update_byte = _least_squares(
         np.stack([np.ones(len(updates)), np.array(updates, dtype=float)], axis=1),
         np.array(update_times),
         1 / np.array(update_times),
     )
-    predicted = table[:, 2] + launch * table[:, 0] + per_byte * table[:, 1]
+    table = table[large]
+    predicted = share * table[:, 2] + launch * table[:, 0] + per_byte * table[:, 1]
     return Fit(
         launch_seconds=launch,
         memory_bytes_per_second=1 / max(per_byte, 1e-15),
         update_seconds=once,
         update_bytes_per_second=1 / max(update_byte, 1e-15),
         step_seconds=median(frames),
+        product_share=share,
         error=float(np.mean(np.abs(predicted - table[:, 3]) / table[:, 3])),
     )
+
+
+def _product_share(table: Any) -> float:
+    """Where three constants together describe segments best: products within a segment find their operands in the cache."""
+    errors = []
+    for share in np.linspace(0.8, 1.2, 41):
+        rest = table[:, 3] - share * table[:, 2]
+        launch, per_byte = _least_squares(table[:, :2], rest, 1 / table[:, 3])
+        left = (rest - launch * table[:, 0] - per_byte * table[:, 1]) / table[:, 3]
+        errors.append((float(left @ left), float(share)))
+    return min(errors)[1]
 
 
 def _instructions(facts: Lowering, seconds: Mapping[str, float]) -> float:

@@ -12,9 +12,11 @@ from fourfold.calibrate.fit import Fit, fit_segments
 from fourfold.calibrate.kernels import measure_attention, measure_products
 from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
-from fourfold.calibrate.steps import lowered, measure_steps
+from fourfold.calibrate.steps import lowered, measure_layouts, measure_steps
 from fourfold.config.hardware import Cluster, Device, Tier
-from fourfold.cost.calibrated import Crowd, constants_of
+from fourfold.cost.calibrated import Crowd, calibrated_prices, constants_of
+from fourfold.program.instruction import COMPUTE_OPS
+from fourfold.simulate.step import simulate
 
 Table = dict[str, Any]
 Report = Callable[[str], None]
@@ -89,9 +91,12 @@ def measure_machine(
             table: Table = {"kernels": {**kernels, **dict.fromkeys(_KERNEL_CONSTANTS, 1.0)}, "stack": stack}
             if ranks > 1:
                 table["links"] = _links(group, budget, quick)
-        fit = fits[ranks] = fit_segments(facts, answers, _read(table, ranks))
-        table["kernels"] |= {name: getattr(fit, name) for name in _KERNEL_CONSTANTS}
-        table["stack"]["step_seconds"] = fit.step_seconds
+            fit = fits[ranks] = fit_segments(facts, answers, _read(table, ranks))
+            table["kernels"] = _slowed(kernels, 1 / fit.product_share)
+            table["kernels"] |= {name: getattr(fit, name) for name in _KERNEL_CONSTANTS}
+            table["stack"]["step_seconds"] = fit.step_seconds
+            if ranks > 1 and device == "cpu":
+                table["stack"]["delay_seconds"] = _delay(group, table, dtype, calibration["cores"])
         calibration[f"ranks_{ranks}"] = table
     return calibration, fits
 
@@ -150,12 +155,44 @@ def _paces(group: Ranks, tables: list[Table], together: float, window: float) ->
     return [*paces, 1.0]
 
 
+def _delay(group: Ranks, table: Table, dtype: str, cores: int) -> float:
+    """What collectives inside segments cost beside their time on idle cores: from steps that split layers or sequences in two."""
+    rest = {"dp_shard": group.size // 2, "zero": 0, "microbatch_sequences": 2}
+    layouts = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
+    tables = [
+        {
+            "model": MODELS[1],
+            "batch": {"global_sequences": 2 * group.size, "sequence_length": 256, "steps": 1},
+            "layout": {**rest, **layout},
+            "precision": {"compute": dtype},
+        }
+        for layout in layouts
+    ]
+    measured = group.run(measure_layouts, tables=tables, ranks=group.size, steps=5)
+    found = []
+    for index, each in enumerate(tables):
+        facts = lowered(each, group.size, "cpu")
+        prices = calibrated_prices(_cluster(table, group.size, cores), facts.layout, dtype)
+        assert prices is not None
+        simulation = simulate(facts, prices)
+        steps = simulation.programs[0].instructions
+        count = sum(len(step.collectives) for step in steps if step.op in COMPUTE_OPS)
+        found.append((median(answer[index] for answer in measured) - simulation.seconds) / count)
+    return max(0.0, median(found))
+
+
+def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
+    """One with this table alone."""
+    device = Device("this", "this", "measured", 10**9, 1e9, {"fp32": 1e9})
+    tiers = (Tier("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
+    return Cluster(
+        "this", "this", "measured", device, ranks, tiers, calibration={"cores": cores, f"ranks_{ranks}": table}
+    )
+
+
 def _read(table: Table, ranks: int) -> Crowd:
     """The table as the cost model reads it."""
-    device = Device("this", "this", "measured", 10**9, 1e9, {"fp32": 1e9})
-    tiers = (Tier("loopback", "shared", 2, 1e9, 1e-6),)
-    cluster = Cluster("this", "this", "measured", device, 1, tiers, calibration={"cores": 1, f"ranks_{ranks}": table})
-    found = constants_of(cluster)
+    found = constants_of(_cluster(table, ranks, 1))
     assert found is not None
     return found.crowds[ranks]
 

@@ -113,6 +113,22 @@ class Observer:
         self._before = now
 
 
+def measure_layouts(
+    rank: int, device: torch.device, tables: list[dict[str, Any]], ranks: int, steps: int
+) -> list[float]:
+    """Median seconds of steps that all ranks make together."""
+    answers = []
+    for table in tables:
+        runner = StepRunner(table, ranks, rank, device)
+        runner.step()
+        seconds = []
+        for _ in range(steps):
+            dist.barrier()
+            seconds.append(runner.step())
+        answers.append(median(seconds))
+    return answers
+
+
 def measure_steps(
     rank: int, device: torch.device, tables: list[dict[str, Any]], active: int, window: float
 ) -> list[dict[str, Any]]:

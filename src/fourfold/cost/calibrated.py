@@ -78,8 +78,9 @@ def _beyond(curve: Curve, size: float) -> float:
 class Crowd:
     """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
 
-    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `paces[i]`: how fast a rank of
-    these computes while i + 1 of them do, beside its pace when all do.
+    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a collective
+    inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of them do,
+    beside its pace when all do.
     """
 
     ranks: int
@@ -94,6 +95,7 @@ class Crowd:
     update_seconds: float
     step_seconds: float
     host_collective_seconds: float
+    delay_seconds: float
     paces: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
 
@@ -211,6 +213,7 @@ def _crowd(reader: _Reader, ranks: int) -> Crowd:
         update_seconds=kernels.number("update_seconds", 0.0),
         step_seconds=stack.number("step_seconds", 0.0),
         host_collective_seconds=stack.number("host_collective_seconds", 0.0),
+        delay_seconds=stack.number("delay_seconds", 0.0) if "delay_seconds" in stack.table else 0.0,
         paces=_paces(stack, ranks),
         links=_links(reader, ranks) if ranks > 1 else {},
     )
@@ -237,6 +240,9 @@ def _links(reader: _Reader, ranks: int) -> dict[tuple[int, str], Duration]:
         raise reader.fail("links", "a table with a part for every size of group")
     return found
 
+
+INSIDE = ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp")
+"""Groups whose collectives stand inside segments."""
 
 OWN = Stack(host_launch_seconds=0.0, host_collective_seconds=0.0)
 
@@ -269,6 +275,7 @@ class CalibratedPrices(Prices):
         if found is None:
             group = self.layout.group_size(tuple(axes.split("+")))
             found = self.crowd.link(kind, group).at(size) if group > 1 else 0.0
+            found += self.crowd.delay_seconds if group > 1 and axes in INSIDE else 0.0
             self._collectives[key] = found
         return found
 
