@@ -7,8 +7,8 @@ import pytest
 from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
 from fourfold.plan.bound import Bounder
+from fourfold.plan.pricing import predict_candidate
 from fourfold.plan.request import Request
-from fourfold.plan.search import predict_candidate
 from fourfold.plan.space import block_shapes
 
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}

@@ -10,8 +10,9 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.prescription import prescribed
+from fourfold.plan.pricing import Priced, family, price_candidate
 from fourfold.plan.request import Request
-from fourfold.plan.search import Priced, family, pareto, price_candidate, search
+from fourfold.plan.search import pareto, search
 from fourfold.plan.space import block_shapes
 from tests.plan.test_bounds import EXPERTS, request
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from fourfold.config import UserError
+from fourfold.plan.pricing import Priced, predict_candidate
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.search import Found, Priced, predict_candidate, search
+from fourfold.plan.search import Found, search
 from fourfold.simulate.step import StepPrediction
 
 KEYS = {field.name: field.type for field in fields(Candidate)}

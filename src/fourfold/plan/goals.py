@@ -6,8 +6,9 @@ from dataclasses import replace
 from fourfold.config import UserError
 from fourfold.config.hardware import Cluster
 from fourfold.plan.fewest import fits_at_all, sizes
+from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.plan.search import Priced, Progress, search
+from fourfold.plan.search import Progress, search
 
 Said = list[str]
 LONGEST = 2**24

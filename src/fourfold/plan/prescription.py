@@ -6,8 +6,8 @@ microbatches as stages, ZeRO-1 over what is left, one sequence a microbatch.
 """
 
 from fourfold.config import UserError
+from fourfold.plan.pricing import Priced, price_candidate
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.search import Priced, price_candidate
 from fourfold.plan.space import RECOMPUTE, splits_tensors
 
 

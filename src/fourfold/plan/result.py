@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from fourfold.model.spec import step_flops_per_token
 from fourfold.plan.explain import Explanation
+from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
-from fourfold.plan.search import Found, Priced, pareto
+from fourfold.plan.search import Found, pareto
 
 
 @dataclass(frozen=True)

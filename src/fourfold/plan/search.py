@@ -6,64 +6,26 @@ fit, its time's bound is worse than the best, its simulated memory does not fit,
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 
 from fourfold.config import UserError
-from fourfold.layout import resolve_layout
 from fourfold.plan.blocks import BlockShape
-from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.bound import Bounder
+from fourfold.plan.pool import Counts, Pool
+from fourfold.plan.pricing import Priced, Timelines, family, predict_candidate, price_candidate
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import block_shapes
-from fourfold.program.buffers import Lowering
-from fourfold.simulate.stage_times import estimate_makespan
-from fourfold.simulate.step import StepPrediction, predict_step
 
 Progress = Callable[[str, float], None]
 """What is being done, and the share of it that is."""
 
-KEPT = 4_000
-"""Layouts whose bounds are kept for simulation."""
-LEAN = (0.75, 0.5, 0.25)
-"""Shares of the memory limit for which a layout that holds no more is looked for."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, CORRECTED, SIMULATED = range(5)
 """How sharp the price of a layout is."""
-
-
-@dataclass(frozen=True)
-class Priced:
-    """A layout that was simulated. `device_bytes`: of every pipeline rank."""
-
-    candidate: Candidate
-    seconds: float
-    device_bytes: tuple[int, ...]
-    bound_seconds: float = 0.0
-
-    @property
-    def memory_bytes(self) -> int:
-        """Of the device that holds the most."""
-        return max(self.device_bytes)
-
-
-@dataclass
-class Counts:
-    """Where the layouts went. `not_searched`: their bounds are better than the best, but others looked better still."""
-
-    layouts: int = 0
-    too_large: int = 0
-    worse_bound: int = 0
-    simulated: int = 0
-    simulated_too_large: int = 0
-    like_a_simulated_one: int = 0
-    timelines: int = 0
-    refused: int = 0
-    not_searched: int = 0
-    shapes_not_priced: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,78 +39,6 @@ class Found:
     seconds: float
     smallest: tuple[Candidate, float] | None = None
     lean: tuple[Priced, ...] = ()
-
-
-@dataclass
-class _Pool:
-    """The best bounds so far."""
-
-    request: Request
-    counts: Counts
-    tables: list[Bounds] = field(default_factory=list)
-    seconds: list[np.ndarray] = field(default_factory=list)
-    memory: list[np.ndarray] = field(default_factory=list)
-    origin: list[np.ndarray] = field(default_factory=list)
-    smallest: tuple[Candidate, float] | None = None
-    lean: list[tuple[float, float, Candidate]] = field(default_factory=list)
-    """For each share of the memory limit in `LEAN`, the layout with the best bound of those that hold no more by their bounds."""
-
-    def add(self, bounds: Bounds) -> None:
-        counts = self.counts
-        counts.layouts += len(bounds)
-        fits = bounds.memory_bytes <= self.request.memory_bytes
-        counts.too_large += int((~fits).sum())
-        if not fits.any():
-            least = int(bounds.memory_bytes.argmin())
-            if self.smallest is None or bounds.memory_bytes[least] < self.smallest[1]:
-                self.smallest = (bounds.candidate(least), float(bounds.memory_bytes[least]))
-            return
-        rows = np.flatnonzero(fits)
-        self._keep_lean(bounds)
-        self.seconds.append(bounds.seconds[rows])
-        self.memory.append(bounds.memory_bytes[rows])
-        self.origin.append(np.stack([np.full(len(rows), len(self.tables)), rows]))
-        self.tables.append(bounds)
-        if sum(map(len, self.seconds)) > 4 * KEPT:
-            self._trim()
-
-    def _keep_lean(self, bounds: Bounds) -> None:
-        if not self.lean:
-            self.lean = [(float("inf"), 0.0, bounds.candidate(0))] * len(LEAN)
-        for place, share in enumerate(LEAN):
-            seconds = np.where(bounds.memory_bytes <= share * self.request.memory_bytes, bounds.seconds, np.inf)
-            row = int(seconds.argmin())
-            if seconds[row] < self.lean[place][0]:
-                self.lean[place] = (float(seconds[row]), share, bounds.candidate(row))
-
-    def _trim(self) -> None:
-        seconds, memory, origin = self.columns()
-        keep = np.argsort(seconds, kind="stable")[:KEPT]
-        self.counts.worse_bound += len(seconds) - len(keep)
-        self.seconds, self.memory, self.origin = [seconds[keep]], [memory[keep]], [origin[:, keep]]
-
-    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if not self.seconds:
-            return np.zeros(0), np.zeros(0), np.zeros((2, 0), dtype=int)
-        return np.concatenate(self.seconds), np.concatenate(self.memory), np.concatenate(self.origin, axis=1)
-
-    def candidate(self, origin: np.ndarray) -> Candidate:
-        return self.tables[int(origin[0])].candidate(int(origin[1]))
-
-    def parts(self, origin: np.ndarray) -> "Parts":
-        """Of a layout's bound."""
-        table, row = self.tables[int(origin[0])], int(origin[1])
-        return Parts(
-            float(table.compute_seconds[row]), float(table.beside_seconds[row]), float(table.after_seconds[row])
-        )
-
-
-class Parts(NamedTuple):
-    """Of a bound: what the pipeline computes, traffic that this may hide, what comes after."""
-
-    compute: float
-    beside: float
-    after: float
 
 
 def search(
@@ -235,7 +125,7 @@ def search(
     return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, tuple(lean))
 
 
-def _lean(request: Request, pool: _Pool, best: Sequence[Priced]) -> list[Priced]:
+def _lean(request: Request, pool: Pool, best: Sequence[Priced]) -> list[Priced]:
     """Layouts that hold clearly less than the best, simulated."""
     found: dict[Candidate, Priced] = {}
     for seconds, share, candidate in pool.lean:
@@ -246,45 +136,11 @@ def _lean(request: Request, pool: _Pool, best: Sequence[Priced]) -> list[Priced]
     return list(found.values())
 
 
-def family(candidate: Candidate) -> Candidate:
-    """The layout whose data parallelism is divided in no way but ZeRO's over all of it."""
-    return replace(candidate, dp_replicate=1, dp_shard=candidate.dp)
-
-
-class Timelines:
-    """The timelines of layouts' schedules, which do not depend on how data parallelism is divided."""
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._known: dict[Candidate, float] = {}
-        self._ratios: dict[tuple[str, int, int, int, int], float] = {}
-
-    @property
-    def drawn(self) -> int:
-        return len(self._known)
-
-    def own(self, candidate: Candidate, bound: float) -> float:
-        """Seconds, never less than the bound. Raises `UserError` where the layout cannot be."""
-        key = replace(family(candidate), zero=0)
-        if key not in self._known:
-            facts = candidate_facts(self._request, candidate)
-            self._known[key] = estimate_makespan(facts, self._request.prices(facts.layout))
-        return max(bound, self._known[key])
-
-    def like(self, candidate: Candidate, bound: float) -> float:
-        """The bound times what another shape's timeline was over its own bound, in the same pipeline."""
-        each = candidate.dp * candidate.microbatch_sequences
-        key = (candidate.schedule, candidate.pp, candidate.virtual_stages, each, int(candidate.recompute == "full"))
-        if key not in self._ratios:
-            self._ratios[key] = self.own(candidate, bound) / bound if candidate.pp > 1 else 1.0
-        return bound * self._ratios[key]
-
-
 def _bound_all(
     request: Request, counts: Counts, deadline: float, progress: Progress | None, fixed: Mapping[str, int | str]
-) -> _Pool:
+) -> Pool:
     """Bounds of all layouts, those of plain shapes first in case the time runs out."""
-    pool, bounder = _Pool(request, counts), Bounder(request)
+    pool, bounder = Pool(request, counts), Bounder(request)
     shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
     shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
     for index, shape in enumerate(shapes):
@@ -303,27 +159,6 @@ def _bound_all(
 
 def _agrees(shape: BlockShape, fixed: Mapping[str, int | str]) -> bool:
     return all(getattr(shape, key) == value for key, value in fixed.items() if hasattr(shape, key))
-
-
-def price_candidate(request: Request, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
-    """Simulates a layout; a message where it cannot be."""
-    try:
-        step = predict_candidate(request, candidate)
-    except UserError as error:
-        return str(error)
-    return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
-
-
-def predict_candidate(request: Request, candidate: Candidate) -> StepPrediction:
-    """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
-    facts = candidate_facts(request, candidate)
-    return predict_step(facts, request.prices(facts.layout))
-
-
-def candidate_facts(request: Request, candidate: Candidate) -> Lowering:
-    """What lowering reads."""
-    config = request.run(candidate.section())
-    return Lowering.of(config, request.model, resolve_layout(config, request.model), request.transport)
 
 
 def pareto(priced: Sequence[Priced]) -> list[Priced]:

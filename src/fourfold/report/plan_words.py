@@ -3,8 +3,8 @@
 from typing import Any
 
 from fourfold.plan.explain import Explanation
+from fourfold.plan.pricing import Priced
 from fourfold.plan.result import Plan
-from fourfold.plan.search import Priced
 from fourfold.report.simulation_words import per_cent, seconds_text
 from fourfold.report.units import format_bytes, format_count
 
