@@ -8,7 +8,12 @@ SIZES = [16.0, 1024.0]
 def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
     """What `ranks_N` holds: every product and attention at `rate`, 1 GB/s, 1 us a launch; collectives 1 ms and 1 GB/s."""
     plane = [[rate, rate], [rate, rate]]
-    link = {"bytes": [1e3, 1e6], "seconds": [1e-3, 2e-3], "start_seconds": [1e-6, 1e-6], "processor_seconds": [5e-4, 1e-3]}
+    link = {
+        "bytes": [1e3, 1e6],
+        "seconds": [1e-3, 2e-3],
+        "start_seconds": [1e-6, 1e-6],
+        "processor_seconds": [5e-4, 1e-3],
+    }
     kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift", "send")
     groups = [size for size in (2, 4, 8) if size <= ranks]
     return {

@@ -78,9 +78,9 @@ def _beyond(curve: Curve, size: float) -> float:
 class Crowd:
     """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
 
-    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a collective
-    inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of them do,
-    beside its pace when all do.
+    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
+    collective inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of
+    them do, beside its pace when all do.
     """
 
     ranks: int
