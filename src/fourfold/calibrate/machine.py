@@ -157,7 +157,7 @@ def _paces(group: Ranks, tables: list[Table], together: float, window: float) ->
 
 def _delay(group: Ranks, table: Table, dtype: str, cores: int) -> float:
     """What collectives inside segments cost beside their time on idle cores: from steps that split layers or sequences
-    in two, the least of them: steps of ranks that take turns on the cores vary upwards."""
+    in two; the least of them where ranks take turns on the cores, for there steps vary upwards."""
     rest = {"dp_shard": group.size // 2, "zero": 0, "microbatch_sequences": 2}
     layouts = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
     tables = [
@@ -179,7 +179,7 @@ def _delay(group: Ranks, table: Table, dtype: str, cores: int) -> float:
         steps = simulation.programs[0].instructions
         count = sum(len(step.collectives) for step in steps if step.op in COMPUTE_OPS)
         found.append((median(answer[index] for answer in measured) - simulation.seconds) / count)
-    return max(0.0, min(found))
+    return max(0.0, min(found) if group.size * group.threads > cores else median(found))
 
 
 def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
