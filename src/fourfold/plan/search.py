@@ -115,8 +115,8 @@ def search(
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
-    best = sorted(best, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     lean = _lean(request, pool, best)
+    best = sorted({*best, *lean}, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = timelines.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
@@ -125,11 +125,15 @@ def search(
     return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, tuple(lean))
 
 
+def _time(priced: Priced) -> float:
+    return priced.seconds
+
+
 def _lean(request: Request, pool: Pool, best: Sequence[Priced]) -> list[Priced]:
     """Layouts that hold clearly less than the best, simulated."""
     found: dict[Candidate, Priced] = {}
     for seconds, share, candidate in pool.lean:
-        if best and seconds < float("inf") and share * request.memory_bytes < best[0].memory_bytes:
+        if best and seconds < float("inf") and share * request.memory_bytes < min(best, key=_time).memory_bytes:
             priced = price_candidate(request, candidate, seconds)
             if isinstance(priced, Priced) and priced.memory_bytes <= request.memory_bytes:
                 found[candidate] = priced
