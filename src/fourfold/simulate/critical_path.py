@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
-from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
 
 QUEUE = "links that were taken"
@@ -60,7 +59,7 @@ class _Walk:
     def __init__(self, simulation: Simulation) -> None:
         self.ranks = simulation.times.ranks
         self.steps = [program.instructions for program in simulation.programs]
-        self.durations = [Durations(simulation.facts.at(r), simulation.prices) for r in range(len(self.steps))]
+        self.durations = simulation.durations
         self.makespan = simulation.times.makespan
         self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}
 

@@ -11,11 +11,12 @@ from fourfold.program.instruction import Instruction, Op
 class Durations:
     """Seconds of instructions, found once for each kind of segment and unit."""
 
-    def __init__(self, facts: Lowering, prices: Prices) -> None:
+    def __init__(self, facts: Lowering, prices: Prices, phases: dict[Phase, PhaseCost] | None = None) -> None:
+        """`phases`: what passes were found to cost, shared with other ranks at the same prices."""
         self.facts = facts
         self.prices = prices
         self._compute: dict[tuple[Op, str | None], float] = {}
-        self._phases: dict[Phase, PhaseCost] = {}
+        self._phases = phases if phases is not None else {}
 
     def compute(self, step: Instruction) -> float:
         """A pass over a segment, its own collectives included."""
@@ -57,6 +58,12 @@ class Durations:
         if step.op is Op.CLIP_NORM:
             return self.prices.memory(sum(facts.buffer_bytes(name) for name in step.reads))
         return 0.0
+
+
+def rank_durations(facts: Lowering, prices: Prices) -> list[Durations]:
+    """Of every pipeline rank; a pass over a segment of the same kind is priced once for all of them."""
+    phases: dict[Phase, PhaseCost] = {}
+    return [Durations(facts.at(rank), prices, phases) for rank in range(facts.layout.pp)]
 
 
 def update_bytes(facts: Lowering, unit: str) -> int:

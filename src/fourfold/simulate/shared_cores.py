@@ -11,8 +11,7 @@ from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.program import Program
 from fourfold.program.buffers import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
-from fourfold.simulate.durations import Durations
-from fourfold.simulate.engine import Times, _enter, _Meeting, _post, _Rank, _start, _waits_for
+from fourfold.simulate.play import Play, Rank, Times
 
 ROUNDING = 1e-12
 
@@ -22,16 +21,13 @@ class _Cores:
     machine on which all ranks compute; 0: it waits."""
 
     def __init__(self, programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> None:
-        self.ranks = [_Rank(index, program) for index, program in enumerate(programs)]
-        self.durations = [Durations(facts.at(rank.index), prices) for rank in self.ranks]
+        self.play = Play(programs, facts, prices)
+        self.ranks = self.play.ranks
         self.left = [0.0] * len(self.ranks)
         self.begun = [0.0] * len(self.ranks)
         self.clock = 0.0
         self.prices = prices
         self.each = facts.layout.world_size // facts.layout.pp
-        self.meetings: dict[object, _Meeting] = {}
-        self.links: dict[tuple[int, int], float] = {}
-        self.sides: dict[tuple[int, int, bool], int] = {}
 
     def run(self) -> Times:
         while True:
@@ -40,10 +36,9 @@ class _Cores:
             if all(rank.at == len(rank.steps) for rank in self.ranks):
                 break
             self._pass(self._until_next())
-        ends = [max([rank.now, *rank.free.values()]) for rank in self.ranks]
-        return Times(tuple(rank.times for rank in self.ranks), max([*ends, *self.links.values()]))
+        return self.play.times()
 
-    def _go(self, rank: _Rank) -> bool:
+    def _go(self, rank: Rank) -> bool:
         """Instructions that take no work, until the next that does or that waits. Whether there were any."""
         before = rank.at
         while rank.at < len(rank.steps) and not self.left[rank.index] and rank.now <= self.clock + ROUNDING:
@@ -56,40 +51,24 @@ class _Cores:
             self._note(rank, start)
         return rank.at > before
 
-    def _take(self, rank: _Rank, start: float) -> bool:
+    def _take(self, rank: Rank, start: float) -> bool:
         """Begins the rank's next instruction. False: it must wait for another rank."""
-        index, step = rank.at, rank.steps[rank.at]
-        durations, ranks = self.durations[rank.index], self.ranks
+        step, play = rank.steps[rank.at], self.play
         if step.op is Op.WAIT:
-            return self._join(rank, index, step.handle or "")
+            return play.join(rank)
         if step.op in SENDS or step.op in RECEIVES:
-            _post(rank, index, step, durations, self.meetings, self.links, self.sides, ranks)
+            play.post(rank)
         elif step.op in STARTS:
-            return _start(rank, index, step, durations, self.meetings, ranks, self.prices.stack.overlap_data)
+            play.start(rank)
         elif step.op not in COMPUTE_OPS and step.collectives:
-            return _enter(rank, index, step, durations, self.meetings, ranks)
+            return play.enter(rank)
         else:
+            durations = play.durations[rank.index]
             work = durations.compute(step) if step.op in COMPUTE_OPS else durations.local(step)
             self.left[rank.index], self.begun[rank.index] = work, start
         return True
 
-    def _join(self, rank: _Rank, index: int, handle: str) -> bool:
-        if handle not in rank.pending:
-            raise UserError(f"pp {rank.index} at #{index} `{rank.steps[index].short}` joins what has not been started")
-        end = rank.pending[handle]
-        if isinstance(end, _Meeting):
-            if end.end < 0:
-                return False
-            if end.end > rank.now and end.last is not None and end.last[0] != rank.index:
-                rank.times.causes[index] = end.last
-            end = end.end
-        if end > rank.now:
-            rank.times.causes.setdefault(index, rank.origin[handle])
-            rank.now = end
-        del rank.pending[handle]
-        return True
-
-    def _note(self, rank: _Rank, start: float) -> None:
+    def _note(self, rank: Rank, start: float) -> None:
         """The rank's instruction is over."""
         rank.times.starts.append(start)
         rank.times.ends.append(rank.now)
@@ -111,7 +90,7 @@ class _Cores:
         moments += [rank.now - clock for rank in ranks if not self.left[rank.index] and rank.now > clock + ROUNDING]
         moments += [rank.in_flight - clock for rank in ranks if rank.in_flight > clock + ROUNDING]
         if not moments:
-            lines = [_waits_for(rank, self.meetings) for rank in ranks]
+            lines = [self.play.waits_for(rank) for rank in ranks]
             raise UserError("\n".join(["the programs wait for each other:", *lines]))
         return min(moments)
 

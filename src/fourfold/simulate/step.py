@@ -18,8 +18,9 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.buffers import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak
-from fourfold.simulate.durations import Durations
-from fourfold.simulate.engine import Times, simulate_times
+from fourfold.simulate.durations import Durations, rank_durations
+from fourfold.simulate.engine import simulate_times
+from fourfold.simulate.play import Times
 from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
@@ -40,13 +41,18 @@ class Simulation:
         return self.times.makespan + self.prices.stack.step_seconds
 
     @cached_property
+    def durations(self) -> list[Durations]:
+        """Of every pipeline rank's instructions."""
+        return rank_durations(self.facts, self.prices)
+
+    @cached_property
     def spent(self) -> tuple[dict[str, float], ...]:
         """Of every pipeline rank, where its seconds went: kinds of kernels, communication that was waited for by its group,
         waiting for other stages and for transfers from and to them, the optimizer. They sum to the makespan."""
         return tuple(self._spent(rank) for rank in range(len(self.programs)))
 
     def _spent(self, rank: int) -> dict[str, float]:
-        durations = Durations(self.facts.at(rank), self.prices)
+        durations = self.durations[rank]
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
         latest: dict[str, int] = {}
         costs: dict[tuple[Op, str | None], PhaseCost] = {}

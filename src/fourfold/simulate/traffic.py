@@ -19,7 +19,7 @@ def traffic(simulation: Simulation) -> list[Sums]:
 
 
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
-    durations = Durations(simulation.facts.at(rank), simulation.prices)
+    durations = simulation.durations[rank]
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     started: dict[str, int] = {}
     costs: dict[tuple[Op, str | None], PhaseCost] = {}

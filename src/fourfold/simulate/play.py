@@ -1,0 +1,202 @@
+"""Ranks on their way through their programs: what they start, what they join, and where they meet."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fourfold.config import UserError
+from fourfold.cost.prices import Prices
+from fourfold.program import Program
+from fourfold.program.buffers import Lowering
+from fourfold.program.instruction import SENDS, Instruction
+from fourfold.simulate.durations import rank_durations
+
+Place = tuple[int, int]
+"""A pipeline rank and the index of an instruction of its."""
+
+
+@dataclass
+class RankTimes:
+    """Of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with other
+    ranks (collectives, transfers), from when to when it ran.
+
+    `causes[i]`: what instruction i waited for, if for anything but the one before it: where several ranks meet, the one that came
+    last.
+    """
+
+    starts: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    streams: dict[int, tuple[float, float]] = field(default_factory=dict)
+    causes: dict[int, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of all pipeline ranks. `makespan`: seconds from the first instruction to the last rank's end, streams included."""
+
+    ranks: tuple[RankTimes, ...]
+    makespan: float
+
+
+class Rank:
+    """A rank on its way through its program."""
+
+    def __init__(self, index: int, program: Program) -> None:
+        self.index = index
+        self.steps = program.instructions
+        self.at = 0
+        self.now = 0.0
+        self.times = RankTimes()
+        self.free: dict[str, float] = {}
+        self.pending: dict[str, float | Meeting] = {}
+        self.origin: dict[str, Place] = {}
+        self.in_flight = 0.0
+        self.ordinals: dict[str, int] = {}
+
+
+class Meeting:
+    """A transfer between two ranks, or what all pipeline ranks enter: known when everyone is there."""
+
+    __slots__ = ("arrived", "end", "expected", "last", "start")
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.arrived: list[tuple[float, int, int]] = []
+        self.start = self.end = -1.0
+        self.last: Place | None = None
+
+
+class Play:
+    """All ranks of a step, and what is between them."""
+
+    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: Prices) -> None:
+        self.ranks = [Rank(index, program) for index, program in enumerate(programs)]
+        self.durations = rank_durations(facts, prices)
+        self.prices = prices
+        self._layout = facts.layout
+        self._meetings: dict[object, Meeting] = {}
+        self._links: dict[tuple[int, int], float] = {}
+        self._sides: dict[tuple[int, int, bool], int] = {}
+
+    def times(self) -> Times:
+        """When all ranks are at their end."""
+        ends = [max([rank.now, *rank.free.values()]) for rank in self.ranks]
+        return Times(tuple(rank.times for rank in self.ranks), max([*ends, *self._links.values()]))
+
+    def join(self, rank: Rank) -> bool:
+        """The rank's WAIT. False: what it waits for is not known to end yet. Raises `UserError` where it was not started."""
+        index, step = rank.at, rank.steps[rank.at]
+        handle = step.handle or ""
+        if handle not in rank.pending:
+            raise UserError(f"pp {rank.index} at #{index} `{step.short}` joins what has not been started")
+        end = rank.pending[handle]
+        if isinstance(end, Meeting):
+            if end.end < 0:
+                return False
+            if end.end > rank.now and end.last is not None and end.last[0] != rank.index:
+                rank.times.causes[index] = end.last
+            end = end.end
+        if end > rank.now:
+            rank.times.causes.setdefault(index, rank.origin[handle])
+            rank.now = end
+        del rank.pending[handle]
+        return True
+
+    def post(self, rank: Rank) -> None:
+        """One end of a transfer: between two ranks they pair up in the order of their starts."""
+        index, step = rank.at, rank.steps[rank.at]
+        assert step.peer is not None
+        sends = step.op in SENDS
+        channel = (rank.index, step.peer) if sends else (step.peer, rank.index)
+        ordinal = self._sides.get((*channel, sends), 0)
+        self._sides[*channel, sends] = ordinal + 1
+        meeting = self._meetings.setdefault((*channel, ordinal), Meeting(2))
+        meeting.arrived.append((rank.now, rank.index, index))
+        rank.pending[step.short] = meeting
+        rank.origin[step.short] = (rank.index, index)
+        if len(meeting.arrived) == 2:
+            seconds = self.prices.transfer(step.collectives[0].bytes, *channel)
+            first, latest = meeting.arrived
+            if first[0] > latest[0] or (first[0] == latest[0] and first[1] == channel[0]):
+                latest = first
+            begin = max(latest[0], self._links.get(channel, 0.0))
+            self._links[channel] = begin + seconds
+            self._hold(meeting, begin, seconds, latest)
+
+    def start(self, rank: Rank) -> None:
+        """A collective beside computation; where several pipeline ranks take part, once all of them have started it."""
+        index, step = rank.at, rank.steps[rank.at]
+        seconds = self.durations[rank.index].collectives(step)
+        rank.origin[step.short] = (rank.index, index)
+        expected = self._ranks_in(step)
+        if expected > 1:
+            rank.pending[step.short] = self._meet(rank, expected, seconds)
+            return
+        begin = max(rank.now, rank.free.get(step.stream, 0.0))
+        end = begin + seconds
+        rank.free[step.stream] = end
+        rank.times.streams[index] = (begin, end)
+        rank.pending[step.short] = end
+        if self.prices.stack.overlap_data:
+            rank.in_flight = max(rank.in_flight, end)
+        else:
+            rank.now = end
+
+    def enter(self, rank: Rank) -> bool:
+        """A collective that computation waits for. False: others are not there yet."""
+        index, step = rank.at, rank.steps[rank.at]
+        durations = self.durations[rank.index]
+        seconds = durations.collectives(step) + durations.local(step)
+        expected = self._ranks_in(step)
+        if expected == 1:
+            rank.now += seconds
+            return True
+        key = f"{step.short} entered"
+        meeting = rank.pending.get(key)
+        if meeting is None:
+            meeting = rank.pending[key] = self._meet(rank, expected, seconds)
+        assert isinstance(meeting, Meeting)
+        if meeting.end < 0:
+            return False
+        del rank.pending[key]
+        if meeting.last is not None and meeting.last[0] != rank.index:
+            rank.times.causes[index] = meeting.last
+        rank.now = max(rank.now, meeting.end)
+        return True
+
+    def waits_for(self, rank: Rank) -> str:
+        """Where a rank stands, and for whom: a transfer for the rank at its other end, what all enter for those not there yet."""
+        step = rank.steps[rank.at]
+        meeting = rank.pending.get(step.handle or f"{step.short} entered")
+        missing = "others"
+        if isinstance(meeting, Meeting):
+            there = {each[1] for each in meeting.arrived}
+            key = next(key for key, value in self._meetings.items() if value is meeting)
+            if isinstance(key, tuple) and len(key) == 3:
+                missing = f"pp {next(each for each in key[:2] if each not in there)}"
+            else:
+                missing = f"{meeting.expected - len(there)} more beside pp {', '.join(map(str, sorted(there)))}"
+        return f"pp {rank.index} at #{rank.at} `{step.short}` waits for {missing}"
+
+    def _meet(self, rank: Rank, expected: int, seconds: float) -> Meeting:
+        step = rank.steps[rank.at]
+        ordinal = rank.ordinals[step.op.value] = rank.ordinals.get(step.op.value, 0) + 1
+        meeting = self._meetings.setdefault((step.op, ordinal), Meeting(expected))
+        meeting.arrived.append((rank.now, rank.index, rank.at))
+        if len(meeting.arrived) == expected:
+            latest = max(meeting.arrived)
+            self._hold(meeting, latest[0], seconds, latest)
+        return meeting
+
+    def _hold(self, meeting: Meeting, begin: float, seconds: float, last: tuple[float, int, int]) -> None:
+        """Everyone is there: when it runs, for all who take part."""
+        meeting.start, meeting.end = begin, begin + seconds
+        meeting.last = last[1:]
+        for _, rank, index in meeting.arrived:
+            self.ranks[rank].times.streams[index] = (meeting.start, meeting.end)
+
+    def _ranks_in(self, step: Instruction) -> int:
+        """How many pipeline ranks take part."""
+        axes = {axis for collective in step.collectives for axis in collective.axes.split("+")}
+        if "tied" in axes:
+            return self._layout.degree("tied")
+        return self._layout.pp if "pp" in axes else 1
