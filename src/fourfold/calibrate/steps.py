@@ -21,7 +21,7 @@ from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import build_units, share_parameters
+from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 
 LINKS: Links = {}
@@ -75,11 +75,7 @@ class StepRunner:
             self.step()
             return torch.cuda.max_memory_allocated(self.device)
         tracker = MemoryTracker()
-        for unit in self.units.values():
-            for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
-                tracker.watch(tensor, resizable=True)
-            for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq, *self.tables):
-                tracker.watch(tensor)
+        watch_units(tracker, self.units.values(), self.tables)
         with tracker:
             self.step()
         return tracker.peak_bytes

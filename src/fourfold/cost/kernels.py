@@ -58,7 +58,7 @@ def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: s
     share *= inner / (inner + kernels.product_half_inner)
     share *= min(1.0, rows / TILE) if rows < TILE else 1.0
     arithmetic = product.flops / (device.peak(dtype) * share)
-    return max(arithmetic, _memory_seconds(_product_bytes(product, rows, inner, element_bytes), device, kernels))
+    return max(arithmetic, memory_seconds(_product_bytes(product, rows, inner, element_bytes), device, kernels))
 
 
 def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int) -> int:
@@ -88,7 +88,7 @@ def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dt
         attention.query_key_dim + attention.value_dim
     )
     moved = tokens * (heads + attention.heads * attention.value_dim) * element_bytes * (2 if attention.backward else 1)
-    return max(attention.flops / (device.peak(dtype) * share), _memory_seconds(moved, device, kernels))
+    return max(attention.flops / (device.peak(dtype) * share), memory_seconds(moved, device, kernels))
 
 
 WRITTEN_PASSES = (7, 10)
@@ -103,25 +103,21 @@ def _written_attention_seconds(
     products = 2 * scores * (attention.query_key_dim + attention.value_dim)
     share = kernels.product_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
     forward = products / (device.peak(dtype) * share)
-    forward += _memory_seconds(WRITTEN_PASSES[0] * scores * element_bytes, device, kernels)
+    forward += memory_seconds(WRITTEN_PASSES[0] * scores * element_bytes, device, kernels)
     if not attention.backward:
         return forward
     backward = 2 * products / (device.peak(dtype) * share)
-    backward += _memory_seconds(WRITTEN_PASSES[1] * scores * element_bytes, device, kernels)
+    backward += memory_seconds(WRITTEN_PASSES[1] * scores * element_bytes, device, kernels)
     return backward + (forward if kernels.attention_recomputed else 0.0)
 
 
 def pass_seconds(item: Pass, device: Device, kernels: Kernels) -> float:
     """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
-    return _memory_seconds(item.bytes + kernels.fused * (item.least_bytes - item.bytes), device, kernels)
+    return memory_seconds(item.bytes + kernels.fused * (item.least_bytes - item.bytes), device, kernels)
 
 
 def memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
     """Reading or writing `size` bytes of the device's memory."""
-    return _memory_seconds(size, device, kernels)
-
-
-def _memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
     return size / (device.memory_bytes_per_second * kernels.memory_share)
 
 
@@ -137,9 +133,15 @@ def kernel_seconds(
     if isinstance(item, Product):
         seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
         if product_dtype != dtype:
-            seconds = seconds / kernels.low_share + _memory_seconds(_converted_bytes(item, kernels), device, kernels)
+            seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
         return kernels.launch_seconds + seconds
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
-    launches = 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0
-    return launches * kernels.launch_seconds + pass_seconds(item, device, kernels)
+    return launches(item, kernels) * kernels.launch_seconds + pass_seconds(item, device, kernels)
+
+
+def launches(item: Product | Attention | Pass, kernels: Kernels) -> float:
+    """How often something is started for it: operators of a pass one by one, or fused to one."""
+    if not isinstance(item, Pass):
+        return 1.0
+    return 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from fourfold.cost.kernels import launches
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Attention, Join, Pass, Phase, Product, Start, Work
 
@@ -26,7 +27,7 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     """One pass over a segment on one microbatch."""
     stack = prices.stack
     now = exposed = 0.0
-    launches = host = 0.0
+    started = host = 0.0
     busy: dict[str, float] = {}
     communication: dict[str, float] = {}
     links: dict[str, float] = {}
@@ -52,12 +53,12 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
                 seconds += stack.contention * max(0.0, min(seconds, beside))
             kind = KINDS[type(item)]
             busy[kind] = busy.get(kind, 0.0) + seconds
-            launches += _launches(item, prices.kernels.fused)
+            started += launches(item, prices.kernels)
             now += seconds
     end = max(pending.values(), default=now)
     if end > now:
         exposed, now = exposed + end - now, end
-    host += launches * stack.host_launch_seconds
+    host += started * stack.host_launch_seconds
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
 
 
@@ -94,9 +95,3 @@ def _join_into(kept: dict[object, Work], key: object, item: Work) -> None:
         kept[key] = replace(before, traffic=replace(before.traffic, bytes=before.traffic.bytes + item.traffic.bytes))
     else:
         kept[key] = item
-
-
-def _launches(item: Product | Attention | Pass, fused: float) -> float:
-    if not isinstance(item, Pass) or not item.launches:
-        return 1.0 if not isinstance(item, Pass) else 0.0
-    return 1 + (1 - fused) * (item.launches - 1)

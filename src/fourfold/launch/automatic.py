@@ -1,16 +1,15 @@
 """`layout = "auto"`: the layout of a run is the planner's best for its cluster."""
 
+from dataclasses import fields
+
 from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.config.schema import LayoutSection
-from fourfold.plan.request import Request
+from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
 
 SEARCH_SECONDS = 30.0
-FIXABLE = (
-    "pp", "schedule", "virtual_stages", "dp_replicate", "dp_shard", "zero", "cp", "cp_method", "tp", "ep", "etp",
-    "microbatch_sequences", "recompute",
-)  # fmt: skip
+FIXABLE = tuple(field.name for field in fields(Candidate))
 
 
 def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -> LayoutSection:

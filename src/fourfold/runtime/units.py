@@ -1,6 +1,6 @@
 """The tensors of every unit on one rank: parameters, shards, gradients and optimizer state, allocated and freed by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from fourfold.model.weights import FlatUnit, Weights, torch_dtype
 from fourfold.program.buffers import Lowering
 from fourfold.runtime.collectives import Group
 from fourfold.runtime.optimizer import ShardOptimizer
+from fourfold.runtime.tracker import MemoryTracker
 
 FillShard = Callable[[FlatLayout, int, Tensor], None]
 
@@ -118,3 +119,14 @@ def bind_segments(facts: Lowering, units: dict[str, Unit], flats: dict[str, Flat
         for tensor in freed:
             set_storage(tensor, live=False)
     return weights
+
+
+def watch_units(tracker: MemoryTracker, units: Iterable[Unit], tables: Iterable[Tensor]) -> None:
+    """What is there before a step, counted from now on: the units' buffers and the rotary tables."""
+    for unit in units:
+        for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
+            tracker.watch(tensor, resizable=True)
+        for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq):
+            tracker.watch(tensor)
+    for table in tables:
+        tracker.watch(table)

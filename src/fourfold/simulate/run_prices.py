@@ -3,10 +3,10 @@
 import difflib
 from dataclasses import replace
 
-from fourfold.config import DTYPE_BYTES, RunConfig, UserError
+from fourfold.config import RunConfig, UserError
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
@@ -23,16 +23,22 @@ def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name:
     measured = calibrated_prices(cluster, facts.layout, config.precision.compute) if stack.name == OWN_STACK else None
     if measured is not None:
         return measured
-    constants = fitted()
     compute = config.precision.compute
+    return fitted_prices(fitted(), cluster, facts, stack, compute, compute)
+
+
+def fitted_prices(
+    constants: Fitted, cluster: Cluster, facts: Lowering, stack: Stack, dtype: str, product_dtype: str
+) -> Prices:
+    """With the constants of the cluster's device, of its links and of the stack."""
     return Prices(
         cluster=cluster,
         layout=facts.layout,
         kernels=constants.kernels(cluster.device.key, stack),
         stack=stack,
-        dtype=compute,
-        product_dtype=compute,
-        element_bytes=DTYPE_BYTES[compute],
+        dtype=dtype,
+        product_dtype=product_dtype,
+        element_bytes=facts.shape.element_bytes,
         link_share=constants.link_share,
         top_k=max(1, facts.model.top_k),
         links=constants.link_constants,

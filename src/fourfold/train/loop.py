@@ -31,7 +31,7 @@ from fourfold.runtime.progress import (
     read_positions,
 )
 from fourfold.runtime.tracker import MemoryTracker
-from fourfold.runtime.units import FillShard, build_units, share_parameters
+from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.metrics import RunLog
@@ -205,11 +205,7 @@ class Training:
     def _tracked_step(self, feed: RowFeed, lr: float) -> StepResult:
         """One step with every tensor followed: the measured peak of live tensor bytes, which every later step repeats."""
         tracker = MemoryTracker()
-        for unit in self.units.values():
-            for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
-                tracker.watch(tensor, resizable=True)
-            for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq, *self.tables):
-                tracker.watch(tensor)
+        watch_units(tracker, self.units.values(), self.tables)
         with tracker:
             result = self.executor.run(self.program, feed, lr)
         self.peak_bytes = tracker.peak_bytes

@@ -13,6 +13,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
 from fourfold.program.buffers import Lowering
+from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
 
@@ -128,7 +129,6 @@ def even_sizes(case: Case) -> list[int] | None:
 
 def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     """Of the case's machine and stack. Products in fewer bits run at their own peak."""
-    cluster = case_cluster(case)
     low = {"nvfp4": "fp4"}.get(case.precision.low or "", "fp8" if case.precision.low else None)
     stack = constants.stack(case.stack)
     stack = replace(
@@ -136,18 +136,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         fused_attention=case.attention == "flash",
         attention_recomputed="core_attn" in case.layout.recompute_modules,
     )
-    return Prices(
-        cluster=cluster,
-        layout=facts.layout,
-        kernels=constants.kernels(case.device, stack),
-        stack=stack,
-        dtype=case.precision.compute,
-        product_dtype=low or case.precision.compute,
-        element_bytes=4 if case.precision.compute == "fp32" else 2,
-        link_share=constants.link_share,
-        top_k=max(1, case.model.top_k),
-        links=constants.link_constants,
-    )
+    compute = case.precision.compute
+    return fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
 
 
 def case_cluster(case: Case) -> Cluster:
