@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from fourfold.calibrate.ranks import Ranks
-from fourfold.calibrate.steps import Observer, StepRunner, lowered
+from fourfold.calibrate.steps import StepRunner, lowered
 from fourfold.config import parse_run
 from fourfold.config.hardware import Cluster, load_cluster
 from fourfold.program import lower_pipeline, memory_peak
+from fourfold.runtime.clock import StepClock
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import simulate
 
@@ -139,13 +140,12 @@ def measure(
         mine = torch.tensor([runner.step()], dtype=torch.float64)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         seconds.append(mine.item())
-    found: dict[str, float] = defaultdict(float)
+    found: dict[str, float] = {}
     if kinds:
-        observer = Observer(runner.facts.by_name, device)
-        runner.step(observer)
-        for name, values in observer.seconds.items():
-            found[name] = sum(values)
-    return {"seconds": seconds, "sent": sent, "peak": runner.peak_bytes(), "kinds": dict(found)}
+        clock = StepClock(device)
+        runner.step(clock)
+        found.update({name: sum(values) for name, values in runner.kind_seconds(clock).items()})
+    return {"seconds": seconds, "sent": sent, "peak": runner.peak_bytes(), "kinds": found}
 
 
 def predict(cluster: Cluster, table: dict[str, Any], ranks: int) -> dict[str, Any]:

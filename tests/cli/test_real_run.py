@@ -31,6 +31,14 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
     assert "unigram entropy" in said
     assert "A sample that the model wrote:" in said
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
+    assert "loss" in (here / "runs/run/report.html").read_text()
+    report = json.loads(fourfold("report", "runs/run", "--cluster", "dgx-h100:8", "--json"))
+    assert [rank["sent_bytes_equal"] for rank in report["ranks"]] == [True, True]
+    for rank in report["ranks"]:
+        assert rank["measured_peak_bytes"] == pytest.approx(rank["predicted_peak_bytes"], rel=0.05)
+        assert sum(kind["measured_seconds"] for kind in rank["kinds"]) == pytest.approx(
+            rank["measured_step_seconds"], rel=0.5
+        )
     assert len(fourfold("sample", "runs/run", "--prompt", "The ", "--tokens", "5")) > 4
     fourfold("export", "runs/run", "--out", "hf")
     fourfold("import", "hf", "--out", "more.toml", "--corpus", "texts")

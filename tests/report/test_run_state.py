@@ -120,7 +120,7 @@ def test_the_ending_sets_the_loss_beside_the_entropy_and_names_commands_that_kee
     (tmp_path / "events.jsonl").write_text(event("finish", step=1000, held_out_loss=2.5, sample="def f():\n    pass"))
     run.refresh()
     command = Command(tmp_path / "my run.toml", ("batch.steps=1000", "optimizer.lr=0.1"), 2)
-    text = "\n".join(final_lines(run, command))
+    text = "\n".join(final_lines(run, command, "runs/tiny/report.html"))
     assert "2.5000 nats per token = 1.803 bits per byte" in text
     assert "5.2500 nats per token" in text
     assert "def f():\n      pass" in text

@@ -35,7 +35,7 @@ PHASES = {
     "forward embedding": ("embedding", "forward"),
     "backward embedding": ("embedding", "backward"),
 }
-"""Kinds of instructions as `Observer` names them."""
+"""Kinds of instructions, and the passes over segments that they are."""
 
 
 def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> Fit:
@@ -94,11 +94,11 @@ def _instructions(facts: Lowering, seconds: Mapping[str, float]) -> float:
     m = facts.layout.num_microbatches
     blocks = sum(segment.kind == "block" for segment in facts.segments)
     many = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}
-    once = {"clip_norm", "update embedding", "update head"}
+    once = {"clip norm", "update embedding", "update head"}
     return sum(
         value * many.get(name, 1 if name in once else m)
         for name, value in seconds.items()
-        if name != "step" and not name.startswith(("free", "wait", "count", "sum_loss"))
+        if name != "step" and not name.startswith(("free", "wait", "count", "sum loss"))
     )
 
 

@@ -14,9 +14,10 @@ from fourfold.calibrate.clock import synchronize
 from fourfold.config import parse_run, resolve_model
 from fourfold.data import Batch
 from fourfold.layout import FlatLayout, resolve_layout
-from fourfold.model.spec import Segment
-from fourfold.program import Instruction, lower_step
+from fourfold.program import lower_step
 from fourfold.program.buffers import Lowering
+from fourfold.program.kinds import instruction_kinds, seconds_by_kind
+from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
@@ -52,17 +53,26 @@ class StepRunner:
         self.tables = feed_tables(self.facts, device)
         self.batch = _batch(config.batch.global_sequences, config.batch.sequence_length, self.facts.model.vocab_size)
 
-    def step(self, observer: Any = None) -> float:
-        """Seconds of one step, its batch's preparation included."""
+    def step(self, clock: StepClock | None = None) -> float:
+        """Seconds of one step, its batch's preparation included. `clock`: times its instructions too."""
         synchronize(self.device)
         start = time.perf_counter()
         layout = self.facts.layout
         rows = self.batch.select(rank_rows(layout, self.rank))
         positions = own_positions(layout, self.rank)
         feed = RowFeed(rows, layout.microbatch_sequences, self.tables, positions, self.facts.model.mtp_layers)
-        self.executor.run(self.program, feed, 1e-4, observer)
+        if clock is not None:
+            clock.begin(0)
+        self.executor.run(self.program, feed, 1e-4, clock)
         synchronize(self.device)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        if clock is not None:
+            clock.finish(seconds)
+        return seconds
+
+    def kind_seconds(self, clock: StepClock) -> dict[str, list[float]]:
+        """What every instruction of a kind took in the clock's latest step."""
+        return seconds_by_kind(instruction_kinds(self.program, self.facts.by_name), clock.steps[-1].ends)
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes that this rank has sent so far, by axes."""
@@ -90,23 +100,6 @@ def _batch(rows: int, length: int, vocabulary: int) -> Batch:
     tokens = rng.integers(0, vocabulary, (rows, length + 1))
     positions = np.broadcast_to(np.arange(length), (rows, length))
     return Batch(tokens[:, :-1].copy(), tokens[:, 1:].copy(), positions.copy(), None)
-
-
-class Observer:
-    """Seconds of each instruction of a step by operation and kind of segment."""
-
-    def __init__(self, segments: Mapping[str, Segment], device: torch.device) -> None:
-        self.seconds: dict[str, list[float]] = defaultdict(list)
-        self._segments, self._device = segments, device
-        self._before = time.perf_counter()
-
-    def __call__(self, index: int, step: Instruction) -> None:
-        synchronize(self._device)
-        now = time.perf_counter()
-        segment = self._segments.get(step.segment or "")
-        name = f"{step.op.name.lower()} {segment.kind if segment else step.segment or ''}".strip()
-        self.seconds[name].append(now - self._before)
-        self._before = now
 
 
 def measure_layouts(
@@ -138,13 +131,13 @@ def measure_steps(
             continue
         runner = StepRunner(table, 1, 0, device)
         runner.step()
+        clock = StepClock(device)
         steps: list[float] = []
         kinds: dict[str, list[float]] = defaultdict(list)
         begun = time.perf_counter()
         while len(steps) < 3 or time.perf_counter() - begun < window:
-            observer = Observer(runner.facts.by_name, device)
-            steps.append(runner.step(observer))
-            for name, seconds in observer.seconds.items():
+            steps.append(runner.step(clock))
+            for name, seconds in runner.kind_seconds(clock).items():
                 kinds[name] += seconds
         answers.append({"step": median(steps), **{name: median(seconds) for name, seconds in kinds.items()}})
         del runner

@@ -11,6 +11,7 @@ from fourfold.cli.calibrate import calibrate
 from fourfold.cli.data import data
 from fourfold.cli.huggingface import export, import_
 from fourfold.cli.plan import plan
+from fourfold.cli.report import report
 from fourfold.cli.sample import sample
 from fourfold.cli.show import show
 from fourfold.cli.simulate import simulate
@@ -35,7 +36,18 @@ def build_app() -> App:
         ),
         end_of_options_delimiter="",
     )
-    commands: tuple[Callable[..., int], ...] = (train, plan, simulate, show, calibrate, validate, data, sample, export)
+    commands: tuple[Callable[..., int], ...] = (
+        train,
+        report,
+        plan,
+        simulate,
+        show,
+        calibrate,
+        validate,
+        data,
+        sample,
+        export,
+    )
     for order, command in enumerate(commands):
         app.command(command, sort_key=order)
     app.command(import_, name="import")

@@ -6,9 +6,12 @@ from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.launch.processes import Outcome
 from fourfold.launch.ready import ReadyRun
 from fourfold.launch.run_folder import RunFolder
+from fourfold.report.comparison import compare
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command, final_lines
+from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_state import RunFacts, RunState
+from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.report.words import layout_line, model_line
 
 
@@ -44,14 +47,26 @@ def say_finished(ready: ReadyRun, folder: RunFolder, command: Command) -> None:
         f"{folder.path}: this run finished at step {state.step}; to go on, ask for more steps: "
         f"{command.line(f'batch.steps={2 * ready.num_steps}')}"
     )
-    write_plain("\n".join(["", *final_lines(state, command)]))
+    write_plain("\n".join(["", *final_lines(state, command, write_report(folder))]))
+
+
+def write_report(folder: RunFolder) -> str:
+    """Writes the run's page and its trace; where they are, or why there are none."""
+    page = folder.path / PAGE
+    try:
+        found = compare(folder)
+        write_page(found, folder, page)
+        write_run_trace(found, folder.path / TRACE)
+    except (UserError, RunFailure) as error:
+        return f"none: {error}"
+    return str(_short(page))
 
 
 def conclude(outcome: Outcome, state: RunState, folder: RunFolder, config: RunConfig, command: Command) -> int:
     """Prints how the run ended; the exit code. Raises `UserError` or `RunFailure` with the message of a rank that failed."""
     state.refresh()
     if outcome.exit_code == 0:
-        write_plain("\n".join(["", *final_lines(state, command)]))
+        write_plain("\n".join(["", *final_lines(state, command, write_report(folder))]))
         return 0
     saved = folder.saved_steps(config)
     resume = (

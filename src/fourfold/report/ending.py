@@ -40,8 +40,9 @@ def program_word() -> str:
     return os.path.relpath(called)
 
 
-def final_lines(state: RunState, command: Command) -> list[str]:
-    """The held-out loss beside the corpus's unigram entropy, the sample, the folder, and the next commands."""
+def final_lines(state: RunState, command: Command, report: str) -> list[str]:
+    """The held-out loss beside the corpus's unigram entropy, the sample, the folder, and the next commands. `report`: the run's
+    page."""
     facts = state.facts
     lines = []
     held_out = state.held_out
@@ -61,13 +62,21 @@ def final_lines(state: RunState, command: Command) -> list[str]:
     sample = state.finish.get("sample")
     if isinstance(sample, str) and sample.strip():
         lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
-    lines += ["", f"run folder       {facts.folder}", "", "Try next:", *_next_commands(state, command)]
+    lines += [
+        "",
+        f"run folder       {facts.folder}",
+        f"report           {report}",
+        "",
+        "Try next:",
+        *_next_commands(state, command),
+    ]
     return lines
 
 
 def _next_commands(state: RunState, command: Command) -> list[str]:
     folder, total, fourfold = state.facts.folder, state.facts.num_steps, program_word()
     pairs = [
+        ("where the time of a step goes, and what it should take", shlex.join([fourfold, "report", str(folder)])),
         ("let the model write", shlex.join([fourfold, "sample", str(folder), "--prompt", "def "])),
         ("see the step's program and its proof", shlex.join([fourfold, "show", str(folder), "--verify"])),
         (

@@ -143,7 +143,7 @@ def spent_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
         ]
         for kind in kinds
     ]
-    return _table([f"where the {'seconds' if unit == 's' else 'milliseconds'} go", *columns], rows)
+    return table([f"where the {'seconds' if unit == 's' else 'milliseconds'} go", *columns], rows)
 
 
 def communication_lines(summary: Summary) -> list[str]:
@@ -166,7 +166,7 @@ def communication_lines(summary: Summary) -> list[str]:
     ]
     if not rows:
         return []
-    return _table(["communication of a device", "sent", "busy", "exposed", "of the step"], rows)
+    return table(["communication of a device", "sent", "busy", "exposed", "of the step"], rows)
 
 
 def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
@@ -187,7 +187,7 @@ def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
     )
     hint = [] if summary.fits else [_too_much(summary)]
-    return [verdict, *hint, *_table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
+    return [verdict, *hint, *table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
 
 
 def _too_much(summary: Summary) -> str:
@@ -228,7 +228,8 @@ def memory_curve_lines(summary: Summary, ranks: Sequence[int], width: int = 60) 
     return lines
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Columns in line: those in `left` begin together, the others end together."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     return [
         "  ".join(

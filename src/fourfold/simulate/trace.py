@@ -5,14 +5,14 @@ One process a pipeline rank; its tracks are computation and each stream of commu
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.cost.memory import held_program
 from fourfold.program import memory_curve
-from fourfold.program.instruction import COMPUTE_OPS, Op
+from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.simulate.step import Simulation
 
 COMPUTE_TRACK = 0
@@ -20,7 +20,12 @@ MICROSECONDS = 1e6
 
 
 def write_trace(simulation: Simulation, path: Path) -> int:
-    """Writes the trace event by event, under another name until it is whole; returns how many there are. Raises `RunFailure` where
+    """Writes the simulated step; returns how many events it has. Raises `RunFailure` where the file cannot be written."""
+    return write_events(trace_events(simulation), path)
+
+
+def write_events(events: Iterable[dict[str, Any]], path: Path) -> int:
+    """Writes a trace event by event, under another name until it is whole; returns how many there are. Raises `RunFailure` where
     the file cannot be written."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
@@ -28,7 +33,7 @@ def write_trace(simulation: Simulation, path: Path) -> int:
         try:
             with aside.open("w", encoding="utf-8") as file:
                 file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for event in trace_events(simulation):
+                for event in events:
                     file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
                     count += 1
                 file.write("\n]}\n")
@@ -51,10 +56,10 @@ def trace_events(simulation: Simulation) -> Iterator[dict[str, Any]]:
 def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     tracks = {name: 1 + i for i, name in enumerate(sorted({steps[i].stream for i in times.streams} - {"compute"}))}
-    yield _name("process_name", rank, COMPUTE_TRACK, f"pipeline rank {rank}")
+    yield track_name("process_name", rank, COMPUTE_TRACK, f"pipeline rank {rank}")
     yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
     for name, track in {"computation": COMPUTE_TRACK, **tracks}.items():
-        yield _name("thread_name", rank, track, name)
+        yield track_name("thread_name", rank, track, name)
     held = memory_curve(held_program(simulation.programs[rank], simulation.facts, simulation.prices.stack))
     before = -1
     for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
@@ -62,23 +67,30 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
             before = held[index]
             yield {"name": "memory held", "ph": "C", "ts": start * MICROSECONDS, "pid": rank, "args": {"bytes": before}}
         if end > start:
-            kind = "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
+            kind = category(step)
             arguments = {"index": index, **({"flops": step.flops} if step.flops else {})}
-            yield _span(step.short, kind, rank, COMPUTE_TRACK, start, end, arguments)
+            yield span(step.short, kind, rank, COMPUTE_TRACK, start, end, arguments)
         if index in times.streams and step.stream in tracks:
             begin, stop = times.streams[index]
             if stop > begin:
                 sizes = {"index": index, "bytes": sum(c.bytes for c in step.collectives)}
-                yield _span(step.short, "communication", rank, tracks[step.stream], begin, stop, sizes)
+                yield span(step.short, "communication", rank, tracks[step.stream], begin, stop, sizes)
 
 
-def _name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
+def category(step: Instruction) -> str:
+    """Of an instruction on the track of computation."""
+    return "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
+
+
+def track_name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
+    """Names a process (`process_name`) or one of its tracks (`thread_name`)."""
     return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": {"name": name}}
 
 
-def _span(
+def span(
     name: str, kind: str, rank: int, track: int, start: float, end: float, arguments: dict[str, Any]
 ) -> dict[str, Any]:
+    """Something that takes from `start` to `end`, in seconds."""
     return {
         "name": name,
         "cat": kind,

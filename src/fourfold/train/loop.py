@@ -17,6 +17,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
 from fourfold.program.buffers import Lowering
+from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout
 from fourfold.runtime.optimizer import learning_rate
@@ -34,6 +35,7 @@ from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
+from fourfold.train.measured import rank_measured, write_measured
 from fourfold.train.metrics import RunLog
 from fourfold.train.peak import measure_peak_flops
 from fourfold.train.session import Seat, StopSignal
@@ -98,6 +100,8 @@ class Training:
             state.initial_biases(released, self.facts, self.executor.routers)
         share_parameters(self.facts, self.units, self.groups)
         self.peak_bytes = 0
+        self.sent_bytes: dict[str, int] = {}
+        self.clock = StepClock(seat.device)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the held-out rows, and this rank's share of them."""
@@ -146,6 +150,8 @@ class Training:
             lr = learning_rate(config.optimizer, self.step, self.steps)
             result = self._train_step(lr)
             seconds = time.perf_counter() - start
+            self.clock.finish(seconds)
+            self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
             self.step += 1
@@ -160,7 +166,7 @@ class Training:
                 "tokens_per_second": tokens_per_second,
                 "mfu": tokens_per_second * flops / (peak_flops * self.seat.world_size),
                 "peak_memory_bytes": self.peak_bytes,
-                "comm_bytes": {axes: g.sent_bytes - before[axes] for axes, g in self.groups.items()},
+                "comm_bytes": self.sent_bytes,
                 "skipped_steps": self.skipped,
             }
             if result.expert_imbalance is not None:
@@ -195,7 +201,8 @@ class Training:
         try:
             if self.peak_bytes == 0 and self.seat.device.type == "cpu":
                 return self._tracked_step(feed, lr)
-            result = self.executor.run(self.program, feed, lr)
+            self.clock.begin(self.step)
+            result = self.executor.run(self.program, feed, lr, self.clock)
         except StepTimeout as error:
             raise self._explain(error, self.program) from error
         if self.seat.device.type == "cuda":
@@ -250,6 +257,10 @@ class Training:
             self._barrier,
         )
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
+        if self.clock.steps:
+            rank, device, timed = self.seat.rank, self.seat.device.type, self.clock.steps
+            measured = rank_measured(self.facts, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
+            write_measured(self.out, measured)
 
     def _barrier(self) -> None:
         try:

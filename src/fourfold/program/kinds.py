@@ -1,0 +1,41 @@
+"""What kind of work an instruction does: the name under which what was predicted and what was measured are compared."""
+
+from collections.abc import Mapping, Sequence
+
+from fourfold.model.spec import Segment
+from fourfold.program.instruction import RECEIVES, SENDS, Instruction, Op, Program
+
+
+def instruction_kinds(program: Program, segments: Mapping[str, Segment]) -> tuple[str, ...]:
+    """Of every instruction: `forward block`, `update block experts`, `wait for recv activation`, `clip norm`.
+
+    Segments of a kind share a name; a WAIT is named after what it joins. `segments`: by name, the program's own.
+    """
+    latest: dict[str, Instruction] = {}
+    kinds = []
+    for step in program.instructions:
+        latest[step.short] = step
+        if step.op is Op.WAIT:
+            kinds.append(f"wait for {_kind(latest[step.handle or ''], segments)}")
+        else:
+            kinds.append(_kind(step, segments))
+    return tuple(kinds)
+
+
+def seconds_by_kind(kinds: Sequence[str], ends: Sequence[float]) -> dict[str, list[float]]:
+    """What every instruction of a kind took, from when each was over; the first began at 0."""
+    found: dict[str, list[float]] = {}
+    before = 0.0
+    for kind, end in zip(kinds, ends, strict=True):
+        found.setdefault(kind, []).append(end - before)
+        before = end
+    return found
+
+
+def _kind(step: Instruction, segments: Mapping[str, Segment]) -> str:
+    op = step.op.name.lower().replace("_", " ")
+    if step.op in SENDS or step.op in RECEIVES:
+        return op
+    name, _, part = (step.segment or "").partition(".")
+    segment = segments.get(name)
+    return " ".join(word for word in (op, segment.kind if segment else name, part) if word)

@@ -1,0 +1,183 @@
+"""Predicted beside measured in a terminal, and as a JSON document."""
+
+from typing import Any
+
+from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
+from fourfold.report.simulation_words import seconds_text, table
+from fourfold.report.units import format_bytes
+from fourfold.report.words import layout_line, model_line
+
+SHOWN_DIFFERENCES = 5
+SHOWN_RANKS = 16
+SMALL = 1e-3
+"""Kinds of instructions that take less of a step than this go together."""
+
+
+def comparison_lines(found: Comparison) -> list[str]:
+    """What a person sees."""
+    lines = [model_line(found.resolved), layout_line(found.resolved), *(f"note: {note}" for note in found.notes), ""]
+    lines += [*headline(found), ""]
+    if found.differences:
+        lines += [
+            "largest differences",
+            *(f"  {difference_line(found, d)}" for d in found.differences[:SHOWN_DIFFERENCES]),
+        ]
+        lines.append("")
+    lines += [*kind_lines(found), "", *rank_lines(found)]
+    return lines
+
+
+def headline(found: Comparison) -> list[str]:
+    """The step, memory and bytes, each predicted beside measured."""
+    measured = found.ranks[0].measured
+    steps = f"median of {measured.steps} steps to step {measured.last_step}, the slowest rank's"
+    if found.predicted_seconds is not None and found.error is not None and found.cluster is not None:
+        lines = [
+            f"step      predicted {seconds_text(found.predicted_seconds)} on {found.cluster.name}, measured "
+            f"{seconds_text(found.measured_seconds)} ({steps}): {signed(found.error)}"
+        ]
+    else:
+        lines = [
+            f"step      measured {seconds_text(found.measured_seconds)} ({steps})",
+            f"          not predicted: {found.why_not}",
+        ]
+
+    def off(rank: RankComparison) -> float:
+        return rank.predicted_peak / max(1, rank.measured.peak_memory_bytes) - 1
+
+    worst = max(found.ranks, key=lambda rank: abs(off(rank)))
+    pair = f"predicted {format_bytes(worst.predicted_peak)}, measured {format_bytes(worst.measured.peak_memory_bytes)}"
+    on = f"on rank {worst.measured.rank}, which is furthest off" if len(found.ranks) > 1 else "at most"
+    lines.append(f"memory    {pair} {on}: {signed(off(worst), 2)}")
+    unequal = [rank for rank in found.ranks if not rank.sent_equal]
+    sent = sum(sum(rank.measured.sent_bytes.values()) for rank in found.ranks)
+    which = f"different on rank {unequal[0].measured.rank}" if unequal else "equal on every rank and axis"
+    return [*lines, f"bytes     {format_bytes(sent)} sent by all ranks in a step; predicted and counted: {which}"]
+
+
+def difference_line(found: Comparison, each: Difference) -> str:
+    """`clip norm: 34.1 ms measured, 12.0 ms predicted: 22.1 ms more, +2.6 % of the step; most on rank 3 (40 ms more)`."""
+    text = (
+        f"{each.kind}: {seconds_text(each.measured)} measured, {seconds_text(each.predicted)} predicted: "
+        f"{_more(each.seconds)}, {signed(each.share)} of the step"
+    )
+    return f"{text}; most on rank {each.rank} ({_more(each.rank_seconds)})" if len(found.ranks) > 1 else text
+
+
+def _more(seconds: float) -> str:
+    return f"{seconds_text(abs(seconds))} {'more' if seconds > 0 else 'less'}"
+
+
+def signed(share: float, digits: int = 1) -> str:
+    return f"{100 * share:+.{digits}f} %".replace("-0.00 ", "0.00 ").replace("+0.00 ", "0.00 ")
+
+
+def shown_kinds(found: Comparison) -> list[KindComparison]:
+    """The mean over ranks; kinds that take next to nothing together as `others`."""
+    least = SMALL * found.measured_seconds
+    large = [each for each in found.kinds if max(each.measured, each.predicted or 0.0) >= least]
+    few = [each for each in found.kinds if max(each.measured, each.predicted or 0.0) < least]
+    if few:
+        predicted = sum(each.predicted or 0.0 for each in few) if found.step is not None else None
+        large.append(KindComparison("others", sum(e.count for e in few), sum(e.measured for e in few), predicted))
+    return large
+
+
+def kind_lines(found: Comparison) -> list[str]:
+    """A row a kind of instruction."""
+    rows = []
+    for each in shown_kinds(found):
+        row = [each.kind, f"{each.count}", _milliseconds(each.predicted), _milliseconds(each.measured)]
+        share = each.difference / found.measured_seconds
+        rows.append([*row, _milliseconds(each.difference, True), signed(share)] if found.step is not None else row)
+    head = ["a step of a rank, mean", "times", "predicted ms", "measured ms"]
+    return table([*head, "difference", "of the step"] if found.step is not None else head, rows)
+
+
+def rank_lines(found: Comparison) -> list[str]:
+    """A row a rank."""
+    rows = []
+    for rank in furthest(found, SHOWN_RANKS):
+        peak = rank.measured.peak_memory_bytes
+        row = [f"rank {rank.measured.rank}", f"{rank.pp_rank}", _milliseconds(rank.predicted_seconds)]
+        row += [_milliseconds(rank.measured.step_seconds), format_bytes(rank.predicted_peak), format_bytes(peak)]
+        row += [format_bytes(sum(rank.measured.sent_bytes.values())), "=" if rank.sent_equal else "DIFFERS"]
+        rows.append([*row, _largest(rank)])
+    cut = len(found.ranks) - len(rows)
+    note = [f"{cut} more ranks, nearer to the median"] if cut else []
+    head = [
+        "",
+        "pp",
+        "predicted ms",
+        "measured ms",
+        "predicted peak",
+        "measured peak",
+        "sent",
+        "",
+        "largest difference",
+    ]
+    return [*table(head, rows, left=(0, 8)), *note]
+
+
+def _largest(rank: RankComparison) -> str:
+    if rank.predicted_seconds is None:
+        return ""
+    most = max(rank.kinds, key=lambda each: abs(each.difference))
+    return f"{most.kind}, {_more(most.difference)}"
+
+
+def _milliseconds(seconds: float | None, with_sign: bool = False) -> str:
+    if seconds is None:
+        return ""
+    return f"{1e3 * seconds:+.2f}" if with_sign else f"{1e3 * seconds:.2f}"
+
+
+def comparison_document(found: Comparison) -> dict[str, Any]:
+    """Everything, with units in the keys."""
+    return {
+        "cluster": found.cluster.key if found.cluster is not None else None,
+        "predicted_step_seconds": found.predicted_seconds,
+        "measured_step_seconds": found.measured_seconds,
+        "error": found.error,
+        "why_not_predicted": found.why_not or None,
+        "notes": list(found.notes),
+        "differences": [
+            {
+                "kind": each.kind,
+                "predicted_seconds": each.predicted,
+                "measured_seconds": each.measured,
+                "share_of_step": each.share,
+                "rank": each.rank,
+                "rank_difference_seconds": each.rank_seconds,
+            }
+            for each in found.differences
+        ],
+        "kinds": [_kind_document(each) for each in found.kinds],
+        "ranks": [_rank_document(rank) for rank in found.ranks],
+    }
+
+
+def _kind_document(each: KindComparison) -> dict[str, Any]:
+    return {
+        "kind": each.kind,
+        "count": each.count,
+        "predicted_seconds": each.predicted,
+        "measured_seconds": each.measured,
+    }
+
+
+def _rank_document(rank: RankComparison) -> dict[str, Any]:
+    measured = rank.measured
+    return {
+        "rank": measured.rank,
+        "pp_rank": rank.pp_rank,
+        "predicted_step_seconds": rank.predicted_seconds,
+        "measured_step_seconds": measured.step_seconds,
+        "timed_steps": measured.steps,
+        "predicted_peak_bytes": rank.predicted_peak,
+        "measured_peak_bytes": measured.peak_memory_bytes,
+        "predicted_sent_bytes": dict(rank.predicted_bytes),
+        "measured_sent_bytes": dict(measured.sent_bytes),
+        "sent_bytes_equal": rank.sent_equal,
+        "kinds": [_kind_document(each) for each in rank.kinds],
+    }

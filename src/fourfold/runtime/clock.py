@@ -1,0 +1,72 @@
+"""How long each instruction of a step took, on one rank: a reading of the clock after every instruction."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from fourfold.program import Instruction
+
+WINDOW = 16
+"""So many of the latest steps are kept."""
+
+
+@dataclass(frozen=True)
+class TimedStep:
+    """One step: its number, when its first instruction began (Unix time), how long the whole step took, and after how many seconds
+    each instruction was over."""
+
+    step: int
+    begun: float
+    seconds: float
+    ends: tuple[float, ...]
+
+
+class StepClock:
+    """The executor's observer for timed steps.
+
+    On a processor an instruction is over when the interpreter goes on. On CUDA an event is recorded on the computing stream after
+    each instruction and read after the step, so that nothing waits that would not wait anyway; an instruction is over when that
+    stream has come to its end.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.steps: deque[TimedStep] = deque(maxlen=WINDOW)
+        self._is_cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._ends: list[float] = []
+        self._used = 0
+        self._step: int | None = None
+
+    def begin(self, step: int) -> None:
+        """Before the first instruction of step number `step`."""
+        self._step, self._begun = step, time.time()
+        self._ends, self._used = [], 0
+        self._start = time.perf_counter()
+        if self._is_cuda:
+            self._record()
+
+    def __call__(self, index: int, step: Instruction) -> None:
+        """After instruction number `index`."""
+        if self._is_cuda:
+            self._record()
+        else:
+            self._ends.append(time.perf_counter() - self._start)
+
+    def finish(self, seconds: float) -> None:
+        """After the step: it is kept, if it was begun here. `seconds`: all of it, what came before its instructions included."""
+        if self._step is None:
+            return
+        if self._is_cuda:
+            self._events[self._used - 1].synchronize()
+            first = self._events[0]
+            self._ends = [first.elapsed_time(event) / 1e3 for event in self._events[1 : self._used]]
+        self.steps.append(TimedStep(self._step, self._begun, seconds, tuple(self._ends)))
+        self._step = None
+
+    def _record(self) -> None:
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[self._used].record()
+        self._used += 1

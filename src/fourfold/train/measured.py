@@ -1,0 +1,159 @@
+"""What one rank measured of its latest steps, by kind of instruction: a file of the run's folder, which `fourfold report` reads."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from fourfold.config import RunFailure
+from fourfold.program import Program, digest
+from fourfold.program.buffers import Lowering
+from fourfold.program.kinds import instruction_kinds, seconds_by_kind
+
+FOLDER = "measured"
+
+
+class Timed(Protocol):
+    """One timed step, as `runtime.clock` keeps it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def begun(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def ends(self) -> tuple[float, ...]: ...
+
+
+@dataclass(frozen=True)
+class KindTime:
+    """How often a step does it, and the median over steps of the seconds that all of them took together."""
+
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """One step as it ran: its number, when its first instruction began (Unix time), after how many seconds each one was over."""
+
+    step: int
+    begun: float
+    ends: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RankMeasured:
+    """Of one rank. `steps`: how many were timed, the latest of them number `last_step`; `step_seconds`: their median, the batch's
+    preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of the list that it ran; `timeline`: of the latest
+    step, where the rank is the first of its stage."""
+
+    rank: int
+    world_size: int
+    device: str
+    program: str
+    steps: int
+    last_step: int
+    step_seconds: float
+    kinds: Mapping[str, KindTime]
+    sent_bytes: Mapping[str, int]
+    peak_memory_bytes: int
+    timeline: StepTimeline | None = None
+    version: int = field(default=1)
+
+
+def rank_measured(
+    facts: Lowering,
+    program: Program,
+    rank: int,
+    device: str,
+    steps: Sequence[Timed],
+    sent_bytes: Mapping[str, int],
+    peak_memory_bytes: int,
+) -> RankMeasured:
+    """From the steps that a rank timed, at least one of them."""
+    layout, last = facts.layout, steps[-1]
+    place = layout.coordinates(rank)
+    is_first = not any(place[axis] for axis in place if axis != "pp")
+    return RankMeasured(
+        rank=rank,
+        world_size=layout.world_size,
+        device=device,
+        program=digest(program),
+        steps=len(steps),
+        last_step=last.step,
+        step_seconds=median(step.seconds for step in steps),
+        kinds=kind_times(instruction_kinds(program, facts.by_name), steps),
+        sent_bytes=dict(sent_bytes),
+        peak_memory_bytes=peak_memory_bytes,
+        timeline=StepTimeline(last.step, last.begun, last.ends) if is_first else None,
+    )
+
+
+def kind_times(kinds: Sequence[str], steps: Sequence[Timed]) -> dict[str, KindTime]:
+    """Medians over steps of what every kind of instruction took in a step."""
+    found = [seconds_by_kind(kinds, step.ends) for step in steps]
+    return {kind: KindTime(len(found[0][kind]), median(sum(each[kind]) for each in found)) for kind in found[0]}
+
+
+def measured_path(folder: Path, rank: int) -> Path:
+    return folder / FOLDER / f"rank-{rank:05d}.json"
+
+
+def write_measured(folder: Path, measured: RankMeasured) -> None:
+    """Replaces the rank's file in one piece. Raises `RunFailure` where the disk does not take it."""
+    path = measured_path(folder, measured.rank)
+    aside = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        aside.write_text(json.dumps(asdict(measured), separators=(",", ":")) + "\n", encoding="utf-8")
+        os.replace(aside, path)
+    except OSError as error:
+        raise RunFailure(f"{path}: cannot be written: {error.strerror}; free some space and resume") from None
+
+
+def read_measured(folder: Path) -> list[RankMeasured]:
+    """What every rank wrote, by rank; files that are no such thing are left out. Empty where there are none."""
+    found = []
+    for path in sorted((folder / FOLDER).glob("rank-*.json")):
+        try:
+            found.append(_parse(json.loads(path.read_bytes())))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return sorted(found, key=lambda each: each.rank)
+
+
+def _parse(table: dict[str, Any]) -> RankMeasured:
+    line = table["timeline"]
+    return RankMeasured(
+        rank=_whole(table["rank"]),
+        world_size=_whole(table["world_size"]),
+        device=str(table["device"]),
+        program=str(table["program"]),
+        steps=_whole(table["steps"]),
+        last_step=_whole(table["last_step"]),
+        step_seconds=_seconds(table["step_seconds"]),
+        kinds={str(k): KindTime(_whole(v["count"]), _seconds(v["seconds"])) for k, v in table["kinds"].items()},
+        sent_bytes={str(axes): _whole(size) for axes, size in table["sent_bytes"].items()},
+        peak_memory_bytes=_whole(table["peak_memory_bytes"]),
+        timeline=None
+        if line is None
+        else StepTimeline(_whole(line["step"]), _seconds(line["begun"]), tuple(map(_seconds, line["ends"]))),
+    )
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+        raise ValueError(value)
+    return float(value)
