@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,19 +94,19 @@ def _with_its_wait(steps: list[Instruction], i: int, j: int, rng: random.Random)
 
 
 def _trade_frees(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
-    steps[i], steps[j] = replace(steps[i], frees=steps[j].frees), replace(steps[j], frees=steps[i].frees)
+    steps[i], steps[j] = steps[i]._replace(frees=steps[j].frees), steps[j]._replace(frees=steps[i].frees)
 
 
 def _alter(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None:
     step, other = steps[i], steps[j]
     if step.op is Op.WAIT or other.op is Op.WAIT:
-        steps[i] = replace(step, frees=())
+        steps[i] = step._replace(frees=())
     elif step.op is Op.REDUCE and len(step.collectives) > 1:
-        steps[i] = replace(step, collectives=rng.choice([step.collectives[:1], step.collectives[::-1]]))
+        steps[i] = step._replace(collectives=rng.choice([step.collectives[:1], step.collectives[::-1]]))
     elif step.peer is not None and rng.random() < 0.5:
-        steps[i] = replace(step, segment=other.segment) if other.peer is not None else replace(step, peer=0)
+        steps[i] = step._replace(segment=other.segment) if other.peer is not None else step._replace(peer=0)
     else:
-        steps[i] = replace(step, microbatch=other.microbatch) if step.microbatch is not None else other
+        steps[i] = step._replace(microbatch=other.microbatch) if step.microbatch is not None else other
 
 
 _EDITS = {

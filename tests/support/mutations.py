@@ -28,7 +28,7 @@ def double(program: Program, index: int) -> Program:
 
 
 def change(program: Program, index: int, **fields: object) -> Program:
-    return edited(program, (index, [replace(program.instructions[index], **fields)]))  # type: ignore[arg-type]
+    return edited(program, (index, [program.instructions[index]._replace(**fields)]))  # type: ignore[arg-type]
 
 
 def starts(program: Program, *ops: Op) -> list[int]:
@@ -49,7 +49,7 @@ def as_unit(step: Instruction, unit: str) -> Instruction:
     def rename(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{name.partition('/')[0]}/{unit}" for name in names)
 
-    return replace(step, segment=unit, reads=rename(step.reads), writes=rename(step.writes), frees=rename(step.frees))
+    return step._replace(segment=unit, reads=rename(step.reads), writes=rename(step.writes), frees=rename(step.frees))
 
 
 def with_collective(program: Program, index: int, which: int, **fields: object) -> Program:
@@ -339,7 +339,7 @@ def waits_joining_each_other(program: Program, facts: Lowering) -> Iterator[Muta
     for first, second in pairwise(waits):
         a, b = program.instructions[first], program.instructions[second]
         if a.frees and a.frees != b.frees:
-            yield edited(program, (first, [replace(a, handle=b.handle)]), (second, [replace(b, handle=a.handle)]))
+            yield edited(program, (first, [a._replace(handle=b.handle)]), (second, [b._replace(handle=a.handle)]))
 
 
 # The end of the step

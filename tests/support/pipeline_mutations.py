@@ -125,9 +125,9 @@ def receives_started_in_another_order_with_their_waits(programs: list[Program], 
 def transfer_with_another_peer(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
     for program, index in _each(programs, *SENDS, *RECEIVES):
         for peer in {*range(facts.layout.pp + 1), -1} - {program.instructions[index].peer}:
-            step = replace(program.instructions[index], peer=peer)
+            step = program.instructions[index]._replace(peer=peer)
             wait = wait_of(program, index)
-            join = replace(program.instructions[wait], handle=step.short)
+            join = program.instructions[wait]._replace(handle=step.short)
             yield _with(programs, edited(program, (index, [step]), (wait, [join])))
 
 
@@ -185,8 +185,8 @@ def received_after_its_use(programs: list[Program], facts: Lowering) -> Iterator
 def sent_buffer_dropped_in_flight(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
     for program, index in _each(programs, *SENDS):
         buffer, wait = program.instructions[index].reads[0], wait_of(program, index)
-        step = replace(program.instructions[index], frees=(buffer,))
-        yield _with(programs, edited(program, (index, [step]), (wait, [replace(program.instructions[wait], frees=())])))
+        step = program.instructions[index]._replace(frees=(buffer,))
+        yield _with(programs, edited(program, (index, [step]), (wait, [program.instructions[wait]._replace(frees=())])))
 
 
 @mutation
@@ -271,7 +271,7 @@ def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], facts
 def weight_gradient_twice(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
     for program, index in _each(programs, Op.BACKWARD_WEIGHT):
         step = program.instructions[index]
-        yield _with(programs, edited(program, (index, [replace(step, frees=()), step])))
+        yield _with(programs, edited(program, (index, [step._replace(frees=()), step])))
 
 
 @mutation
@@ -292,7 +292,7 @@ def whole_backward_beside_its_halves(programs: list[Program], facts: Lowering) -
         weight = _half(program, index, Op.BACKWARD_WEIGHT)
         yield _with(programs, edited(program, (index, [whole, program.instructions[index]])))
         yield _with(programs, edited(program, (index, [whole])))
-        yield _with(programs, edited(program, (index, [replace(whole, frees=()), program.instructions[index]])))
+        yield _with(programs, edited(program, (index, [whole._replace(frees=()), program.instructions[index]])))
         yield _with(programs, edited(program, (weight, [program.instructions[weight], whole])))
 
 
@@ -303,8 +303,7 @@ def _whole(half: Instruction, facts: Lowering) -> Instruction:
         Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+"))))
         for t in footprint.backward.collectives
     )
-    return replace(
-        half,
+    return half._replace(
         op=Op.BACKWARD,
         writes=tuple(name for name in half.writes if not name.startswith("deferred/")),
         collectives=collectives,
@@ -360,7 +359,7 @@ def tied_sum_over_wrong_axes(programs: list[Program], facts: Lowering) -> Iterat
         other = _everywhere(
             programs,
             lambda s, axes=axes, size=size: (  # type: ignore[misc]
-                replace(s, collectives=(replace(s.collectives[0], axes=axes, group_size=size),))
+                s._replace(collectives=(replace(s.collectives[0], axes=axes, group_size=size),))
                 if s.op is Op.REDUCE_TIED
                 else s
             ),
@@ -504,7 +503,7 @@ def _reaxed(
             axes = axes_of(c.axes.split("+"))
             size = facts.layout.group_size(tuple(axes))
             changed.append(replace(c, axes="+".join(axes), group_size=size) if axes else c)
-        return replace(step, collectives=tuple(changed))
+        return step._replace(collectives=tuple(changed))
 
     mutant = _everywhere(programs, edit)
     if mutant != programs:
@@ -591,7 +590,7 @@ def _rescaled(
         (c,) = step.collectives
         axes = axes_of(tuple(c.axes.split("+")))
         other = replace(c, axes="+".join(axes), group_size=facts.layout.group_size(axes))
-        return replace(step, collectives=(other,) if axes else ())
+        return step._replace(collectives=(other,) if axes else ())
 
     mutant = _everywhere(programs, edit)
     if mutant != programs:

@@ -27,9 +27,9 @@ def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
 
 def _held(step: Instruction, logits: int, extra: int) -> Instruction:
     if step.segment == "head" and step.op is Op.BACKWARD:
-        return replace(step, workspace_bytes=max(step.workspace_bytes, logits))
+        return step._replace(workspace_bytes=max(step.workspace_bytes, logits))
     if step.op is Op.FORWARD and step.segment != "embed" and not any(name.startswith("saved/") for name in step.writes):
-        return replace(step, workspace_bytes=step.workspace_bytes + extra)
+        return step._replace(workspace_bytes=step.workspace_bytes + extra)
     return step
 
 

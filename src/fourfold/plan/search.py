@@ -18,6 +18,7 @@ from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Timelines, family, predict_candidate, price_candidate
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import block_shapes
+from fourfold.simulate.collection import without_collection
 
 Progress = Callable[[str, float], None]
 """What is being done, and the share of it that is."""
@@ -49,17 +50,29 @@ def search(
     progress: Progress | None = None,
     fixed: Mapping[str, int | str] | None = None,
 ) -> Found:
-    """The `keep` fastest layouts that fit, in order. Half of the budget at most goes to bounds.
+    """The `keep` fastest layouts that fit, in order. Half of the budget at most goes to bounds. `fixed`: fields of `Candidate` that
+    layouts must have."""
+    with without_collection():
+        return _search(request, budget_seconds, most_simulations, keep, progress, fixed or {})
 
-    A layout's price is sharpened as far as it must be, always that of the layout which looks fastest: its bound; the same times
+
+def _search(
+    request: Request,
+    budget_seconds: float,
+    most_simulations: int,
+    keep: int,
+    progress: Progress | None,
+    fixed: Mapping[str, int | str],
+) -> Found:
+    """A layout's price is sharpened as far as it must be, always that of the layout which looks fastest: its bound; the same times
     what the timeline of the same pipeline was over its bound for another shape; its own timeline; the same times what
     simulations of its like were over theirs at least; the simulation of its program.
     What is simulated and still looks fastest is the next best. Of layouts that differ in how data parallelism is divided alone, the
-    best few are simulated. `fixed`: fields of `Candidate` that layouts must have.
+    best few are simulated.
     """
     started = time.monotonic()
     counts = Counts()
-    pool = _bound_all(request, counts, started + budget_seconds / 2, progress, fixed or {})
+    pool = _bound_all(request, counts, started + budget_seconds / 2, progress, fixed)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [

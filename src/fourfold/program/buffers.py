@@ -71,6 +71,9 @@ class Lowering:
             "following",
             "shape",
             "_footprints",
+            "_by_segment",
+            "_sizes",
+            "_zero_of",
             "collectives_made",
             "all_flats",
         ):  # the same on every rank, and dear
@@ -191,7 +194,10 @@ class Lowering:
 
     def zero_of(self, unit: str) -> int:
         """The ZeRO stage that has an effect on the unit: 0 where there is nothing to shard over."""
-        return self.layout.zero if self.shard_axes(unit) else 0
+        found = self._zero_of.get(unit)
+        if found is None:
+            found = self._zero_of[unit] = self.layout.zero if self.shard_axes(unit) else 0
+        return found
 
     def gradient_axes(self, unit: str) -> tuple[str, ...]:
         """Active axes that the unit's gradient must be summed over whole."""
@@ -278,7 +284,10 @@ class Lowering:
         return self._policies[segment.name]
 
     def footprint(self, segment: Segment) -> Footprint:
-        return self._footprint(segment, self.policy(segment))
+        found = self._by_segment.get(segment.name)
+        if found is None:
+            found = self._by_segment[segment.name] = self._footprint(segment, self.policy(segment))
+        return found
 
     def evaluation_workspace(self, segment: Segment) -> int:
         """Workspace of a block's forward that keeps nothing."""
@@ -296,6 +305,20 @@ class Lowering:
         """By kind of segment and policy, as far as they were asked for."""
         return {}
 
+    # What was asked for once; the same on every rank
+
+    @cached_property
+    def _by_segment(self) -> dict[str, Footprint]:
+        return {}
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {}
+
+    @cached_property
+    def _zero_of(self) -> dict[str, int]:
+        return {}
+
     @cached_property
     def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
         """What the passes over segments send, by the identity of what they declare."""
@@ -303,7 +326,11 @@ class Lowering:
 
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name. Raises `KeyError` for a name that the run has not."""
-        return buffer_bytes(self, name)
+        kind = name.rpartition("/m")[0] or name  # every microbatch's is as large
+        size = self._sizes.get(kind)
+        if size is None:
+            size = self._sizes[kind] = buffer_bytes(self, name)
+        return size
 
 
 def hidden(segment: str, microbatch: int) -> str:

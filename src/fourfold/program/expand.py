@@ -1,7 +1,6 @@
 """From the compute order of stages to the instructions of their segments, with recomputation and the batches they read."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from fourfold.model.spec import Segment
 from fourfold.model.traffic import Traffic
@@ -114,8 +113,7 @@ def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
 def _backward_input(facts: Lowering, segment: Segment, m: int) -> Instruction:
     """A block's input gradient; norms' weight gradients come with it, the products' are put off."""
     footprint, whole = facts.footprint(segment), _backward(facts, segment, m)
-    return replace(
-        whole,
+    return whole._replace(
         op=Op.BACKWARD_INPUT,
         writes=(*whole.writes, name.deferred(segment.name, m)),
         collectives=collectives(footprint.input_gradient.collectives, facts),
@@ -168,22 +166,25 @@ def insert_recompute(steps: list[Instruction], facts: Lowering) -> list[Instruct
 
 def insert_loads(steps: list[Instruction]) -> list[Instruction]:
     """Each microbatch is fetched before the first instruction that reads it and dropped after the last."""
-    first: dict[int, list[int]] = {}
-    last: dict[str, int] = {}
-    seen: set[str] = set()
+    batches: dict[int, str] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
     for index, step in enumerate(steps):
-        if step.microbatch is None or name.batch(step.microbatch) not in step.reads:
+        m = step.microbatch
+        if m is None:
             continue
-        batch = name.batch(step.microbatch)
-        last[batch] = index
-        if batch not in seen:
-            seen.add(batch)
-            first.setdefault(index, []).append(step.microbatch)
+        batch = batches.get(m) or batches.setdefault(m, name.batch(m))
+        if batch in step.reads:
+            last[m] = index
+            first.setdefault(m, index)
+    loads: dict[int, list[Instruction]] = {}
+    for m, index in first.items():
+        loads.setdefault(index, []).append(Instruction(Op.LOAD, microbatch=m, writes=(batches[m],)))
     drops: dict[int, list[str]] = {}
-    for batch, index in last.items():
-        drops.setdefault(index, []).append(batch)
+    for m, index in last.items():
+        drops.setdefault(index, []).append(batches[m])
     result: list[Instruction] = []
     for index, step in enumerate(steps):
-        result += [Instruction(Op.LOAD, microbatch=m, writes=(name.batch(m),)) for m in first.get(index, ())]
-        result.append(replace(step, frees=(*step.frees, *drops[index])) if index in drops else step)
+        result += loads.get(index, ())
+        result.append(step._replace(frees=(*step.frees, *drops[index])) if index in drops else step)
     return result

@@ -1,7 +1,8 @@
 """The instruction set: what one rank does in one step, with the buffers, collectives and arithmetic of each instruction."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from fourfold.model.traffic import CollectiveKind
 
@@ -49,12 +50,16 @@ class Op(Enum):
     PUBLISH = "P"
     WAIT = "wait"
 
+    __hash__ = object.__hash__  # members are single objects; Enum's own hash is a Python function, and slow
+
 
 COMPUTE_OPS = frozenset((Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
 BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, Op.COUNT, Op.SUM_LOSS}
+
+_WORDS = {op: op.value for op in Op}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,7 @@ def sent_bytes(kind: str, buffer_bytes: int, group_size: int) -> int:
     return factor * (group_size - 1) * buffer_bytes // group_size
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One entry of a program. `reads`, `writes`, `frees` name buffers; a write to a buffer that is not live allocates it.
 
     `workspace_bytes` lives only while the instruction runs, above what it reads and writes at its end. `stream` is where it
@@ -104,24 +108,20 @@ class Instruction:
     workspace_bytes: int = 0
     stream: str = "compute"
 
-    short: str = field(init=False, compare=False, repr=False)
-    """The short form, as `B b3 m0` or `wait R b3 m0`: unique among what is in flight."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "short", _short(self))
-
-
-def _short(step: Instruction) -> str:
-    if step.op is Op.WAIT:
-        return f"wait {step.handle}"
-    short: str = step.op.value
-    if step.segment is not None:
-        short += f" {step.segment}"
-    if step.microbatch is not None:
-        short += f" m{step.microbatch}"
-    if step.peer is not None:
-        short += f" r{step.peer}"
-    return short
+    @property
+    def short(self) -> str:
+        """The short form, as `B b3 m0` or `wait R b3 m0`: unique among what is in flight."""
+        op, segment, microbatch, peer, handle, *_ = self
+        if op is Op.WAIT:
+            return f"wait {handle}"
+        short = _WORDS[op]
+        if segment is not None:
+            short += f" {segment}"
+        if microbatch is not None:
+            short += f" m{microbatch}"
+        if peer is not None:
+            short += f" r{peer}"
+        return short
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ since NCCL pairs them by order alone.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from fourfold.program import buffers as name
 from fourfold.program.buffers import Lowering
@@ -20,8 +21,7 @@ Entry = tuple[int, int]
 """A pipeline rank and a position in its order."""
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """A hidden state, or its gradient, from rank to rank, with places in time: of the computation that makes it, of the one before
     which its receive starts, of the one that needs it."""
 
@@ -149,5 +149,5 @@ def _in_order(channel: list[Transfer]) -> list[Transfer]:
     result: list[Transfer] = []
     for transfer in sorted(channel, key=lambda t: t.made, reverse=True):
         latest = min(transfer.received, result[-1].received) if result else transfer.received
-        result.append(replace(transfer, received=latest))
+        result.append(transfer if latest == transfer.received else transfer._replace(received=latest))
     return result[::-1]

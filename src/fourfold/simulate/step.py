@@ -18,6 +18,7 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.buffers import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak
+from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations, rank_durations
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.play import Times
@@ -114,10 +115,11 @@ class Simulation:
 
 def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
     """Lowers the step, unless it is lowered already, and runs it against the prices."""
-    lowered = tuple(programs if programs is not None else lower_pipeline(facts))
-    shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and facts.layout.pp > 1
-    run = shared_times if shared else simulate_times
-    return Simulation(facts, prices, lowered, run(lowered, facts, prices))  # type: ignore[arg-type]
+    with without_collection():
+        lowered = tuple(programs if programs is not None else lower_pipeline(facts))
+        shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and facts.layout.pp > 1
+        run = shared_times if shared else simulate_times
+        return Simulation(facts, prices, lowered, run(lowered, facts, prices))  # type: ignore[arg-type]
 
 
 Key = TypeVar("Key")

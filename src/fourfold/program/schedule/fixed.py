@@ -1,6 +1,7 @@
 """The fixed schedules by name, and how many stages a rank each of them takes."""
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from fourfold.program.schedule.compute import Compute, Orders
 from fourfold.program.schedule.interleaved import interleaved_one_f_one_b
@@ -25,6 +26,7 @@ INTERLEAVED = "interleaved_1f1b"
 FIXED = ("naive", "gpipe", "1f1b", INTERLEAVED, "zb_h1", "zb_h2", *V_SHAPED)
 
 
+@lru_cache(maxsize=32)
 def fixed_orders(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
     """The order of every rank."""
     if schedule == INTERLEAVED:
