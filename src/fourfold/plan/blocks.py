@@ -29,7 +29,9 @@ class BlockShape:
 
     @property
     def ulysses(self) -> int:
-        return self.cp if self.cp_method == "ulysses" else 1
+        """The degree over which heads are exchanged."""
+        _, mixed, degree = self.cp_method.partition("ring+ulysses:")
+        return int(degree) if mixed else self.cp if self.cp_method == "ulysses" else 1
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def _arrange(request: Request, shape: BlockShape) -> Arrangements | None:
         if rest:
             continue
         fills = (pipeline.forward_fill, pipeline.backward_fill, pipeline.weight_fill)
-        stages = (pipeline.virtual_stages, pipeline.schedule == "zb_v")
+        stages = (pipeline.virtual_stages, pipeline.is_v)
         own = (microbatches, pipeline.pp, *stages, *fills, pipeline.in_flight(microbatches))
         rows += [(len(found), dp, shard, zero, *own) for shard, zero in _sharding(shape, dp)]
         found.append(pipeline)

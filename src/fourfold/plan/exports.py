@@ -35,8 +35,11 @@ def megatron(request: Request, layout: Candidate) -> Said:
     if layout.schedule not in ("1f1b", "interleaved_1f1b") and layout.pp > 1:
         missing.append(f"the schedule {layout.schedule} is not in Megatron-LM: it will run 1F1B, with a larger bubble")
     if layout.cp > 1:
-        kind = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}[layout.cp_method]
+        kind = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}.get(layout.cp_method, "a2a+p2p")
         flags.append(f"--cp-comm-type {kind}")
+        if kind == "a2a+p2p":
+            inner = int(layout.cp_method.rpartition(":")[2])
+            flags.append(f"--hierarchical-context-parallel-sizes {inner} {layout.cp // inner}")
     if layout.ep > 1 or layout.etp > 1:
         flags += [f"--expert-model-parallel-size {layout.ep}", f"--expert-tensor-parallel-size {layout.etp}"]
     if layout.zero == 1:
@@ -95,8 +98,8 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
         lines.append(
             f'context_parallel_rotate_method = "{"allgather" if layout.cp_method == "all_gather" else "alltoall"}"'
         )
-        if layout.cp_method == "ulysses":
-            missing.append("ulysses: torchtitan's context parallelism is a ring")
+        if "ulysses" in layout.cp_method:
+            missing.append(f"{layout.cp_method}: torchtitan's context parallelism is a ring")
     if layout.ep > 1 or layout.etp > 1:
         lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
     mode = {"none": "none", "selective": "selective", "full": "full"}[layout.recompute]

@@ -2,7 +2,7 @@
 
 As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
 links are fast, as many stages as the memory needs and no more (recomputation only where none would do), at least as many
-microbatches as stages, ZeRO-1 over what is left, one sequence a microbatch.
+microbatches as stages where the batch has them, ZeRO-1 over what is left, one sequence a microbatch.
 """
 
 from fourfold.config import UserError
@@ -22,14 +22,15 @@ def prescribed(request: Request) -> Priced | None:
         experts = max(d for d in range(1, node + 1) if model.num_experts % d == 0 and request.devices % d == 0)
         tensor = 1
     ranks = request.devices // tensor
-    for policy in RECOMPUTE:
-        for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
-            microbatches, rest = divmod(request.global_sequences * pp, ranks)
-            if ranks % pp or rest or microbatches < pp:
-                continue
-            found = _priced(request, pp, tensor, experts, policy)
-            if found is not None and found.memory_bytes <= request.memory_bytes:
-                return found
+    divisions: list[tuple[bool, int, int]] = []
+    for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
+        microbatches, rest = divmod(request.global_sequences * pp, ranks)
+        if ranks % pp == 0 and rest == 0 and microbatches:
+            divisions += [(microbatches < pp, order, pp) for order in range(len(RECOMPUTE))]
+    for _, order, pp in sorted(divisions):
+        found = _priced(request, pp, tensor, experts, RECOMPUTE[order])
+        if found is not None and found.memory_bytes <= request.memory_bytes:
+            return found
     return None
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fourfold.config import ModelConfig
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.request import Request
+from fourfold.program.schedule.fixed import V_SHAPED
 
 MAX_TENSOR = 64
 MAX_CONTEXT = 64
@@ -31,7 +32,12 @@ class Pipeline:
         """Microbatches whose activations, of a rank's own blocks, one rank holds at least."""
         if self.schedule == "interleaved_1f1b":
             return min(microbatches, self.pp * (1 + (self.pp - 1) / (self.pp * self.virtual_stages)))
-        return min(microbatches, self.pp)
+        return min(microbatches, 2 * self.pp - 1 if self.schedule == "zb_h2" else self.pp)
+
+    @property
+    def is_v(self) -> bool:
+        """Whether a rank's two stages lie on a V: the first rank holds the first and the last."""
+        return self.schedule in V_SHAPED
 
 
 def block_shapes(request: Request) -> Iterator[BlockShape]:
@@ -43,7 +49,7 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
         for cp in _divisors(devices // tp, MAX_CONTEXT):
             if cp > 1 and request.sequence_length % (2 * cp * (tp if tp > 1 else 1)):
                 continue
-            for method in _context_methods(model, tp, cp):
+            for method in _context_methods(request, tp, cp):
                 for ep, etp in _expert_degrees(model, devices, tp):
                     for microbatch in (1, 2, 4, 8, 16):
                         if request.global_sequences % microbatch or microbatch > request.global_sequences:
@@ -65,11 +71,13 @@ def splits_tensors(model: ModelConfig, tp: int) -> bool:
     return all(size % tp == 0 for size in sizes) and (kv % tp == 0 or tp % kv == 0)
 
 
-def _context_methods(model: ModelConfig, tp: int, cp: int) -> list[str]:
+def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
+    """Of the mixed ones that whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
     if cp == 1:
         return ["ring"]
-    heads = model.num_heads // tp
-    return ["ring", "all_gather", *(["ulysses"] if heads % cp == 0 else [])]
+    heads, inside = request.model.num_heads // tp, request.cluster.node_devices // tp
+    mixed = [f"ring+ulysses:{u}" for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and heads % u == 0]
+    return ["ring", "all_gather", *(["ulysses"] if heads % cp == 0 else []), *mixed[-1:]]
 
 
 def _expert_degrees(model: ModelConfig, devices: int, tp: int) -> list[tuple[int, int]]:
@@ -90,11 +98,12 @@ def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
             continue
         yield Pipeline(pp, "1f1b", 1, 1.0, 1.0)
         yield Pipeline(pp, "zb_h1", 1, 1.0, 1.0, 2.0)
+        yield Pipeline(pp, "zb_h2", 1, 1.0, 0.0)
         for stages in range(2, MAX_STAGES_A_RANK + 1):
             if pp * stages <= segments and _worth(segments, pp, stages):
                 yield Pipeline(pp, "interleaved_1f1b", stages, 1 / stages, 1 / stages)
         if 2 * pp <= segments:
-            yield Pipeline(pp, "zb_v", 2, 0.5, 0.0)
+            yield from (Pipeline(pp, schedule, 2, 0.5, 0.0) for schedule in V_SHAPED)
 
 
 def _worth(segments: int, pp: int, stages: int) -> bool:
