@@ -42,6 +42,25 @@ def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
     assert json.loads(result.out)["step_seconds"] == pytest.approx(best["step_seconds"], rel=1e-9)
 
 
+def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfold) -> None:
+    def parameters(devices: int) -> float:
+        asked = (
+            *SMALL[:3],
+            f"dgx-h100:{devices}",
+            "--sequence-length",
+            "2048",
+            "--batch-sequences",
+            "16",
+            "--keep",
+            "1",
+        )
+        found = document(fourfold, *asked, "--objective", "model")
+        assert found["best"][0]["memory_bytes"] <= found["memory_limit_bytes"]
+        return float(found["objective"]["said"][1].split()[0])
+
+    assert parameters(1) < parameters(8)
+
+
 def test_a_run_file_plans_itself(fourfold) -> None:
     found = document(fourfold, "run.toml", "--cluster", "dgx-h100:8", "--keep", "1")
     assert found["global_sequences"] > 0

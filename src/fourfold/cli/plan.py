@@ -16,7 +16,7 @@ from fourfold.plan.explain import explain as explain_layout
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.fewest import enough_devices
-from fourfold.plan.goals import cheapest, fewest, longest
+from fourfold.plan.goals import cheapest, fewest, largest, longest
 from fourfold.plan.prescription import prescribed
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
@@ -37,7 +37,7 @@ def plan(
     batch_sequences: int | None = None,
     dtype: Literal["bf16", "fp32"] | None = None,
     stack: str | None = None,
-    objective: Literal["throughput", "cost", "devices", "context"] = "throughput",
+    objective: Literal["throughput", "cost", "devices", "context", "model"] = "throughput",
     tokens: str | None = None,
     deadline_days: float | None = None,
     price: str | None = None,
@@ -74,7 +74,8 @@ def plan(
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
     objective
         throughput: all devices. cost: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens
-        within --deadline-days. context: the longest sequence that fits.
+        within --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
+        proportions that fits.
     tokens
         How many tokens the whole run trains on, for example 15T.
     deadline_days
@@ -117,6 +118,8 @@ def plan(
             )
         elif objective == "context":
             request, said = longest(request, budget_seconds, progress)
+        elif objective == "model":
+            request, said = largest(request, budget_seconds, progress)
         else:
             said = []
         found = search(request, budget_seconds, keep=keep, progress=progress)

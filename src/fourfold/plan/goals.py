@@ -1,10 +1,13 @@
-"""Other aims than the fastest step on all devices: the cheapest run, the fewest devices for a deadline, the longest sequence."""
+"""Other aims than the fastest step on all devices: the cheapest run, the fewest devices for a deadline, the longest sequence, the
+largest model."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fourfold.config import UserError
+from fourfold.config import ModelConfig, UserError
 from fourfold.config.hardware import Cluster
+from fourfold.plan.bound import Bounder
 from fourfold.plan.fewest import fits_at_all, sizes
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
@@ -12,6 +15,8 @@ from fourfold.plan.search import Progress, search
 
 Said = list[str]
 LONGEST = 2**24
+PARTS, MOST_TIMES = 8, 16
+"""Models are tried in eighths of the width that was asked for, up to so many times it."""
 
 
 def cheapest(
@@ -66,6 +71,42 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
         said.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
         length *= 2
     return best, said
+
+
+def largest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Said]:
+    """The largest model of the given one's proportions of which a step fits."""
+    sizes = [model for n in range(1, PARTS * MOST_TIMES + 1) if (model := _scaled(request.model, n)) is not None]
+    requests = [replace(request, model=model) for model in sizes]
+    fitting = bisect_left(requests, True, key=lambda each: not fits_at_all(each))
+    for each in reversed(requests[:fitting]):  # bounds are a little below what is held
+        found = search(each, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
+        if found.best:
+            model = each.model
+            billions = sum(Bounder(each).parameters) / 1e9
+            shape = f"{model.num_layers} blocks, hidden {model.hidden_size}, {model.num_heads} heads"
+            line = f"  {billions:.4g} billion parameters ({shape}): {found.best[0].candidate.words()}"
+            return each, ["the largest model of these proportions that fits:", line]
+    return request, ["no model of these proportions fits"]
+
+
+def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
+    """As deep and as wide by that many eighths, with heads of the same size; None where heads would not divide."""
+    heads, rest = divmod(model.num_heads * eighths, PARTS)
+    groups = heads if model.num_kv_heads == model.num_heads else model.num_kv_heads
+    sizes = [divmod(size * eighths, PARTS) for size in (model.hidden_size, model.ffn_size, model.moe_ffn_size)]
+    if not heads or rest or heads % groups or any(rest for _, rest in sizes):
+        return None
+    hidden, ffn, experts = (size for size, _ in sizes)
+    layers = max(1 + model.first_dense_layers, round(model.num_layers * eighths / PARTS))
+    return replace(
+        model,
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=groups,
+        ffn_size=ffn,
+        moe_ffn_size=experts,
+    )
 
 
 def _by_size(request: Request, budget_seconds: float, progress: Progress | None) -> Iterator[tuple[Request, Priced]]:
