@@ -326,7 +326,7 @@ class Lowering:
 
     def buffer_bytes(self, name: str) -> int:
         """Size of any buffer, from its name. Raises `KeyError` for a name that the run has not."""
-        kind = name.rpartition("/m")[0] or name  # every microbatch's is as large
+        kind = name.rpartition("/")[0] if name.count("/") == 2 else name  # a segment's of every microbatch is as large
         size = self._sizes.get(kind)
         if size is None:
             size = self._sizes[kind] = buffer_bytes(self, name)
