@@ -24,7 +24,8 @@ class PhaseCost:
 
 
 def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
-    """One pass over a segment on one microbatch."""
+    """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.pairs_experts`)
+    finds there as much computation as this pass has, on average of the two."""
     stack = prices.stack
     now = exposed = 0.0
     started = host = 0.0
@@ -32,11 +33,17 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     communication: dict[str, float] = {}
     links: dict[str, float] = {}
     pending: dict[str, float] = {}
+    beside_pair = 0.0
     for item in phase.work:
         if isinstance(item, Start):
             axes = item.traffic.axes
             seconds = prices.collective(item.traffic.kind, axes, item.traffic.bytes)
             communication[axes] = communication.get(axes, 0.0) + seconds
+            if axes == "ep" and prices.pairs_experts:
+                beside_pair += seconds
+                pending[item.name] = now
+                host += prices.host(axes)
+                continue
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
             host += prices.host(axes)
@@ -57,6 +64,10 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
             now += seconds
     end = max(pending.values(), default=now)
     if end > now:
+        exposed, now = exposed + end - now, end
+    if beside_pair:
+        lost = stack.contention * min(now, beside_pair)
+        end = max(now + lost, beside_pair)
         exposed, now = exposed + end - now, end
     host += started * stack.host_launch_seconds
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))

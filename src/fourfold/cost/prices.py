@@ -13,6 +13,9 @@ from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
 
+PAIRED = ("dualpipe_v",)
+"""Schedules whose steady state is a forward beside a backward."""
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -20,7 +23,7 @@ class Prices:
 
     `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
     tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave. `top_k`: experts
-    of a token.
+    of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
 
     cluster: Cluster
@@ -33,6 +36,7 @@ class Prices:
     link_share: float = 0.8
     masked_share: float = 1.0
     top_k: int = 1
+    top_nodes: int = 0
     links: Links = field(default_factory=lambda: fitted().link_constants)
 
     @cached_property
@@ -92,11 +96,17 @@ class Prices:
         spared = 0.0
         if stack.dispatch_once and nodes > 1:
             remote = self.top_k * (1 - 1 / nodes)
-            reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** self.top_k)
+            chance = 1 - (1 - 1 / nodes) ** self.top_k
+            reached = (nodes - 1) * (min(chance, self.top_nodes / nodes) if self.top_nodes else chance)
             spared = 1 - reached / remote
         if not stack.dispatch_first or etp == 1:
             return self._group("all_to_all", axes, size, spared)
         return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
+
+    @cached_property
+    def pairs_experts(self) -> bool:
+        """Whether what goes to experts runs beside the computation of another microbatch."""
+        return self.stack.overlap_experts and self.layout.schedule in PAIRED
 
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""

@@ -17,6 +17,9 @@ class Stack:
     `network_hops`: what a hop between nodes costs beside the constant of links. `transfer_seconds`: what a message between stages
     costs beside its bytes. `dispatch_first`: tokens go to experts before they are gathered over `etp`, not after.
     `dispatch_once`: a token goes once to every node that has experts of its, not once to every expert (DeepEP, 2025).
+    `overlap_experts`: in schedules that pair a forward with a backward, what goes to experts and back runs beside the other one's
+    computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `products`: the format of matrix products where it is not the compute
+    format; the head's are in that.
     `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward.
 
     Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
@@ -43,6 +46,8 @@ class Stack:
     transfer_seconds: float = 0.0
     dispatch_first: bool = False
     dispatch_once: bool = False
+    overlap_experts: bool = False
+    products: str | None = None
     fused_attention: bool = True
     attention_recomputed: bool = False
     context_bytes: int = 0

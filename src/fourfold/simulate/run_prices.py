@@ -24,7 +24,7 @@ def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name:
     if measured is not None:
         return measured
     compute = config.precision.compute
-    return fitted_prices(fitted(), cluster, facts, stack, compute, compute)
+    return fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
 
 
 def fitted_prices(
@@ -41,6 +41,7 @@ def fitted_prices(
         element_bytes=facts.shape.element_bytes,
         link_share=constants.link_share,
         top_k=max(1, facts.model.top_k),
+        top_nodes=facts.model.top_groups if facts.model.num_expert_groups > 1 else 0,
         links=constants.link_constants,
     )
 
