@@ -1,14 +1,15 @@
 """`fourfold calibrate`: a small budget gives a file that simulates; nothing half-written; mistakes name what works."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from fourfold.cli.app import run
 from fourfold.config.hardware import load_cluster
-from fourfold.cost.calibrated import constants_of
-from fourfold.data import atomic_folder
+from fourfold.config.whole_file import write_whole
+from fourfold.cost.calibration import constants_of
 
 RUN = """
 [model]
@@ -54,12 +55,12 @@ def test_what_stood_there_stays_where_the_disk_refuses(tmp_path: Path, monkeypat
     out = tmp_path / "here.toml"
     out.write_text("before")
 
-    def refuse(self: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(Exception, match="cannot be written"):
-        atomic_folder.write_text_atomically(out, "after")
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="full"):
+        write_whole(out, "after")
     assert out.read_text() == "before"
     assert list(tmp_path.iterdir()) == [out]
 

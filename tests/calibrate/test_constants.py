@@ -8,7 +8,7 @@ import tomli_w
 
 from fourfold.config import UserError, parse_run, resolve_model
 from fourfold.config.hardware import load_cluster, parse_cluster
-from fourfold.cost.calibrated import Crowd, Curve, constants_of
+from fourfold.cost.calibration import Crowd, Curve, constants_of
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
 from fourfold.program.buffers import Lowering

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.cost.calibrated import Crowd
+from fourfold.cost.calibration import Crowd
 from fourfold.model.work import Attention, Pass, Phase, Product
 from fourfold.program.buffers import Lowering
 from fourfold.simulate.durations import update_bytes

@@ -14,7 +14,8 @@ from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.steps import lowered, measure_layouts, measure_steps
 from fourfold.config.hardware import Cluster, Device, Tier
-from fourfold.cost.calibrated import Crowd, calibrated_prices, constants_of
+from fourfold.cost.calibrated import calibrated_prices
+from fourfold.cost.calibration import Crowd, constants_of
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 

@@ -11,8 +11,9 @@ import tomli_w
 from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
-from fourfold.config import UserError
+from fourfold.config import RunFailure, UserError
 from fourfold.config.hardware import parse_cluster
+from fourfold.config.whole_file import write_whole
 from fourfold.launch.machine import memory_bytes, require_packages
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -56,7 +57,6 @@ def calibrate(
     import torch
 
     from fourfold.calibrate.machine import describe, measure_machine
-    from fourfold.data.atomic_folder import write_text_atomically
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind = "cuda" if devices else "cpu"
@@ -78,7 +78,10 @@ def calibrate(
     table = describe(calibration, kind, memory, dtype, name)
     text = tomli_w.dumps(table)
     machine = parse_cluster(text, out.name)
-    write_text_atomically(out, text)
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
     if json:
         print(json_text.dumps({"file": str(out), **table}, indent=1))
         return 0

@@ -1,13 +1,12 @@
 """`fourfold import` and `fourfold export`: from a Hugging Face folder to a run file, from a run to a Hugging Face folder."""
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 import tomli_w
 
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run, resolve_model
+from fourfold.config.whole_file import write_whole
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
@@ -82,17 +81,10 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
 
 def _write_new(path: Path, text: str) -> None:
     """Writes a whole file or none. Raises `RunFailure`."""
-    aside = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            aside = file.name
-            file.write(text)
-        os.chmod(aside, 0o644)
-        os.rename(aside, path)
+        write_whole(path, text)
     except OSError as error:
-        if aside:
-            Path(aside).unlink(missing_ok=True)
         raise RunFailure(f"--out {path}: cannot be written ({error.strerror}); name another place") from None
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from rich.console import Console
 
 from fourfold.config import UserError
+from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
@@ -42,6 +43,6 @@ def stage_times(run: ResolvedRun, times: Times) -> StageTimes:
 
 def _write(path: Path, content: str) -> None:
     try:
-        path.write_text(content, encoding="utf-8")
+        write_whole(path, content)
     except OSError as error:
         raise UserError(f"--svg {path}: cannot be written: {error.strerror}; what works: --svg timeline.svg") from None

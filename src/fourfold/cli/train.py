@@ -9,12 +9,11 @@ from rich.console import Console
 from fourfold.cli.console import preparing
 from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
 from fourfold.cli.rank import train_as_rank
-from fourfold.config import UserError, load_run
+from fourfold.config import UserError, load_run, num_steps
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.processes import WORKER, launch_local
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
-from fourfold.launch.resolve import num_steps
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.live import LiveDisplay

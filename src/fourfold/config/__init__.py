@@ -3,7 +3,7 @@
 from fourfold.config.errors import RunFailure, UserError
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.resolve_model import preset_names, resolve_model
-from fourfold.config.run_file import dump_run, load_run, parse_run, run_preset_names
+from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run, run_preset_names
 from fourfold.config.schema import DTYPE_BYTES, ModelSection, RunConfig
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "dump_run",
     "load_run",
+    "num_steps",
     "parse_run",
     "preset_names",
     "resolve_model",

@@ -37,17 +37,6 @@ def ensure_folder(folder: Path, build: Callable[[Path], None]) -> bool:
         raise RunFailure(f"data.directory = {str(folder.parent)!r}: cannot be written: {error}") from None
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a small file aside and renames it into place. Raises `RunFailure` when the disk refuses."""
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            temporary = Path(folder, path.name)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(path)
-    except OSError as error:
-        raise RunFailure(f"{path}: cannot be written: {error}") from None
-
-
 def _rename(temporary: Path, folder: Path) -> bool:
     try:
         temporary.rename(folder)

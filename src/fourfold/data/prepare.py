@@ -9,7 +9,8 @@ from typing import Any
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.data.atomic_folder import ensure_folder, write_text_atomically
+from fourfold.config.whole_file import write_whole
+from fourfold.data.atomic_folder import ensure_folder
 from fourfold.data.build import Corpus, Report, build_cache
 from fourfold.data.corpus import WORKS, megatron_prefix
 from fourfold.data.manifest import scan_text
@@ -74,7 +75,10 @@ def _describe(folder: Path, weights: Sequence[float]) -> PreparedData:
     is_blend = len(shares) > 1
     path = folder / (f"prepared-{sha256(repr(shares).encode()).hexdigest()[:8]}.json" if is_blend else "prepared.json")
     if not path.exists():
-        write_text_atomically(path, _from_manifest(path, shares).dump())
+        try:
+            write_whole(path, _from_manifest(path, shares).dump())
+        except OSError as error:
+            raise RunFailure(f"{path}: cannot be written: {error}") from None
     prepared = open_prepared(path)
     for part in prepared.parts:
         prepared.streams(part)

@@ -3,7 +3,7 @@
 from fourfold.launch.external import ExternalRank, external_rank, start_token, wait_for_start
 from fourfold.launch.processes import WORKER, Outcome, launch_local
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
-from fourfold.launch.resolve import ResolvedRun, num_steps, resolve_run, stated_vocab_size
+from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, check_same_run
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "external_rank",
     "finished_at",
     "launch_local",
-    "num_steps",
     "prepare_run",
     "resolve_run",
     "start_token",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.data import PreparedData, open_prepared, prepare
 from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
-from fourfold.launch.resolve import ResolvedRun, num_steps, resolve_run, stated_vocab_size
+from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, check_same_run
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks

@@ -114,19 +114,3 @@ def _has_vocab_size(model: ModelSection) -> bool:
     except UserError as error:
         return "vocab_size is missing" not in str(error)
     return True
-
-
-def num_steps(config: RunConfig) -> int:
-    """Steps of the run: `batch.steps`, or as many as `batch.tokens` needs. Raises `UserError` unless exactly one is stated."""
-    batch = config.batch
-    if batch.steps is not None and batch.tokens is not None:
-        raise UserError(
-            f"batch.steps = {batch.steps} and batch.tokens = {batch.tokens} are both stated; keep one of them"
-        )
-    if batch.steps is not None:
-        return batch.steps
-    if batch.tokens is not None:
-        return -(-batch.tokens // (batch.global_sequences * batch.sequence_length))
-    raise UserError(
-        "batch.steps is missing: it says how long to train; a value that works: steps = 1000 (or tokens = ...)"
-    )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
-from fourfold.launch.resolve import num_steps
+from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run, num_steps
+from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
@@ -123,9 +123,7 @@ class RunFolder:
                 _make_whole(self.path, texts)
                 return
             for name, text in texts.items():  # data.json last: other ranks wait for it
-                aside = self.path / f".{name}.tmp"
-                aside.write_text(text, encoding="utf-8")
-                os.replace(aside, self.path / name)
+                write_whole(self.path / name, text)
             (self.path / LOGS).mkdir(exist_ok=True)
         except OSError as error:
             raise RunFailure(

@@ -1,6 +1,5 @@
 """`report.html`: one page of a run, complete in itself: what it learned, predicted beside measured, its timelines."""
 
-import os
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from fourfold.config import RunFailure
+from fourfold.config.whole_file import write_whole
 from fourfold.launch.run_folder import RunFolder, read_jsonl
 from fourfold.report.comparison import Comparison, furthest
 from fourfold.report.comparison_words import SHOWN_DIFFERENCES, difference_line, headline, shown_kinds, signed
@@ -23,13 +23,8 @@ SHOWN_RANKS, SHOWN_EVENTS = 64, 40
 
 def write_page(found: Comparison, folder: RunFolder, path: Path) -> None:
     """Writes the page in one piece. Raises `RunFailure` where it cannot be written."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            aside.write_text(page(found, folder), encoding="utf-8")
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_whole(path, page(found, folder))
     except OSError as error:
         raise RunFailure(
             f"--html {path}: cannot be written: {error.strerror}; what works: --html report.html in a folder that is there"

@@ -4,12 +4,12 @@ One process a pipeline rank; its tracks are computation and each stream of commu
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunFailure
+from fourfold.config.whole_file import whole_file
 from fourfold.cost.memory import held_program
 from fourfold.program import memory_curve
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
@@ -27,19 +27,14 @@ def write_trace(simulation: Simulation, path: Path) -> int:
 def write_events(events: Iterable[dict[str, Any]], path: Path) -> int:
     """Writes a trace event by event, under another name until it is whole; returns how many there are. Raises `RunFailure` where
     the file cannot be written."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     count = 0
     try:
-        try:
-            with aside.open("w", encoding="utf-8") as file:
-                file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-                for event in events:
-                    file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
-                    count += 1
-                file.write("\n]}\n")
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            for event in events:
+                file.write((",\n" if count else "") + json.dumps(event, separators=(",", ":")))
+                count += 1
+            file.write("\n]}\n")
     except OSError as error:
         raise RunFailure(
             f"--trace {path}: cannot be written: {error.strerror}; what works: --trace trace.json in a folder that is there"

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.checkpoint import latest_checkpoint
-from fourfold.config import RunConfig, RunFailure, load_run, resolve_model
+from fourfold.config import RunFailure, load_run, num_steps, resolve_model
 from fourfold.data import Batch, GlobalBatches, open_prepared
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
@@ -41,16 +41,6 @@ from fourfold.train.peak import measure_peak_flops
 from fourfold.train.session import Seat, StopSignal
 
 
-def total_steps(config: RunConfig) -> int:
-    """Steps of the run, from `batch.steps` or `batch.tokens`."""
-    batch = config.batch
-    if batch.steps is not None:
-        return batch.steps
-    if batch.tokens is not None:
-        return -(-batch.tokens // (batch.global_sequences * batch.sequence_length))
-    return 100
-
-
 class Training:
     """Everything one rank holds while it trains. `run` returns whether the run is finished (False: stopped by request)."""
 
@@ -64,7 +54,7 @@ class Training:
         self.facts = facts.at(facts.layout.coordinates(seat.rank)["pp"])
         layout = self.facts.layout
         self.program = lower_step(self.facts)
-        self.steps = total_steps(self.config)
+        self.steps = num_steps(self.config)
         self.tables = feed_tables(self.facts, seat.device)
         prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
         batch = self.config.batch

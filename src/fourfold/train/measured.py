@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from fourfold.config import RunFailure
+from fourfold.config.whole_file import write_whole
 from fourfold.program import Program, digest
 from fourfold.program.buffers import Lowering
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
@@ -108,11 +108,9 @@ def measured_path(folder: Path, rank: int) -> Path:
 def write_measured(folder: Path, measured: RankMeasured) -> None:
     """Replaces the rank's file in one piece. Raises `RunFailure` where the disk does not take it."""
     path = measured_path(folder, measured.rank)
-    aside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(exist_ok=True)
-        aside.write_text(json.dumps(asdict(measured), separators=(",", ":")) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(path, json.dumps(asdict(measured), separators=(",", ":")) + "\n")
     except OSError as error:
         raise RunFailure(f"{path}: cannot be written: {error.strerror}; free some space and resume") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.config.whole_file import write_whole
 
 
 class MetricsSink(Protocol):
@@ -47,9 +48,7 @@ def truncate_after(path: Path, step: int) -> None:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(kept), encoding="utf-8")
-    aside.replace(path)
+    write_whole(path, "".join(kept))
 
 
 class RunLog:

@@ -1,0 +1,238 @@
+"""What was measured of a machine (`fourfold calibrate`): a cluster's `[calibration]` table, read and looked up.
+
+A table `ranks_N` holds what was measured while N ranks ran at once, each with its share of the cores. Between the shapes and sizes
+that were measured, rates and times are interpolated in the logarithms of both.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import exp, log
+from typing import Any
+
+from fourfold.config import UserError
+from fourfold.config.hardware import Cluster
+from fourfold.model.work import Attention, Pass, Product
+
+AGAIN = "run `fourfold calibrate` again"
+LEAST = 1e-12
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A positive function of one or more sizes, known on a grid: `values` are nested lists, one level an axis."""
+
+    axes: tuple[tuple[float, ...], ...]
+    values: Sequence[Any] = field(hash=False)
+
+    def at(self, *sizes: float) -> float:
+        """Interpolated between logarithms; beyond the grid, as at its edge."""
+        return exp(_interpolate(self._logs, self.axes, sizes))
+
+    @cached_property
+    def _logs(self) -> Any:
+        return _logarithms(self.values)
+
+
+def _logarithms(values: Any) -> Any:
+    return [_logarithms(each) for each in values] if isinstance(values, list) else log(max(values, LEAST))
+
+
+def _interpolate(values: Any, axes: Sequence[Sequence[float]], sizes: Sequence[float]) -> float:
+    if not axes:
+        return float(values)
+    axis, size = axes[0], min(max(sizes[0], axes[0][0]), axes[0][-1])
+    if len(axis) == 1:
+        return _interpolate(values[0], axes[1:], sizes[1:])
+    low = min(max(bisect_right(axis, size) - 1, 0), len(axis) - 2)
+    part = log(size / axis[low]) / log(axis[low + 1] / axis[low])
+    first = _interpolate(values[low], axes[1:], sizes[1:])
+    return first + part * (_interpolate(values[low + 1], axes[1:], sizes[1:]) - first) if part else first
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Of one kind of collective by the bytes of its buffer: seconds from start to join, and processor seconds of one rank."""
+
+    seconds: Curve
+    processor: Curve
+
+    def at(self, size: float) -> float:
+        return _beyond(self.seconds, size)
+
+    def processor_at(self, size: float) -> float:
+        return _beyond(self.processor, size)
+
+
+def _beyond(curve: Curve, size: float) -> float:
+    """Beyond the largest size that was measured, in proportion to the size."""
+    return curve.at(size) * max(1.0, size / curve.axes[0][-1])
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
+
+    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
+    collective inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of
+    them do, beside its pace when all do.
+    """
+
+    ranks: int
+    threads: int
+    plain: Curve
+    accumulated: Curve
+    attention: Curve
+    attention_backward: Curve
+    memory_bytes_per_second: float
+    launch_seconds: float
+    update_bytes_per_second: float
+    update_seconds: float
+    step_seconds: float
+    host_collective_seconds: float
+    delay_seconds: float
+    paces: tuple[float, ...]
+    links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
+
+    def product(self, item: Product) -> float:
+        rows, inner = item.rows, item.inner
+        if item.accumulates:
+            inner = max(1, inner // item.groups)
+        else:
+            rows = max(1, rows // item.groups)
+        curve = self.accumulated if item.accumulates else self.plain
+        return item.flops / curve.at(rows, item.columns, inner)
+
+    def attend(self, item: Attention) -> float:
+        curve = self.attention_backward if item.backward else self.attention
+        return item.flops / curve.at((item.queries * item.keys) ** 0.5, (item.query_key_dim + item.value_dim) / 2)
+
+    def kernel(self, item: Product | Attention | Pass) -> float:
+        if isinstance(item, Product):
+            return self.product(item)
+        if isinstance(item, Attention):
+            return self.attend(item)
+        return item.launches * self.launch_seconds + item.bytes / self.memory_bytes_per_second
+
+    def link(self, kind: str, group: int) -> Duration:
+        """Of a group of so many ranks, or the nearest size that was measured."""
+        near = min((size for size, name in self.links if name == kind), key=lambda size: abs(size - group))
+        return self.links[near, kind]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`crowds`: by their number of ranks. `cores`: that the ranks share; 0: each has a device of its own."""
+
+    cores: int
+    crowds: Mapping[int, Crowd] = field(hash=False)
+
+    def crowd(self, ranks: int) -> Crowd:
+        """That of so many ranks, or the nearest."""
+        return self.crowds[min(self.crowds, key=lambda known: (abs(log(known / ranks)), known))]
+
+
+def constants_of(cluster: Cluster) -> Calibration | None:
+    """What a cluster's `[calibration]` says; None where it has none. Raises `UserError` naming the key."""
+    table = cluster.calibration
+    if not table:
+        return None
+    crowds = {}
+    for name in table:
+        if name.startswith("ranks_") and name[6:].isdigit():
+            ranks = int(name[6:])
+            crowds[ranks] = _crowd(_Reader(cluster.key, f"calibration.{name}", table[name]), ranks)
+    if not crowds:
+        raise UserError(f"{cluster.key}: calibration has no table ranks_1, ranks_2, ...; {AGAIN}")
+    return Calibration(int(_Reader(cluster.key, "calibration", table).number("cores", 0.0)), crowds)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A table of a cluster file, and where it stands."""
+
+    cluster: str
+    where: str
+    table: Any
+
+    def fail(self, key: str, wanted: str) -> UserError:
+        return UserError(f"{self.cluster}: {self.where}.{key}: should be {wanted}; {AGAIN}")
+
+    def part(self, key: str) -> "_Reader":
+        value = self.table.get(key) if isinstance(self.table, Mapping) else None
+        if not isinstance(value, Mapping):
+            raise self.fail(key, "a table")
+        return _Reader(self.cluster, f"{self.where}.{key}", value)
+
+    def number(self, key: str, least: float = LEAST) -> float:
+        value = self.table.get(key)
+        if not isinstance(value, int | float) or value < least:
+            raise self.fail(key, f"a number of at least {least:g}")
+        return float(value)
+
+    def axis(self, key: str) -> tuple[float, ...]:
+        values = self.table.get(key)
+        good = isinstance(values, list) and values and all(isinstance(v, int | float) and v > 0 for v in values)
+        if not good or any(a >= b for a, b in pairwise(values)):
+            raise self.fail(key, "a list of growing positive numbers")
+        return tuple(map(float, values))
+
+    def curve(self, key: str, *axes: tuple[float, ...]) -> Curve:
+        values = self.table.get(key)
+        if not _fits(values, [len(axis) for axis in axes]):
+            raise self.fail(key, f"lists of {' x '.join(str(len(axis)) for axis in axes)} positive numbers")
+        return Curve(axes, values)
+
+
+def _fits(values: Any, lengths: Sequence[int]) -> bool:
+    if not lengths:
+        return isinstance(values, int | float) and values > 0
+    return isinstance(values, list) and len(values) == lengths[0] and all(_fits(each, lengths[1:]) for each in values)
+
+
+def _crowd(reader: _Reader, ranks: int) -> Crowd:
+    kernels, stack = reader.part("kernels"), reader.part("stack")
+    products, attention = kernels.part("products"), kernels.part("attention")
+    sizes, queries = products.axis("sizes"), attention.axis("queries")
+    widths = attention.axis("head_sizes")
+    return Crowd(
+        ranks=ranks,
+        threads=int(stack.number("threads")),
+        plain=products.curve("plain", sizes, sizes, sizes),
+        accumulated=products.curve("accumulated", sizes, sizes, sizes),
+        attention=attention.curve("forward", queries, widths),
+        attention_backward=attention.curve("backward", queries, widths),
+        memory_bytes_per_second=kernels.number("memory_bytes_per_second"),
+        launch_seconds=kernels.number("launch_seconds", 0.0),
+        update_bytes_per_second=kernels.number("update_bytes_per_second"),
+        update_seconds=kernels.number("update_seconds", 0.0),
+        step_seconds=stack.number("step_seconds", 0.0),
+        host_collective_seconds=stack.number("host_collective_seconds", 0.0),
+        delay_seconds=stack.number("delay_seconds", 0.0) if "delay_seconds" in stack.table else 0.0,
+        paces=_paces(stack, ranks),
+        links=_links(reader, ranks) if ranks > 1 else {},
+    )
+
+
+def _paces(stack: _Reader, ranks: int) -> tuple[float, ...]:
+    values = stack.table.get("paces")
+    if not _fits(values, [ranks]):
+        raise stack.fail("paces", f"a list of {ranks} positive numbers")
+    return tuple(map(float, values))
+
+
+def _links(reader: _Reader, ranks: int) -> dict[tuple[int, str], Duration]:
+    links, found = reader.part("links"), {}
+    for name in links.table:
+        group, size = links.part(name), name.removeprefix("group_")
+        if not size.isdigit():
+            raise links.fail(name, "named group_2, group_4, ...")
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift", "send"):
+            part = group.part(kind)
+            sizes = part.axis("bytes")
+            found[int(size), kind] = Duration(part.curve("seconds", sizes), part.curve("processor_seconds", sizes))
+    if not found:
+        raise reader.fail("links", "a table with a part for every size of group")
+    return found
