@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +24,26 @@ from fourfold.simulate.collection import without_collection
 Progress = Callable[[str, float], None]
 """What is being done, and the share of it that is."""
 
+ADDED, MOST_ADDED = 0.75, 0.05
+"""How much of what simulations add to a timeline at least is taken to be added for a kind of pipeline not simulated yet, and the
+most that is."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
-BOUND, LIKE, TIMELINE, CORRECTED, SIMULATED = range(5)
+BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
 """How sharp the price of a layout is."""
+
+
+class Kind(NamedTuple):
+    """Layouts whose simulations add alike to their timelines."""
+
+    schedule: str
+    pp: int
+    virtual_stages: int
+    zero: int
+
+    def resembles(self, other: "Kind") -> bool:
+        """Whether both wait for the same: other stages, parameters."""
+        return (self.pp > 1, self.zero == 3) == (other.pp > 1, other.zero == 3)
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,8 @@ def _search(
 ) -> Found:
     """A layout's price is sharpened as far as it must be, always that of the layout which looks fastest: its bound; the same times
     what the timeline of the same pipeline was over its bound for another shape; its own timeline; the same times what
-    simulations of its like were over theirs at least; the simulation of its program.
+    simulations of its like were over theirs at least, or, before there are any, most of what those of others that resemble
+    them were; the simulation of its program.
     What is simulated and still looks fastest is the next best. Of layouts that differ in how data parallelism is divided alone, the
     best few are simulated.
     """
@@ -81,7 +99,7 @@ def _search(
     heapify(queue)
     best: list[Priced] = []
     relatives: dict[Candidate, int] = {}
-    corrections: dict[tuple[str, int, int, int], float] = {}
+    corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
     timelines = Timelines(request)
     while queue and len(best) < keep and counts.simulated < most_simulations:
@@ -98,9 +116,15 @@ def _search(
                 compute = (timelines.like if level == BOUND else timelines.own)(candidate, parts.compute)
                 heappush(queue, (max(compute, parts.beside) + parts.after, level + 1, place, None))
                 continue
-            kind = (candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
-            if level == TIMELINE and kind in corrections:
-                heappush(queue, (now * corrections[kind], CORRECTED, place, None))
+            kind = Kind(candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
+            if level < CORRECTED and kind in corrections:
+                own = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
+                heappush(queue, (own * corrections[kind], CORRECTED, place, None))
+                continue
+            others = [known for other, known in corrections.items() if other.resembles(kind)]
+            if level == TIMELINE and others:
+                added = min(MOST_ADDED, ADDED * (min(others) - 1))
+                heappush(queue, (now * (1 + added), OF_OTHERS, place, None))
                 continue
             sizes = (*kind, candidate.recompute, candidate.microbatch_sequences)
             bytes_bound = float(memory[order[place]])
