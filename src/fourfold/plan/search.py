@@ -42,8 +42,8 @@ class Kind(NamedTuple):
     zero: int
 
     def resembles(self, other: "Kind") -> bool:
-        """Whether both wait for the same: other stages, parameters."""
-        return (self.pp > 1, self.zero == 3) == (other.pp > 1, other.zero == 3)
+        """Whether both wait for the same: other stages, parameters, each microbatch's reductions."""
+        return (self.pp > 1, max(1, self.zero)) == (other.pp > 1, max(1, other.zero))
 
 
 @dataclass(frozen=True)
