@@ -54,6 +54,7 @@ HEAD = """\
 # Written by benchmarks/fit_constants.py.
 
 """
+MEGATRON, TORCH = ("megatron", "nemo", "vtrain"), ("nanotron", "internevo", "llm-foundry")
 OUTLIER = 0.12
 SWEEP_FACTOR = 4.0
 
@@ -124,15 +125,17 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
 
 
 def middle_stack(table: Table, counts: dict[str, int]) -> None:
-    """Gives `stack.default` the middle of the stacks of many sources: what an unknown stack is taken to be."""
-    for name in ("product_speed", "link_speed", "fused"):
-        values = [
-            get(table, "stack", s, name)
-            for s, n in counts.items()
-            if n >= LEAST_ROWS and name in table["stack"].get(s, {})
-        ]
-        if len(values) >= 3:
-            table["stack"]["default"][name] = float(np.median(values))
+    """Gives `stack.megatron` the middle of its family, and `stack.default`, what an unknown stack is taken to be, that of stacks
+    on torch's own modules."""
+    for owner, members in (("megatron", MEGATRON), ("default", TORCH)):
+        for name in ("product_speed", "link_speed", "fused"):
+            values = [
+                get(table, "stack", s, name)
+                for s, n in counts.items()
+                if n >= LEAST_ROWS and s.startswith(members) and name in table["stack"].get(s, {})
+            ]
+            if len(values) >= 2:
+                table["stack"][owner][name] = float(np.median(values))
 
 
 @dataclass
@@ -172,7 +175,7 @@ class Bench:
         counts: dict[str, int] = defaultdict(int)
         for row in rows:
             counts[row.case.stack] += 1
-        middle_stack(table, {s: n for s, n in counts.items() if not s.startswith("nanotron")})
+        middle_stack(table, counts)
         mine = [i for i, row in enumerate(self.held) if row.case.file != left_out]
         numbers = fit_memory([self.held[i] for i in mine], table, self.memory[0][mine], self.memory[1][mine])
         _about(table, rows, numbers)

@@ -65,7 +65,10 @@ def get(table: Table, part: str, owner: str, name: str) -> float:
     if part == "link":
         return float(table["link"][name])
     owner = FAMILIES[owner][-1] if part == "device" else owner
-    return float(table[part].get(owner, {}).get(name, table[part]["default"].get(name, 1.0)))
+    for each in (owner, owner.partition("-")[0], "default"):
+        if name in table[part].get(each, {}):
+            return float(table[part][each][name])
+    return 1.0
 
 
 def put(table: Table, part: str, owner: str, name: str, value: float) -> None:

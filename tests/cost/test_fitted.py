@@ -67,6 +67,20 @@ def test_a_stack_that_is_not_listed_is_that_of_the_nearest_year_then_the_default
         assert constants.stack(unknown).fused == 0.5
 
 
+def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
+    entries = {
+        "default": {"logits_bytes": 12.0, "saved_bytes": 4.0, "slack": 0.03},
+        "megatron": {"logits_bytes": 6.0, "saved_bytes": 1.5},
+        "megatron-2024": {"saved_bytes": 0.5},
+    }
+    constants = Fitted({}, entries, {})
+    assert (constants.stack("megatron-2025").logits_bytes, constants.stack("megatron-2025").saved_bytes) == (6.0, 0.5)
+    for kin in ("megatron-neox-2022", "megatron-new", "megatron"):
+        assert (constants.stack(kin).logits_bytes, constants.stack(kin).saved_bytes) == (6.0, 1.5), kin
+    assert constants.stack("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
+    assert constants.stack("megatron-2024").slack == 0.03
+
+
 def test_constants_reach_the_kernels_of_the_stack() -> None:
     constants = Fitted(
         {"default": {"product_share": 0.8}, "x": {"product_share": 0.5}},

@@ -32,7 +32,7 @@ def test_json_is_one_document_with_every_row(validate: Run) -> None:
     code, out, _ = validate(ROWS, "--json")
     document = json.loads(out)
     assert code == 0
-    assert len(document["rows"]) == 52
+    assert len(document["rows"]) == 56
     assert [file["file"] for file in document["unread"]] == ["tables.json"]
     predicted = 0
     for row in document["rows"]:

@@ -1,5 +1,6 @@
 """What a row states is taken as stated; what it leaves out is filled by a documented default, and the case says so."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,10 @@ def test_every_case_is_a_run_that_this_project_accepts(name: str) -> None:
         key: getattr(layout, key)
         for key in (
             "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",
-            "microbatch_sequences", "recompute",
+            "microbatch_sequences",
         )
     }  # fmt: skip
+    section["recompute"] = layout.policies(case.model.num_layers)
     config = parse_run(
         {
             "model": {"preset": "tiny"},
@@ -236,3 +238,31 @@ def test_every_filled_setting_is_documented() -> None:
     for case in CASES.values():
         for text in case.defaults:
             assert text in DEFAULTS.values() or ": " in text or "taken" in text
+
+
+def test_torchs_fsdp_in_a_pipeline_keeps_parameters_and_whole_gradients() -> None:
+    assert CASES["torchtitan:13"].layout.zero == 1
+    assert any("sums gradients once a step" in text for text in CASES["torchtitan:13"].defaults)
+    assert CASES["torchtitan:6"].layout.zero == 3
+
+
+def test_selective_recomputation_is_what_the_framework_means_by_it() -> None:
+    policies = CASES["torchtitan:1"].layout.policies(6)
+    assert policies == ["none", "full"] * 3, "torchtitan: of every other product"
+    assert CASES["torchtitan:6"].layout.policies(6) == "full"
+    attention = replace(CASES["sweep:0"].layout, recompute="selective", recompute_modules=("core_attn",))
+    assert attention.policies(6) == "none", "fused attention keeps no matrix that could be dropped"
+    assert replace(attention, recompute_modules=("mlp",)).policies(6) == "selective"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("benchmarks/llama3_h100_202412_torchtitan.md", "torchtitan-2024"),
+        ("benchmarks/llama3_8b_h200_2025-06_torchtitan.md", "torchtitan-2025"),
+        ("torchtitan run 20241211", "torchtitan-2025"),
+        ("Narayanan et al. 2021, arXiv 2104.04473", "megatron-2021"),
+    ],
+)
+def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> None:
+    assert stack_of(source).name == name

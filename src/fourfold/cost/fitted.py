@@ -24,19 +24,21 @@ class Fitted:
     links: Mapping[str, Any]
 
     def stack(self, name: str) -> Stack:
-        """The stack of that name; else the framework's of the nearest year; else the default."""
+        """The stack of that name; else the framework's of the nearest year; else the default. What its entry leaves out is its
+        family's (the first word of its name) or the default's."""
         entry = self.stacks.get(name) or self.stacks.get(self._nearest(name), {})
-        constants = {**self.stacks.get("default", {}), **entry}
+        family = self.stacks.get(name.partition("-")[0], {})
+        constants = {**self.stacks.get("default", {}), **family, **entry}
         return Stack(**{**_constants(constants), "name": name})
 
     def _nearest(self, name: str) -> str:
         framework, _, year = name.rpartition("-")
         if not (framework and year.isdigit()):
-            return "default"
+            return ""
         same = [
             each for each in self.stacks if each.rpartition("-")[0] == framework and each.rpartition("-")[2].isdigit()
         ]
-        return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="default")
+        return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="")
 
     def kernels(self, device: str, stack: Stack) -> Kernels:
         """A device's kernels as a stack runs them."""

@@ -102,6 +102,8 @@ def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple
     stated, zero = row.layout, row.layout.zero
     if zero is None and "not resharded" in stated.zero_words:
         zero = filled.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
+    elif degrees.pp > 1 and stack.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
+        zero = filled.fill("zero", 1, "fsdp_kept")
     if zero is None:
         zero = filled.fill("zero", 3 if stated.fsdp else 1 if stack.sharded_optimizer else 0)
     group = stated.shard_group if zero else None

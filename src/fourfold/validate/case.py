@@ -7,6 +7,7 @@ from fourfold.config import ModelConfig
 from fourfold.validate.flops import step_flops
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
+ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
 StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
 
 
@@ -14,8 +15,8 @@ StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
 class LayoutRequest:
     """Degrees and arrangement in the words of a run file's `[layout]`, with the number of microbatches a step.
 
-    `recompute`: `none`, `selective` or `full`; `recompute_modules`: the parts that the source names as recomputed, in its words,
-    where it is selective (`core_attn` is the attention matrix alone)."""
+    `recompute`: `none`, `selective`, `full` or `alternate` (every other block full); `recompute_modules`: the parts that the
+    source names as recomputed, in its words, where it is selective (`core_attn` is the attention matrix alone)."""
 
     pp: int
     virtual_stages: int
@@ -32,6 +33,12 @@ class LayoutRequest:
     num_microbatches: int
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
+
+    def policies(self, num_layers: int) -> str | list[str]:
+        """`recompute` as a run file states it. The attention core alone, which fused attention does not keep, is none."""
+        if self.recompute == ALTERNATE:
+            return ["full" if block % 2 else "none" for block in range(num_layers)]
+        return "none" if self.recompute == "selective" and self.recompute_modules == ATTENTION_CORE else self.recompute
 
     @property
     def dp(self) -> int:

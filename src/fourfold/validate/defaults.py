@@ -27,8 +27,8 @@ DEFAULTS: dict[str, str] = {
     "num_devices": "As many devices as the degrees ask for.",
     "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
     "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1); FSDP is ZeRO-3; others ZeRO-0.",
-    "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where gradients are summed once "
-    "a step, ZeRO-1.",
+    "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where torch's FSDP keeps them "
+    "and sums gradients once a step, ZeRO-1.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
     "schedule": "1F1B; interleaved where a rank has several stages.",
     "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
@@ -40,6 +40,9 @@ DEFAULTS: dict[str, str] = {
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",
+    "recompute_attention": "Selective recomputation of the attention core alone keeps all but the attention matrix, which fused "
+    "attention never writes.",
+    "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",

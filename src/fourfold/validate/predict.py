@@ -95,9 +95,10 @@ def case_facts(case: Case) -> Lowering:
         name: getattr(request, name)
         for name in (
             "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",
-            "microbatch_sequences", "recompute",
+            "microbatch_sequences",
         )
     }  # fmt: skip
+    layout["recompute"] = request.policies(layers)
     sizes = even_sizes(case)
     if sizes is not None:
         layout["segments_per_stage"] = sizes

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_YEARS = re.compile(r"\b(20[12]\d)\b")
+_YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
 _CONTAINER = re.compile(r'"(2\d)\.(?:0[1-9]|1[0-2])(?:\.\d+)? NeMo')
 
 
@@ -16,6 +16,11 @@ class Stack:
     is_megatron_kin: bool = False
     sharded_optimizer: bool = False
     """The framework's recipes shard the optimizer's state by default."""
+
+    @property
+    def is_torch_fsdp(self) -> bool:
+        """Whether it is torch's own FSDP."""
+        return self.framework in ("torchtitan", "fsdp", "pytorch")
 
     @property
     def name(self) -> str:
@@ -49,14 +54,14 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("deepseek", Stack("deepseek", 2024)),
     ("torchtitan", Stack("torchtitan", 2025)),
     ("olmo", Stack("olmo-core", 2025)),
-    ("mindspeed", Stack("mindspeed", 2025, True)),
+    ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
     ("nemo", Stack("nemo", 2025, True, True)),
     ("megatron-deepspeed", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
     ("colossal", Stack("colossal-ai", 2023)),
     ("levanter", Stack("levanter", 2024)),
     ("alpa", Stack("alpa", 2022)),
-    ("gpt-neox", Stack("gpt-neox", 2022, True)),
+    ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("deepspeed", Stack("deepspeed", 2023)),
     ("fsdp", Stack("fsdp", 2024)),
     ("pytorch", Stack("pytorch", 2024)),

@@ -2,7 +2,7 @@
 
 import re
 
-from fourfold.validate.case import Precision
+from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, Precision
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
@@ -59,9 +59,10 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
         return "none", ()
     if text.startswith("selective"):
         named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
-        modules = tuple(named) or ("core_attn",)
-        if modules != ("core_attn",):
-            filled.approximate("recompute_modules")
+        if stack.framework == "torchtitan":
+            return filled.fill("recompute", ALTERNATE, "recompute_products"), ()
+        modules = tuple(named) or ATTENTION_CORE
+        filled.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
         return "selective", modules
     filled.approximate("recompute_modules")
     named = [word for word in re.findall(r"[a-z_\-]+", text) if not word.startswith("recompute")]
