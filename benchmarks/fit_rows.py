@@ -66,18 +66,20 @@ def prepare(cases: list[Case]) -> list[Lowered]:
     return rows
 
 
+STEP = 0.1
 MEMORY = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
 
 
 def memory_rows(rows: list[Lowered], table: Table) -> tuple[Numbers, Numbers]:
-    """Of each row: peak of the bare program, and what one unit of each constant adds; bytes measured."""
+    """Of each row: what one unit of each constant adds to the peak where the table is now, and before them the peak less all of
+    that; bytes measured. The peak is the highest of many moments, so it is no straight line."""
     constants, matrix = constants_of(table), []
     for row in rows:
         stack = case_prices(row.case, row.facts, constants).stack
-        bare = replace(stack, **dict.fromkeys(MEMORY, 0.0))
-        base = _peak(row, bare)
-        added = [_peak(row, replace(bare, **{name: unit})) - base for name, unit in MEMORY.items()]
-        matrix.append([base, *added])
+        now, bare = {name: getattr(stack, name) / unit for name, unit in MEMORY.items()}, _peak(row, stack)
+        more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in MEMORY.items()]
+        added = [(_peak(row, each) - bare) / STEP for each in more]
+        matrix.append([bare - sum(a * n for a, n in zip(added, now.values(), strict=True)), *added])
     return np.array(matrix, dtype=float), np.array([row.case.measured.memory_bytes for row in rows], dtype=float)
 
 
@@ -106,7 +108,7 @@ def fit_memory(rows: list[Lowered], table: Table, matrix: Numbers, measured: Num
             weights = 1 / np.sqrt(np.maximum(np.abs(relative @ found - 1), 0.02))
         entry = table["stack"].setdefault(stack, {})
         entry["extra"] = float(found[0] - 1)
-        for value, (name, unit) in zip(found[1:], MEMORY.items(), strict=True):
+        for value, (name, unit) in zip(found[1:] / found[0], MEMORY.items(), strict=True):
             entry[name] = float(max(value * unit, 1.0)) if name == "logits_bytes" else round(float(value * unit), 3)
         counts[stack] = len(mine)
         say(

@@ -15,6 +15,9 @@ FAMILIES = {
     "hopper": ("h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
     "blackwell": ("b200", "gb200"),
     "blackwell ultra": ("b300", "gb300"),
+    "cdna": ("mi250x-gcd", "mi300x"),
+    "ascend": ("ascend-910c", "ascend-910b"),
+    "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"),
 }
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}

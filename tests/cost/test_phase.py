@@ -166,6 +166,14 @@ def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     assert peak(saved_bytes=2.0) - peak() == 2 * blocks * tokens // 8 * hidden
     assert peak(gathered_bytes=2.0) - peak() == 2 * blocks * tokens * hidden
     assert peak(logits_bytes=16.0) > peak(logits_bytes=1.0) >= peak()
+    resident = {
+        kind: sum(b for n, b in program.buffers.items() if n.startswith(f"{kind}/")) for kind in ("moments", "master")
+    }
+    assert resident["moments"] == 2 * resident["master"] > 0
+    assert peak() - peak(moment_bytes=2.0) == resident["moments"] // 2, "moments in 16 bits"
+    assert peak() - peak(master_bytes=0.0) == resident["master"], "no copy beside the parameters"
+    saved = sum(size for name, size in program.buffers.items() if name.startswith("saved/") and name.endswith("/m0"))
+    assert peak() - peak(saved_share=0.5) == pytest.approx(saved / 2, rel=0.05)
     stack = replace(bare, extra=0.1, slack=0.1, context_bytes=10**9)
     assert allocated_bytes(1000, stack) == 1100
     assert reserved_bytes(1000, stack) == 1210

@@ -245,12 +245,13 @@ def test_equation_4(parameters: float, tokens: float, devices: int, rate: float,
     ("name", "published"), [("llama3-405b-8k", 430e12), ("llama3-405b-16k", 400e12), ("llama3-405b-128k", 380e12)]
 )
 def test_llama_3_table_4(name: str, published: float) -> None:
-    """FLOP/s a device. Gradients are kept whole and reduced once a step (ZeRO-1), as the paper's are; ZeRO-2, which here reduces
-    once a microbatch, is slower."""
-    shipped = summary(name, "h100-24576")
-    each = summary(name, "h100-24576", "layout.zero=2")
+    """FLOP/s a device, with their software. Gradients are kept whole and reduced once a step (ZeRO-1), as the paper's are; ZeRO-2,
+    which here reduces once a microbatch, is slower, and so is this project's own software, whose attention is the slower one."""
+    shipped = summary(name, "h100-24576", stack="meta-2024")
+    each = summary(name, "h100-24576", "layout.zero=2", stack="meta-2024")
     assert each.model_flops_per_second < shipped.model_flops_per_second
-    assert shipped.model_flops_per_second == pytest.approx(published, rel=0.25)
+    assert shipped.model_flops_per_second == pytest.approx(published, rel=0.15)
+    assert summary(name, "h100-24576").model_flops_per_second < shipped.model_flops_per_second
 
 
 def test_deepseek_v3_s_hours() -> None:

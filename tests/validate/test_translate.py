@@ -11,6 +11,7 @@ from fourfold.layout import resolve_layout
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, read_rows, translate
 from fourfold.validate.machine import link_rate
+from fourfold.validate.predict import predict_case
 from fourfold.validate.stack import stack_of
 
 ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
@@ -266,3 +267,33 @@ def test_selective_recomputation_is_what_the_framework_means_by_it() -> None:
 )
 def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> None:
     assert stack_of(source).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "master", "gradients"),
+    [
+        ("bf16", "fp32", "fp32"),
+        ("bf16 (weights and moments too)", "bf16", "fp32"),
+        ("bf16 (weights, gradients and moments too, no wider copy)", "bf16", "bf16"),
+        ("pure bf16", "bf16", "bf16"),
+        ("bf16 (autocast, weights fp32)", "fp32", "fp32"),
+    ],
+)
+def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, master: str, gradients: str) -> None:
+    row = replace(ROWS["torchtitan:6"], precision=text)
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert (case.precision.compute, case.precision.master, case.precision.gradients) == ("bf16", master, gradients)
+    wide = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
+    narrow = predict_case(case).memory_bytes
+    assert wide is not None
+    assert narrow is not None
+    assert (narrow < wide) == (master == "bf16")
+
+
+def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> None:
+    row = replace(ROWS["torchtitan:6"], microbatch_sequences=None, global_sequences=32)
+    assert translate(row).layout.microbatch_sequences == 4  # type: ignore[union-attr]
+    assert translate(replace(row, global_sequences=128)).layout.microbatch_sequences == 1  # type: ignore[union-attr]
+    pipeline = replace(ROWS["torchtitan:13"], microbatch_sequences=None)
+    assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]

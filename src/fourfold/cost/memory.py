@@ -1,7 +1,9 @@
 """What a device holds, from what a program declares: a stack's own tensors, its allocator and its context beside the buffers."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from fourfold.config import DTYPE_BYTES
 from fourfold.cost.stack import Stack
 from fourfold.program import Program
 from fourfold.program.buffers import Lowering
@@ -14,15 +16,26 @@ WRITTEN_BYTES = 5
 def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
     """The program with its buffers as large as the stack's: for memory alone."""
     extra = block_bytes(facts, stack)
-    buffers = program.buffers
-    if extra:
-        saved = {name: size + extra for name, size in buffers.items() if name.startswith("saved/")}
-        buffers = {**buffers, **saved}
+    buffers = {**program.buffers, **dict(_changed(program.buffers, facts, stack, extra))}
     steps = program.instructions
     if stack.logits_bytes or extra:
         logits = logits_bytes(facts, stack)
         steps = tuple(_held(step, logits, extra) for step in steps)
     return replace(program, buffers=buffers, instructions=steps)
+
+
+def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
+    """Those that the stack has in other sizes."""
+    declared = DTYPE_BYTES[facts.master]
+    states = {"moments": stack.moment_bytes, "master": stack.master_bytes}
+    if not extra and stack.saved_share == 1 and set(states.values()) == {None}:
+        return
+    for name, size in buffers.items():
+        kind = name.partition("/")[0]
+        if kind == "saved" and (extra or stack.saved_share < 1):
+            yield name, int(size * stack.saved_share) + extra
+        elif (held := states.get(kind)) is not None:
+            yield name, int(size * held / declared)
 
 
 def _held(step: Instruction, logits: int, extra: int) -> Instruction:

@@ -45,11 +45,16 @@ def degrees_of(row: Row, filled: Filled) -> Degrees:
     return Degrees(pp, cp, tp, dp, devices)
 
 
+MOST_AT_ONCE = 8
+"""Sequences of a rank that FSDP is taken to run as one microbatch, where the source does not say."""
+
+
 def layout_of(
     row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `Untranslatable`."""
-    micro, number, global_sequences = _batch(row, degrees.dp, filled)
+    is_fsdp = degrees.pp == 1 and not stack.is_megatron_kin and (row.layout.fsdp or row.layout.zero == 3)
+    micro, number, global_sequences = _batch(row, degrees.dp, is_fsdp, filled)
     zero, shard = _sharding(row, degrees, stack, filled)
     schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
     policy, modules = recompute_of(row, stack, filled)
@@ -77,7 +82,7 @@ def layout_of(
     return layout, global_sequences
 
 
-def _batch(row: Row, dp: int, filled: Filled) -> tuple[int, int, int]:
+def _batch(row: Row, dp: int, is_fsdp: bool, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps = row.global_sequences, row.microbatch_sequences, row.accumulation
     if total is None:
@@ -85,7 +90,9 @@ def _batch(row: Row, dp: int, filled: Filled) -> tuple[int, int, int]:
             raise Untranslatable("the global batch is not stated and cannot be derived")
         total = filled.fill("global_sequences", micro * steps * dp)
     if micro is None:
-        micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else 1
+        at_once = is_fsdp and total % dp == 0 and total // dp <= MOST_AT_ONCE
+        unstated = total // dp if at_once else 1
+        micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
         filled.fill("microbatch_sequences", micro)
     if total % (micro * dp):
         raise Untranslatable(f"the global batch {total} is no multiple of microbatch {micro} x dp {dp}")

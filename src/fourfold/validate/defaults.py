@@ -36,7 +36,8 @@ DEFAULTS: dict[str, str] = {
     "the zero-bubble paper and at Meta one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
-    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated, else 1 sequence.",
+    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else all of a rank's sequences, up to 8, "
+    "with FSDP and no pipeline outside Megatron and its kin, and 1 otherwise.",
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",

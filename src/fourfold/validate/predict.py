@@ -108,7 +108,7 @@ def case_facts(case: Case) -> Lowering:
         "layout": layout,
         "precision": {
             "compute": "bf16" if case.precision.compute == "fp16" else case.precision.compute,
-            "master": case.precision.master,
+            "master": case.precision.master if case.precision.master == "fp64" else "fp32",
             "gradients": "bf16" if case.precision.gradients == "fp16" else case.precision.gradients,
         },
     }
@@ -137,6 +137,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         fused_attention=case.attention == "flash",
         attention_recomputed="core_attn" in case.layout.recompute_modules,
     )
+    if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
+        stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
     compute = case.precision.compute
     return fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
 

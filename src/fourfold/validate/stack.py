@@ -35,6 +35,8 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("vtrain", Stack("vtrain-megatron-deepspeed", 2022, True)),
     ("maxtext", Stack("maxtext", 2024)),
     ("paxml", Stack("paxml", 2024)),
+    ("megascale", Stack("megatron-megascale", 2024, True, True)),
+    ("automodel", Stack("automodel", 2025)),
     ("megatron-bridge", Stack("nemo", 2026, True, True)),
     ("dgxc-benchmarking@35a9aec", Stack("nemo", 2024, True, True)),
     ("dgxc-benchmarking", Stack("nemo", 2025, True, True)),

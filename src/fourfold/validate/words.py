@@ -18,10 +18,13 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
     compute = "bf16" if "bf16" in text else "fp16" if "fp16" in text else "fp32" if "fp32" in text else "bf16"
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
-    gradients = "fp32"
+    narrow = compute != "fp32" and re.search(r"weights[^;:)]*\b(too|moments)|pure (bf16|fp16)", text)
+    master, gradients = compute if narrow else "fp32", "fp32"
+    if narrow and ("gradients" in narrow[0] or "pure" in narrow[0]):
+        gradients = compute
     if stack.framework == "llm-foundry":
         gradients = filled.fill("gradients", "bf16")
-    return Precision(compute, _low(text, device, filled), "fp32", gradients)
+    return Precision(compute, _low(text, device, filled), master, gradients)
 
 
 def _low(text: str, device: str, filled: Filled) -> str | None:
