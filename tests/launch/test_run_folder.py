@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from fourfold.config import RunConfig, RunFailure, UserError, load_run, parse_run
-from fourfold.launch.resolve import num_steps, resolve_run
+from fourfold.config import RunConfig, RunFailure, UserError, load_run, num_steps, parse_run
+from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder, check_same_run
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}

@@ -297,3 +297,14 @@ def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> Non
     assert translate(replace(row, global_sequences=128)).layout.microbatch_sequences == 1  # type: ignore[union-attr]
     pipeline = replace(ROWS["torchtitan:13"], microbatch_sequences=None)
     assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
+
+
+def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory() -> None:
+    kept = translate(replace(ROWS["torchtitan:6"], recompute="full, except the block's input, kept (in host memory)"))
+    assert isinstance(kept, Case)
+    assert kept.offloads_activations
+    found = predict_case(kept)
+    assert found.step_seconds
+    assert (found.memory_bytes, found.fits) == (None, None)
+    state = translate(replace(ROWS["torchtitan:6"], notes="ZeRO-Offload: optimizer offloaded to the host"))
+    assert isinstance(state, Skip)

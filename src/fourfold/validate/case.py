@@ -94,8 +94,8 @@ class Case:
     """One run to predict. `device`: a key of the device tables; `stack`: framework and year; `attention`: `flash` or `unfused`
     kernels; `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`:
     all pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`: the source does not say
-    what is recomputed; `defaults`: what was filled in, or
-    contradicts itself, in words."""
+    what is recomputed; `offloads_activations`: what is kept for backward lies in the host's memory; `defaults`: what was filled
+    in, or contradicts itself, in words."""
 
     id: str
     file: str
@@ -116,6 +116,7 @@ class Case:
     peak_flops: float | None = None
     even_stages: bool = False
     recompute_open: bool = False
+    offloads_activations: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

@@ -41,6 +41,7 @@ DEFAULTS: dict[str, str] = {
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",
+    "offload": "Activations that lie in the host's memory are taken to travel beside computation; memory is not predicted.",
     "recompute_attention": "Selective recomputation of the attention core alone keeps all but the attention matrix, which fused "
     "attention never writes.",
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",

@@ -33,7 +33,7 @@ def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
     """The case and its prediction. Recomputation that the source leaves open is the least that lets the run fit, of none and
     selective; it fits if it does with full recomputation. Raises `UserError`."""
     found = _predicted(case, constants)
-    if found.fits or not case.recompute_open:
+    if found.fits or found.fits is None or not case.recompute_open:
         return case, found
     policies = {"none": ("selective", "full"), "selective": ("full",)}.get(case.layout.recompute, ())
     for policy in policies:
@@ -51,6 +51,8 @@ def _predicted(case: Case, constants: Fitted) -> Prediction:
     check_size(facts)
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
+    if case.offloads_activations:
+        return Prediction(step.seconds)
     held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
     return Prediction(step.seconds, counted_bytes(held, case, prices.stack), _fits(max(step.device_bytes), prices))
 

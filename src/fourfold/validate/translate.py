@@ -62,6 +62,7 @@ def _case(row: Row) -> Case:
         attention=attention_of(row, stack, filled),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
+        offloads_activations=_offloads_activations(row),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -81,6 +82,14 @@ def _first_missing(row: Row) -> str:
     return "the sequence length is not stated"
 
 
+def _offloads_activations(row: Row) -> bool:
+    text = f"{row.recompute or ''} {row.notes}".lower()
+    return (
+        re.search(r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations", text)
+        is not None
+    )
+
+
 def _check_task(row: Row, filled: Filled) -> None:
     """Refuses what is no step of pretraining."""
     text = f"{row.task or ''} {row.notes} {row.precision or ''}".lower()
@@ -92,7 +101,9 @@ def _check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("one layer alone, not a step")
     if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
         raise Untranslatable("inference, not training")
-    if "offload" in text and not re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
+    if _offloads_activations(row):
+        filled.approximate("offload")
+    elif "offload" in text and not re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
         raise Untranslatable("state is offloaded to the host, which is not simulated")
     if is_finetuning(row.task):
         filled.approximate("sft")
