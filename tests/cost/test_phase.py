@@ -52,7 +52,7 @@ def _block(facts: Lowering) -> Phase:
 def test_parts_add_up() -> None:
     cost = phase_cost(_block(TP8), _prices(TP8))
     assert cost.seconds == pytest.approx(sum(cost.busy.values()) + cost.exposed + cost.host)
-    assert 0 <= cost.exposed <= sum(cost.communication.values())
+    assert 0 <= cost.exposed <= sum(cost.communication.values()) * (1 + 1e-12)
 
 
 def test_waiting_for_every_collective_is_not_faster() -> None:

@@ -47,9 +47,9 @@ class Fitted:
         kernels = Kernels(**{k: v for k, v in _constants(constants).items() if k in known})
         return replace(
             kernels,
-            product_share=kernels.product_share * stack.product_speed,
-            attention_share=kernels.attention_share * stack.attention_speed,
-            attention_backward_share=kernels.attention_backward_share * stack.attention_speed,
+            product_share=min(1.0, kernels.product_share * stack.product_speed),
+            attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
+            attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
             fused=stack.fused,
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,
