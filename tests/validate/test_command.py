@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fourfold.cli.app import run as run_command
+from fourfold.validate.scatter import Scatter, scatter_svg
 
 ROWS = Path(__file__).parent / "rows"
 
@@ -88,6 +89,18 @@ def test_a_row_is_explained(validate: Run) -> None:
         code, _, err = validate(ROWS, "--explain", name)
         assert code != 0
         assert said in err
+
+
+def test_a_plot_names_the_largest_sources_and_how_many_share_a_colour() -> None:
+    def drawn(number: int) -> str:
+        pairs = tuple((1.0 + i, 2.0 + i, f"source-{i}") for i in range(number) for _ in range(number - i))
+        return scatter_svg(Scatter("all", "s", pairs))
+
+    few, many = drawn(8), drawn(11)
+    assert all(f">source-{i}<" in few for i in range(8))
+    assert "other sources" not in few
+    assert all((f">source-{i}<" in many) == (i < 7) for i in range(11))
+    assert ">4 other sources<" in many
 
 
 def test_plots_are_drawings_of_points(validate: Run, tmp_path: Path) -> None:

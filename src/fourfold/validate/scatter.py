@@ -1,5 +1,6 @@
 """Predicted against measured as scatter plots: SVG, both axes logarithmic, one point a row."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,7 +12,6 @@ from fourfold.validate.outcome import Outcome, RowOutcome
 
 _SIZE, _MARGIN = 420, 56
 _COLOURS = ("#3568b8", "#c8553d", "#3f8f5b", "#8a5fb0", "#b8862d", "#4a9aa8", "#a8446f", "#6b6b6b")
-_MOST_SOURCES = 16
 Place = Callable[[float], float]
 
 
@@ -62,7 +62,8 @@ def _scatter(title: str, unit: str, rows: Sequence[RowOutcome], memory: bool) ->
 
 
 def scatter_svg(drawing: Scatter) -> str:
-    """The diagonal is a prediction without error; the dashed lines are 20 % off."""
+    """The diagonal is a prediction without error; the dashed lines are 20 % off. Where there are more sources than colours, those
+    with the fewest rows share one."""
     values = [value for pair in drawing.pairs for value in pair[:2]]
     low, high = floor(log10(min(values)) * 4) / 4, ceil(log10(max(values)) * 4) / 4
     high = max(high, low + 0.25)
@@ -70,8 +71,10 @@ def scatter_svg(drawing: Scatter) -> str:
     def place(value: float) -> float:
         return _SIZE * (log10(value) - low) / (high - low)
 
-    sources = list(dict.fromkeys(pair[2] for pair in drawing.pairs))[:_MOST_SOURCES]
-    colours = {source: _COLOURS[i % len(_COLOURS)] for i, source in enumerate(sources)}
+    counts = Counter(pair[2] for pair in drawing.pairs).most_common()
+    own = len(counts) if len(counts) <= len(_COLOURS) else len(_COLOURS) - 1
+    colours = dict(zip((source for source, _ in counts[:own]), _COLOURS, strict=False))
+    legend = [*colours.items(), *([(f"{len(counts) - own} other sources", _COLOURS[-1])] if len(counts) > own else [])]
     width, height = _SIZE + 2 * _MARGIN + 190, _SIZE + 2 * _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -93,10 +96,10 @@ def scatter_svg(drawing: Scatter) -> str:
     parts.append(
         f'<text transform="translate(-42 {_SIZE / 2}) rotate(-90)" text-anchor="middle">predicted, {drawing.unit}</text>'
     )
-    for i, source in enumerate(sources):
+    for i, (label, colour) in enumerate(legend):
         y = 8 + 17 * i
-        parts.append(f'<circle cx="{_SIZE + 18}" cy="{y}" r="4" fill="{colours[source]}"/>')
-        parts.append(f'<text x="{_SIZE + 28}" y="{y + 4}">{escape(source[:30])}</text>')
+        parts.append(f'<circle cx="{_SIZE + 18}" cy="{y}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{_SIZE + 28}" y="{y + 4}">{escape(label[:30])}</text>')
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
