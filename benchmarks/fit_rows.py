@@ -14,7 +14,7 @@ from fourfold.config import UserError
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import Fitted
 from fourfold.program import Program, lower_pipeline
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import simulate, steady_microbatches, with_microbatches
 from fourfold.validate import Case

@@ -9,7 +9,7 @@ from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch
 from fourfold.program import lower_step
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, shard_pieces

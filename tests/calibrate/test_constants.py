@@ -11,7 +11,7 @@ from fourfold.config.hardware import load_cluster, parse_cluster
 from fourfold.cost.calibration import Crowd, Curve, constants_of
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.shared_cores import shared_times

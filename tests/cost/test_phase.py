@@ -16,7 +16,7 @@ from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Join, Pass, Phase, Product, Start
 from fourfold.program import lower_pipeline
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import predict_step
 

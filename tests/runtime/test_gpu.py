@@ -7,7 +7,7 @@ from fourfold.config import parse_run, resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.segments import Microbatch
 from fourfold.program import lower_step, memory_peak
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters

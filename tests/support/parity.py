@@ -17,7 +17,7 @@ from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch
 from fourfold.model.weights import torch_dtype
 from fourfold.program import lower_step, memory_peak
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.liveness import ledger
 from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor

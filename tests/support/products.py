@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.config import UserError, parse_run, resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, verify
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from tests.support.parity import MIXTURES, run_table
 from tests.support.parity_check import divisible

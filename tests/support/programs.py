@@ -5,7 +5,7 @@ from typing import Any
 from fourfold.config import ModelConfig, parse_run, resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Instruction, Lowering, Op, Program, lower_evaluation, lower_pipeline
-from fourfold.program.buffers import Transport
+from fourfold.program.facts import Transport
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 100}
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 
 
 def full_tensors(facts: Lowering, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from fourfold.config import dump_run, load_run, parse_run, resolve_model
 from fourfold.data import prepare
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_step
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.liveness import ledger
 from fourfold.train.sample import generate
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fourfold.cost.calibration import Crowd
 from fourfold.model.work import Attention, Pass, Phase, Product
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.durations import update_bytes
 
 

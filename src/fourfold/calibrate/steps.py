@@ -15,7 +15,7 @@ from fourfold.config import parse_run, resolve_model
 from fourfold.data import Batch
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.program import lower_step
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import Links, make_groups

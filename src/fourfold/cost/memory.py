@@ -6,7 +6,7 @@ from dataclasses import replace
 from fourfold.config import DTYPE_BYTES
 from fourfold.cost.stack import Stack
 from fourfold.program import Program
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 
 WRITTEN_BYTES = 5

@@ -10,7 +10,7 @@ from fourfold.config.schema import DataSection
 from fourfold.launch.automatic import automatic_layout
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
-from fourfold.program.buffers import Lowering, Transport
+from fourfold.program.facts import Lowering, Transport
 
 
 @dataclass(frozen=True)

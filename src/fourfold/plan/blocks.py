@@ -10,7 +10,7 @@ from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.spec import Segment, build_segments
 from fourfold.plan.request import Request
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 from fourfold.simulate.durations import Durations
 

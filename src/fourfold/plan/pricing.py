@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
 from fourfold.plan.request import Candidate, Request
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.step import StepPrediction, predict_step
 

@@ -10,7 +10,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
-from fourfold.program.buffers import Lowering, Transport
+from fourfold.program.facts import Lowering, Transport
 from fourfold.simulate.run_prices import prices_for, transport_on
 
 MEMORY_SHARE = 0.94

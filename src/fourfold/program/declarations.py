@@ -11,7 +11,7 @@ from fourfold.layout.mesh import ALL_AXES, axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.traffic import CollectiveKind, Traffic
 from fourfold.program import buffers as name
-from fourfold.program.buffers import SCALAR_BYTES, Lowering
+from fourfold.program.facts import SCALAR_BYTES, Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Collective, Instruction, Op, Program
 

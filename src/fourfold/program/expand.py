@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fourfold.model.spec import Segment
 from fourfold.model.traffic import Traffic
 from fourfold.program import buffers as name
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
 from fourfold.program.schedule import Compute
 

@@ -1,7 +1,7 @@
 """The ZeRO-3 pass (Rajbhandari et al. 2020; Zhao et al. 2023): parameters are gathered shortly before use and freed after it."""
 
 from fourfold.layout.mesh import axes_name
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.program.update import over
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Program
 

@@ -1,7 +1,7 @@
 """Lowering: from a schedule's compute order to a whole program, one small pass after another."""
 
-from fourfold.program.buffers import Lowering
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
+from fourfold.program.facts import Lowering
 from fourfold.program.gathers import insert_gathers
 from fourfold.program.instruction import Instruction, Program
 from fourfold.program.reductions import insert_reductions

@@ -8,7 +8,7 @@ place is joined at the end.
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import axes_name
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Collective, Instruction, Op
 from fourfold.program.update import over
 

@@ -7,7 +7,7 @@ from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
 
 if TYPE_CHECKING:
-    from fourfold.program.buffers import Lowering
+    from fourfold.program.facts import Lowering
 
 SCALAR_BYTES = 8
 

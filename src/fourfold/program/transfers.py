@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fourfold.program import buffers as name
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Collective, Instruction, Op
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.execution import execute

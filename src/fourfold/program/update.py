@@ -2,7 +2,7 @@
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import axes_name
-from fourfold.program.buffers import SCALAR_BYTES, Lowering
+from fourfold.program.facts import SCALAR_BYTES, Lowering
 from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
 
 _COMPUTES = BACKWARD_OPS | {Op.FORWARD}

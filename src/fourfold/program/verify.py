@@ -9,8 +9,8 @@ transfers pair up, nobody waits for ever.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fourfold.program.buffers import Lowering
 from fourfold.program.declarations import check_declarations
+from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
 from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op, Program

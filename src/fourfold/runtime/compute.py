@@ -15,7 +15,8 @@ from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction
-from fourfold.program.buffers import Lowering, deferred, dhidden, hidden, saved
+from fourfold.program.buffers import deferred, dhidden, hidden, saved
+from fourfold.program.facts import Lowering
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 

@@ -12,7 +12,7 @@ from fourfold.config.schema import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model.segments import Microbatch
 from fourfold.program import Instruction, Op, Program
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import STARTS
 from fourfold.runtime.collectives import Group, Handle, Phases
 from fourfold.runtime.compute import Compute

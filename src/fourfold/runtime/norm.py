@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import AXES
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.optimizer import sum_of_squares
 from fourfold.runtime.units import Unit
 

@@ -6,7 +6,7 @@ from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.reductions import partial_sums
 from fourfold.runtime.collectives import Group
 

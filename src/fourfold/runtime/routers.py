@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fourfold.model.experts.balance import Balancing, update_bias
 from fourfold.model.parallel import Group
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import Group as RuntimeGroup
 
 

@@ -11,7 +11,7 @@ from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.weights import FlatUnit, Weights, torch_dtype
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import Group
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.config.hardware import Cluster
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
 
 STORAGE_BYTES_PER_SECOND_A_NODE = 1e9

@@ -4,7 +4,7 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.cost.phase import PhaseCost, phase_cost, whole
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Phase
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
 from fourfold.simulate.play import Play, Rank, Times
 

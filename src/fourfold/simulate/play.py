@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import SENDS, Instruction
 from fourfold.simulate.durations import rank_durations
 

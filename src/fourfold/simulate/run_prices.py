@@ -10,7 +10,7 @@ from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
-from fourfold.program.buffers import Lowering, Transport
+from fourfold.program.facts import Lowering, Transport
 
 OWN_STACK = "fourfold"
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.schedule import StageTimes
 from fourfold.program.schedule.execution import execute

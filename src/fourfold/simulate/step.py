@@ -15,7 +15,7 @@ from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.phase import PhaseCost
 from fourfold.cost.prices import Prices
 from fourfold.program import Program, lower_pipeline
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak
 from fourfold.simulate.collection import without_collection

@@ -1,7 +1,7 @@
 """How much of a step is simulated: bounds on what a request may ask for, and the whole step where every event is wanted."""
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.step import Simulation, StepPrediction, simulate, simulated_microbatches
 
 MAX_SEGMENT_PASSES = 400_000

@@ -10,7 +10,7 @@ from fourfold.layout import Layout
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch
 from fourfold.model.weights import torch_dtype
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 
 
 class RowFeed:

@@ -16,7 +16,7 @@ from fourfold.data import Batch, GlobalBatches, open_prepared
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import write_whole
 from fourfold.program import Program, digest
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 
 FOLDER = "measured"

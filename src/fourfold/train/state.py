@@ -18,7 +18,7 @@ from fourfold.checkpoint import (
 from fourfold.checkpoint.released import balance_bias_extra
 from fourfold.config import DTYPE_BYTES, RunConfig
 from fourfold.layout import FlatLayout
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit

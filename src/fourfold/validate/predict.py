@@ -12,7 +12,7 @@ from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
-from fourfold.program.buffers import Lowering
+from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
