@@ -29,7 +29,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-TUNED = ("nanotron_playbook_sweep", "nanotron_playbook_failed")
+SWEEPS = ("nanotron_playbook_sweep", "nanotron_playbook_failed")
 """Sources that are no table of tuned runs."""
 
 
@@ -43,7 +43,7 @@ def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
     for document in (fitted, crossed):
         files = {name: one["metrics"] for name, one in document["by_source"].items()}
         overall, sweep = document["overall"]["metrics"], files["nanotron_playbook_sweep"]
-        tuned = [m for name, m in files.items() if name not in TUNED and m["step"]["count"]]
+        tuned = [m for name, m in files.items() if name not in SWEEPS and m["step"]["count"]]
         accurate, skilled = sum(m["step"]["mean"] <= 0.1 for m in tuned), sum((m["skill"] or 9) < 0.7 for m in tuned)
         ranking = sweep["ranking"]
         columns.append(

@@ -76,10 +76,10 @@ def memory_rows(rows: list[Lowered], table: Table) -> tuple[Numbers, Numbers]:
     constants, matrix = constants_of(table), []
     for row in rows:
         stack = case_prices(row.case, row.facts, constants).stack
-        now, bare = {name: getattr(stack, name) / unit for name, unit in MEMORY.items()}, _peak(row, stack)
+        now, peak = {name: getattr(stack, name) / unit for name, unit in MEMORY.items()}, _peak(row, stack)
         more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in MEMORY.items()]
-        added = [(_peak(row, each) - bare) / STEP for each in more]
-        matrix.append([bare - sum(a * n for a, n in zip(added, now.values(), strict=True)), *added])
+        added = [(_peak(row, each) - peak) / STEP for each in more]
+        matrix.append([peak - sum(a * n for a, n in zip(added, now.values(), strict=True)), *added])
     return np.array(matrix, dtype=float), np.array([row.case.measured.memory_bytes for row in rows], dtype=float)
 
 

@@ -105,7 +105,7 @@ def _search(
     while queue and len(best) < keep and counts.simulated < most_simulations:
         if time.monotonic() - started > budget_seconds:
             break
-        now, level, place, priced = heappop(queue)
+        _, level, place, priced = heappop(queue)
         where = origin[:, order[place]]
         if priced is not None:
             best.append(priced)
@@ -117,14 +117,13 @@ def _search(
                 heappush(queue, (max(compute, parts.beside) + parts.after, level + 1, place, None))
                 continue
             kind = Kind(candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
+            exact = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
             if level < CORRECTED and kind in corrections:
-                own = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
-                heappush(queue, (own * corrections[kind], CORRECTED, place, None))
+                heappush(queue, (exact * corrections[kind], CORRECTED, place, None))
                 continue
-            others = [known for other, known in corrections.items() if other.resembles(kind)]
-            if level == TIMELINE and others:
+            if level == TIMELINE and (others := [c for other, c in corrections.items() if other.resembles(kind)]):
                 added = min(MOST_ADDED, ADDED * (min(others) - 1))
-                heappush(queue, (now * (1 + added), OF_OTHERS, place, None))
+                heappush(queue, (exact * (1 + added), OF_OTHERS, place, None))
                 continue
             sizes = (*kind, candidate.recompute, candidate.microbatch_sequences)
             bytes_bound = float(memory[order[place]])
@@ -141,7 +140,6 @@ def _search(
             counts.refused += 1
             continue
         counts.simulated += 1
-        exact = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
         fuller[sizes] = min(fuller.get(sizes, float("inf")), max(step.device_bytes) / bytes_bound)
         corrections[kind] = min(corrections.get(kind, float("inf")), step.seconds / exact)
         result = Priced(candidate, step.seconds, step.device_bytes, float(seconds[order[place]]))

@@ -33,7 +33,7 @@ def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
     """The case and its prediction. Recomputation that the source leaves open is the least that lets the run fit, of none and
     selective; it fits if it does with full recomputation. Raises `UserError`."""
     found = _predicted(case, constants)
-    if found.fits or found.fits is None or not case.recompute_open:
+    if found.fits is not False or not case.recompute_open:
         return case, found
     policies = {"none": ("selective", "full"), "selective": ("full",)}.get(case.layout.recompute, ())
     for policy in policies:
