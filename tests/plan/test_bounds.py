@@ -14,9 +14,15 @@ from fourfold.plan.space import block_shapes
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
 
+LATENT = {
+    "family": "deepseek_v3", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "num_shared_experts": 1, "first_dense_layers": 1,
+    "num_kv_heads": 16, "router": "sigmoid", "query_rank": 256, "key_value_rank": 128, "nope_head_dim": 64,
+    "rope_head_dim": 32, "value_head_dim": 64, "mtp_layers": 1,
+}  # fmt: skip
+
 
 def model(**more) -> ModelConfig:
-    return resolve_model(ModelSection(**DENSE, **more))
+    return resolve_model(ModelSection(**DENSE | more))
 
 
 def request(devices: int, sequences: int = 32, **more) -> Request:
@@ -37,7 +43,9 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
 
 
 @pytest.mark.parametrize(
-    ("devices", "more"), [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS)], ids=["8", "16", "16 experts", "64 experts"]
+    ("devices", "more"),
+    [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS), (32, LATENT)],
+    ids=["8", "16", "16 experts", "64 experts", "32 latent"],
 )
 def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
     asked = request(devices, 64, **more)

@@ -28,6 +28,10 @@ class CalibratedPrices(Prices):
         assert self.calibration is not None
         return self.calibration.crowd(self.layout.world_size)
 
+    @cached_property
+    def _kernels(self) -> dict[Product | Attention | Pass, float]:
+        return {}
+
     @property
     def shares_cores(self) -> bool:
         """Whether ranks compute on the same cores."""

@@ -35,7 +35,7 @@ def span_of(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> Span:
     return ranks_span(layout.group_of(0, axes), cluster, layout.world_size)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=1024)
 def ranks_span(ranks: tuple[int, ...], cluster: Cluster, world_size: int) -> Span:
     """Of one group and those like it, shifted."""
     size = len(ranks)

@@ -8,7 +8,9 @@ or the memory's speed, whichever is slower: tiles must fill the device's units i
 start and an end. The constants are fitted to measured shapes, by device (`fitted.toml`) or on this machine (`fourfold calibrate`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fourfold.config.hardware import Device
 from fourfold.model.work import Attention, Pass, Product
@@ -138,6 +140,18 @@ def kernel_seconds(
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
     return launches(item, kernels) * kernels.launch_seconds + pass_seconds(item, device, kernels)
+
+
+@lru_cache(maxsize=8)
+def kernel_times(
+    device: Device, kernels: Kernels, product_dtype: str, dtype: str, element_bytes: int
+) -> Callable[[Product | Attention | Pass], float]:
+    """`kernel_seconds` of one device, each kernel's found once: layouts of one model launch much the same ones."""
+
+    def seconds(item: Product | Attention | Pass) -> float:
+        return kernel_seconds(item, device, kernels, product_dtype, dtype, element_bytes)
+
+    return lru_cache(maxsize=1 << 16)(seconds)
 
 
 def launches(item: Product | Attention | Pass, kernels: Kernels) -> float:

@@ -73,7 +73,7 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def whole(phase: Phase) -> Phase:
     """A pass that works chunk by chunk over its tokens, as one that takes all of them at once: products of the same matrix, passes
     and collectives that repeat are each one."""

@@ -1,13 +1,14 @@
 """Everything that a price depends on beside the program: the cluster, fitted constants, the software stack, number formats."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import sqrt
 
 from fourfold.config.hardware import Cluster
-from fourfold.cost.collectives import collective_seconds, span_of, transfer_seconds
+from fourfold.cost.collectives import Span, collective_seconds, span_of, transfer_seconds
 from fourfold.cost.fitted import fitted
-from fourfold.cost.kernels import Kernels, kernel_seconds, memory_seconds
+from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
 from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
@@ -57,8 +58,12 @@ class Prices:
         return {}
 
     @cached_property
-    def _kernels(self) -> dict[Product | Attention | Pass, float]:
+    def _spans(self) -> dict[str, Span]:
         return {}
+
+    @cached_property
+    def _kernel(self) -> Callable[[Product | Attention | Pass], float]:
+        return kernel_times(self.cluster.device, self.kernels, self.product_dtype, self.dtype, self.element_bytes)
 
     @cached_property
     def plain(self) -> "Prices":
@@ -67,14 +72,8 @@ class Prices:
 
     def kernel(self, item: Product | Attention | Pass) -> float:
         """Seconds of one kernel on the device."""
-        found = self._kernels.get(item)
-        if found is None:
-            device = self.cluster.device
-            found = kernel_seconds(item, device, self.kernels, self.product_dtype, self.dtype, self.element_bytes)
-            if isinstance(item, Attention):
-                found *= self.masked_share
-            self._kernels[item] = found
-        return found
+        seconds = self._kernel(item)
+        return seconds * self.masked_share if isinstance(item, Attention) else seconds
 
     def collective(self, kind: str, axes: str, size: int) -> float:
         """Seconds of one collective over the groups along `axes`, on a buffer of `size` bytes."""
@@ -85,13 +84,19 @@ class Prices:
             self._collectives[key] = found
         return found
 
+    def _span(self, axes: str) -> Span:
+        found = self._spans.get(axes)
+        if found is None:
+            found = self._spans[axes] = span_of(self.layout, tuple(axes.split("+")), self.cluster)
+        return found
+
     def _group(self, kind: str, axes: str, size: float, spared: float = 0.0) -> float:
-        span = span_of(self.layout, tuple(axes.split("+")), self.cluster)
-        return collective_seconds(kind, size / self._link_share, span, self.cluster, self._stack_links, spared)
+        size /= self._link_share
+        return collective_seconds(kind, size, self._span(axes), self.cluster, self._stack_links, spared)
 
     def _dispatch(self, axes: str, size: float) -> float:
         """Tokens to their experts, or back."""
-        etp, stack, span = self.layout.etp, self.stack, span_of(self.layout, tuple(axes.split("+")), self.cluster)
+        etp, stack, span = self.layout.etp, self.stack, self._span(axes)
         nodes = -(-span.size // span.members[0])
         spared = 0.0
         if stack.dispatch_once and nodes > 1:
@@ -114,7 +119,7 @@ class Prices:
         if found is None:
             found, stack, cluster = self.stack.host_collective_seconds, self.stack, self.cluster
             if stack.host_crowded_seconds and self.layout.pp > 1 and self.layout.world_size > cluster.node_devices:
-                span = span_of(self.layout, tuple(axes.split("+")), cluster)
+                span = self._span(axes)
                 blocks = -(-span.size // span.members[0])
                 found += stack.host_crowded_seconds * span.size * sqrt(blocks) if span.size > 1 else 0.0
             self._hosts[axes] = found

@@ -47,7 +47,7 @@ def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy
     return _of_kind(segment.kind, segment.moe, segment.depth, model, shape, policy)
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=512)
 def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
     if kind == "embedding":
         return _embedding(model, shape)

@@ -67,16 +67,19 @@ class BlockPrice:
 
 
 class BlockPricer:
-    """Prices every kind of segment once for each shape that it can tell apart, and counts them."""
+    """Prices every kind of segment once for each shape that it can tell apart, and counts them. A module of multi-token prediction
+    is a block with a product before it, and counts as a block: bounds stay bounds."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        kinds: dict[tuple[str, bool, int], tuple[Segment, int]] = {}
+        kinds: dict[tuple[str, bool], tuple[Segment, int]] = {}
         for segment in build_segments(request.model):
-            key = (segment.kind, segment.moe, segment.depth)
-            kinds[key] = (segment, kinds.get(key, (segment, 0))[1] + 1)
+            key = (segment.kind, segment.moe)
+            first, count = kinds.get(key, (segment, 0))
+            kinds[key] = (first, count + 1)
         self._kinds = tuple(kinds.values())
         self._known: dict[tuple[str, BlockShape], BlockPrice] = {}
+        self._passes: dict[tuple[str, BlockShape], _Passes] = {}
 
     def price(self, shape: BlockShape) -> BlockPrice:
         """Of all segments."""
@@ -92,33 +95,62 @@ class BlockPricer:
             shape = replace(shape, recompute="none")
         key = (segment.name, shape)
         if key not in self._known:
-            self._known[key] = _price(self.request, segment, shape)
+            self._known[key] = self._price(segment, shape)
         return self._known[key]
 
+    def _price(self, segment: Segment, shape: BlockShape) -> BlockPrice:
+        """Recomputing a whole block changes what is kept and when a forward runs, not what passes cost."""
+        full = shape.recompute == "full"
+        key = (segment.name, replace(shape, recompute="none") if full else shape)
+        passes = self._passes.get(key)
+        if passes is None:
+            passes = self._passes[key] = _passes(self.request, *key)
+        return passes.price(segment.kind, full)
 
-def _price(request: Request, segment: Segment, shape: BlockShape) -> BlockPrice:
+
+@dataclass(frozen=True)
+class _Passes:
+    """Of one segment on one microbatch, as in `BlockPrice`. `kept_bytes` beside the input: from forward to backward, or, where all
+    is recomputed, during the backward alone."""
+
+    forward: float
+    backward: float
+    weight: float
+    input_bytes: int
+    kept_bytes: int
+    workspace_bytes: int
+
+    def price(self, kind: str, full: bool) -> BlockPrice:
+        if kind == "head":
+            return BlockPrice(backward_seconds=self.backward, head_seconds=self.backward)
+        if kind == "embedding":
+            return BlockPrice(self.forward, self.backward, embedding_seconds=self.forward + self.backward)
+        backward = self.backward + (self.forward if full else 0.0)
+        return BlockPrice(
+            forward_seconds=self.forward,
+            backward_seconds=backward,
+            block_seconds=self.forward + backward,
+            weight_seconds=self.weight,
+            saved_bytes=self.input_bytes + (0 if full else self.kept_bytes),
+            transient_bytes=(self.kept_bytes if full else 0) + max(0, self.workspace_bytes),
+        )
+
+
+def _passes(request: Request, name: str, shape: BlockShape) -> _Passes:
     facts = _shape_facts(request, shape)
     durations = Durations(facts, request.prices(facts.layout))
-    footprint = facts.footprint(segment)
+    footprint = facts.footprint(facts.by_name[name])
 
     def seconds(op: Op) -> float:
-        return durations.phase(Instruction(op, segment.name, 0)).seconds
+        return durations.phase(Instruction(op, name, 0)).seconds
 
-    back = seconds(Op.BACKWARD)
-    if segment.kind == "head":
-        return BlockPrice(backward_seconds=back, head_seconds=back)
-    there = seconds(Op.FORWARD)
-    if segment.kind == "embedding":
-        return BlockPrice(there, back, embedding_seconds=there + back)
-    full = shape.recompute == "full"
-    both = back + (there if full else 0.0)
-    return BlockPrice(
-        forward_seconds=there,
-        backward_seconds=both,
-        block_seconds=there + both,
-        weight_seconds=seconds(Op.BACKWARD_WEIGHT),
-        saved_bytes=footprint.output_bytes + (0 if full else footprint.saved_bytes),
-        transient_bytes=(footprint.saved_bytes if full else 0) + max(0, footprint.backward_workspace_bytes),
+    return _Passes(
+        forward=seconds(Op.FORWARD),
+        backward=seconds(Op.BACKWARD),
+        weight=seconds(Op.BACKWARD_WEIGHT),
+        input_bytes=footprint.output_bytes,
+        kept_bytes=footprint.saved_bytes,
+        workspace_bytes=footprint.backward_workspace_bytes,
     )
 
 

@@ -36,13 +36,15 @@ class Pool:
 
     request: Request
     counts: Counts
-    tables: list[Bounds] = field(default_factory=list)
+    tables: dict[int, Bounds] = field(default_factory=dict)
+    """Those that rows in `origin` stand in, by the order in which they came."""
     seconds: list[np.ndarray] = field(default_factory=list)
     memory: list[np.ndarray] = field(default_factory=list)
     origin: list[np.ndarray] = field(default_factory=list)
     smallest: tuple[Candidate, float] | None = None
     lean: list[tuple[float, float, Candidate]] = field(default_factory=list)
     """For each share of the memory limit in `LEAN`, the layout with the best bound of those that hold no more by their bounds."""
+    _added: int = 0
 
     def add(self, bounds: Bounds) -> None:
         counts = self.counts
@@ -58,8 +60,9 @@ class Pool:
         self._keep_lean(bounds)
         self.seconds.append(bounds.seconds[rows])
         self.memory.append(bounds.memory_bytes[rows])
-        self.origin.append(np.stack([np.full(len(rows), len(self.tables)), rows]))
-        self.tables.append(bounds)
+        self.origin.append(np.stack([np.full(len(rows), self._added), rows]))
+        self.tables[self._added] = bounds
+        self._added += 1
         if sum(map(len, self.seconds)) > 4 * KEPT:
             self._trim()
 
@@ -77,6 +80,7 @@ class Pool:
         keep = np.argsort(seconds, kind="stable")[:KEPT]
         self.counts.worse_bound += len(seconds) - len(keep)
         self.seconds, self.memory, self.origin = [seconds[keep]], [memory[keep]], [origin[:, keep]]
+        self.tables = {int(place): self.tables[int(place)] for place in np.unique(self.origin[0][0])}
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if not self.seconds:

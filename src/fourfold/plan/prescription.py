@@ -5,7 +5,11 @@ links are fast, as many stages as the memory needs and no more (recomputation on
 microbatches as stages where the batch has them, ZeRO-1 over what is left, one sequence a microbatch.
 """
 
+from dataclasses import fields
+
 from fourfold.config import UserError
+from fourfold.plan.blocks import BlockShape
+from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Priced, price_candidate
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import RECOMPUTE, splits_tensors
@@ -27,16 +31,33 @@ def prescribed(request: Request) -> Priced | None:
         microbatches, rest = divmod(request.global_sequences * pp, ranks)
         if ranks % pp == 0 and rest == 0 and microbatches:
             divisions += [(microbatches < pp, order, pp) for order in range(len(RECOMPUTE))]
+    bounder = Bounder(request)
     for _, order, pp in sorted(divisions):
-        found = _priced(request, pp, tensor, experts, RECOMPUTE[order])
-        if found is not None and found.memory_bytes <= request.memory_bytes:
+        candidate = _candidate(request, pp, tensor, experts, RECOMPUTE[order])
+        if _least_bytes(bounder, candidate) > request.memory_bytes:
+            continue
+        try:
+            found = price_candidate(request, candidate)
+        except UserError:
+            continue
+        if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
             return found
     return None
 
 
-def _priced(request: Request, pp: int, tensor: int, experts: int, policy: str) -> Priced | None:
+def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
+    """What a device holds at least; 0 where there is no bound."""
+    names = {field.name for field in fields(BlockShape)}
+    bounds = bounder.bounds(BlockShape(**{name: getattr(candidate, name) for name in names}))
+    of = {name: value for name, value in vars(candidate).items() if name not in names}
+    if bounds is None or not len(rows := bounds.where(of)):
+        return 0.0
+    return float(rows.memory_bytes.min())
+
+
+def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str) -> Candidate:
     stages = max(1, min(4, (request.model.num_layers + 2) // pp)) if pp > 1 else 1
-    candidate = Candidate(
+    return Candidate(
         pp=pp,
         schedule="interleaved_1f1b" if stages > 1 else "1f1b",
         virtual_stages=stages,
@@ -51,8 +72,3 @@ def _priced(request: Request, pp: int, tensor: int, experts: int, policy: str) -
         microbatch_sequences=1,
         recompute=policy,
     )
-    try:
-        found = price_candidate(request, candidate)
-    except UserError:
-        return None
-    return found if isinstance(found, Priced) else None

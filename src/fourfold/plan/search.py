@@ -27,6 +27,8 @@ Progress = Callable[[str, float], None]
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add to a timeline at least is taken to be added for a kind of pipeline not simulated yet, and the
 most that is."""
+BOUND_SHARE = 2 / 3
+"""Of the time budget that bounds may take."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
@@ -67,8 +69,8 @@ def search(
     progress: Progress | None = None,
     fixed: Mapping[str, int | str] | None = None,
 ) -> Found:
-    """The `keep` fastest layouts that fit, in order. Half of the budget at most goes to bounds. `fixed`: fields of `Candidate` that
-    layouts must have."""
+    """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. `fixed`: fields of `Candidate`
+    that layouts must have."""
     with without_collection():
         return _search(request, budget_seconds, most_simulations, keep, progress, fixed or {})
 
@@ -90,7 +92,7 @@ def _search(
     """
     started = time.monotonic()
     counts = Counts()
-    pool = _bound_all(request, counts, started + budget_seconds / 2, progress, fixed)
+    pool = _bound_all(request, counts, started + BOUND_SHARE * budget_seconds, progress, fixed)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [
