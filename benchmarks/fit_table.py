@@ -11,13 +11,26 @@ Table = dict[str, dict]
 
 FAMILIES = {
     "volta": ("v100-sxm-16", "v100-sxm-32"),
-    "ampere": ("a100-pcie-40", "a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "a800-sxm-80"),
-    "hopper": ("h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
+    "ampere": (
+        "a10g",
+        "a40",
+        "rtx-3090",
+        "rtx-a6000",
+        "a100-pcie-40",
+        "a100-pcie-80",
+        "a100-sxm-40",
+        "a100-sxm-80",
+        "a800-sxm-80",
+    ),
+    "ada": ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
+    "hopper": ("gh200-96", "gh200-144", "h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
     "blackwell": ("b200", "gb200"),
     "blackwell ultra": ("b300", "gb300"),
-    "cdna": ("mi250x-gcd", "mi300x"),
+    "blackwell workstation": ("rtx-5090", "rtx-pro-6000"),
+    "cdna": ("mi250x-gcd", "mi325x", "mi350x", "mi355x", "mi300x"),
     "ascend": ("ascend-910c", "ascend-910b"),
-    "tpu": ("tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"),
+    "neuron": ("trainium2", "trainium-core"),
+    "tpu": ("tpu-v7x", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"),
 }
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
@@ -26,13 +39,13 @@ STACK = {
     "attention_speed": 0.12,
     "link_speed": 0.2,
     "fused": 0.3,
-    "host_launch_seconds": 0.8,
+    "host_launch_seconds": 0.5,
     "host_crowded_seconds": 0.3,
     "network_hops": 0.5,
 }
-ALWAYS = ("product_speed", "attention_speed", "link_speed", "fused")
-SEEN = {"nanotron": ("host_launch_seconds", "host_crowded_seconds", "network_hops"), "nemo": ("host_launch_seconds",)}
-"""What shows only in layouts that are bad enough, or in models of many small kernels: by framework."""
+ALWAYS = ("product_speed", "attention_speed", "link_speed", "fused", "host_launch_seconds")
+SEEN = {"nanotron": ("host_crowded_seconds", "network_hops")}
+"""What shows only in layouts that are bad enough: by framework."""
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
 LEAST_ROWS = 6
 LIMITS = {"fused": (0.05, 1.0), "share": (0.5, 0.9), "network_share": (0.7, 1.15), "product_share": (0.3, 0.9)}

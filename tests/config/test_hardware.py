@@ -37,12 +37,33 @@ DEVICES = [
     "b300",
     "gb200",
     "gb300",
+    "gh200-96",
+    "gh200-144",
+    "a40",
+    "a10g",
+    "rtx-a6000",
+    "rtx-3090",
+    "l4",
+    "l40",
+    "l40s",
+    "rtx-6000-ada",
+    "rtx-4090",
+    "rtx-5090",
+    "rtx-pro-6000",
     "mi250x-gcd",
     "mi300x",
+    "mi325x",
+    "mi350x",
+    "mi355x",
+    "gaudi-2",
+    "gaudi-3",
+    "trainium-core",
+    "trainium2",
     "tpu-v4",
     "tpu-v5e",
     "tpu-v5p",
     "tpu-v6e",
+    "tpu-v7x",
     "ascend-910b",
     "ascend-910c",
 ]
@@ -60,7 +81,7 @@ def test_a_device_is_sourced_and_sane(name: str) -> None:
     assert "  " not in device.source
     assert device.memory_bytes % 2**30 == 0
     assert 16 * 2**30 <= device.memory_bytes <= 288 * 2**30
-    assert 8e11 <= device.memory_bytes_per_second <= 8e12
+    assert 3e11 <= device.memory_bytes_per_second <= 8e12
     assert 20 <= device.peak("bf16") / device.memory_bytes_per_second <= 600, "ridge point in FLOP a byte"
     assert device.units
     for narrow, wide in (("fp4", "fp8"), ("fp8", "bf16"), ("bf16", "tf32"), ("tf32", "fp32"), ("fp32", "fp64")):

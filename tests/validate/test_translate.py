@@ -8,6 +8,7 @@ import pytest
 from fourfold.config import parse_run, resolve_model
 from fourfold.config.check_model import check_model
 from fourfold.layout import resolve_layout
+from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, read_rows, translate
 from fourfold.validate.machine import link_rate
@@ -197,6 +198,7 @@ def test_devices_and_networks() -> None:
         ("4x100 Gb RoCE per node", 6.25e9),
         ("Eos DGX-H100, 8x400Gb IB", 50e9),
         ("8 HDR IB NICs/node", 25e9),
+        ("InfiniBand 8x50 GB/s a node", 50e9),
         ("400 Gbps per GPU", 50e9),
         ("50 GB/s per GPU", 50e9),
         ("see the paper (HDR IB)", None),
@@ -294,7 +296,9 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
 def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> None:
     row = replace(ROWS["torchtitan:6"], microbatch_sequences=None, global_sequences=32)
     assert translate(row).layout.microbatch_sequences == 4  # type: ignore[union-attr]
-    assert translate(replace(row, global_sequences=128)).layout.microbatch_sequences == 1  # type: ignore[union-attr]
+    many = replace(row, global_sequences=8 * 24, sequence_length=4096)
+    assert translate(many).layout.microbatch_sequences == 8  # type: ignore[union-attr]
+    assert translate(replace(many, sequence_length=8192)).layout.microbatch_sequences == 4  # type: ignore[union-attr]
     pipeline = replace(ROWS["torchtitan:13"], microbatch_sequences=None)
     assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
 
@@ -302,9 +306,86 @@ def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> Non
 def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory() -> None:
     kept = translate(replace(ROWS["torchtitan:6"], recompute="full, except the block's input, kept (in host memory)"))
     assert isinstance(kept, Case)
-    assert kept.offloads_activations
+    assert kept.offloaded == "activations"
     found = predict_case(kept)
     assert found.step_seconds
     assert (found.memory_bytes, found.fits) == (None, None)
-    state = translate(replace(ROWS["torchtitan:6"], notes="ZeRO-Offload: optimizer offloaded to the host"))
-    assert isinstance(state, Skip)
+
+
+def test_an_optimizer_in_the_hosts_memory_adds_its_traffic_and_parameters_there_are_refused() -> None:
+    row = replace(ROWS["torchtitan:6"], notes="ZeRO-Offload: optimizer offloaded to the host")
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert case.offloaded == "optimizer"
+    here, there = predict_case(replace(case, offloaded=None)), predict_case(case)
+    traffic = num_parameters(case.model) / case.num_devices * 16 / 25e9
+    assert there.step_seconds == pytest.approx(here.step_seconds + traffic, rel=0.01)
+    assert there.memory_bytes is None
+    both = translate(replace(row, notes="parameters and the optimizer are offloaded"))
+    assert isinstance(both, Skip)
+    assert "offloaded" in both.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("GH200 (96 GB)", "gh200-96"),
+        ("NVIDIA L40S", "l40s"),
+        ("L4", "l4"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI355X", "mi355x"),
+        ("Intel Gaudi 2 (HL-225H)", "gaudi-2"),
+        ("Trainium (one NeuronCore of trn1.32xlarge)", "trainium-core"),
+        ("TPU7x (Ironwood)", "tpu-v7x"),
+        ("H200-SXM", "h200-sxm"),
+    ],
+)
+def test_devices_by_their_names(name: str, key: str) -> None:
+    row = ROWS["torchtitan:6"]
+    case = translate(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
+    assert isinstance(case, Case)
+    assert case.device == key
+    assert case.own_device is None
+
+
+def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
+    row = ROWS["torchtitan:6"]
+    stated = replace(row.hardware, device="Tachyon X9", memory_gb=128.0, peak_bf16_flops=800e12)
+    case = translate(replace(row, hardware=stated))
+    assert isinstance(case, Case)
+    assert case.own_device is not None
+    assert case.own_device.peak("bf16") == 800e12
+    assert DEFAULTS["stated_device"] in case.defaults
+    slower = replace(stated, peak_bf16_flops=400e12)
+    fast, slow = predict_case(case), predict_case(translate(replace(row, hardware=slower)))  # type: ignore[arg-type]
+    assert fast.step_seconds < slow.step_seconds
+    assert isinstance(translate(replace(row, hardware=replace(stated, peak_bf16_flops=None))), Skip)
+
+
+def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
+    row = replace(
+        ROWS["torchtitan:6"], global_sequences=None, accumulation=None, microbatch_sequences=2, sequence_length=4096
+    )
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert case.tokens == 2**19
+    assert case.layout.num_microbatches == 2**19 // (4096 * 2 * case.layout.dp)
+
+
+def test_words_of_attention_formats_and_dispatch() -> None:
+    row = replace(ROWS["torchtitan:6"], precision="float8 tensorwise, rest bf16")
+    assert translate(row).precision.low == "fp8"  # type: ignore[union-attr]
+    old = replace(row, source="a training README of 2022", notes="plain attention")
+    assert translate(old).attention == "unfused"  # type: ignore[union-attr]
+    assert translate(replace(old, notes="FlashAttention 1")).attention == "flash"  # type: ignore[union-attr]
+    assert translate(replace(old, notes="without flash-attention")).attention == "unfused"  # type: ignore[union-attr]
+    assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
+    assert not translate(old).dispatch_once  # type: ignore[union-attr]
+
+
+def test_releases_that_changed_much_are_stacks_of_their_own() -> None:
+    page = 'NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md "{}" / Pre-Training Performance'
+    names = [
+        stack_of(page.format(f"{release} NeMo Container")).name for release in ("25.11", "26.04.01", "26.06", "26.08")
+    ]
+    assert names == ["nemo-2025", "nemo-2026", "nemo-2026.06", "nemo-2026.06"]

@@ -32,13 +32,13 @@ class Fitted:
         return Stack(**{**_constants(constants), "name": name})
 
     def _nearest(self, name: str) -> str:
-        framework, _, year = name.rpartition("-")
-        if not (framework and year.isdigit()):
+        framework, _, date = name.rpartition("-")
+        wanted = _months(date)
+        if not framework or wanted is None:
             return ""
-        same = [
-            each for each in self.stacks if each.rpartition("-")[0] == framework and each.rpartition("-")[2].isdigit()
-        ]
-        return min(same, key=lambda each: (abs(int(each.rpartition("-")[2]) - int(year)), each), default="")
+        same = {each: _months(each.removeprefix(f"{framework}-")) for each in self.stacks}
+        known = [(abs(months - wanted), each) for each, months in same.items() if months is not None]
+        return min(known, default=(0, ""))[1]
 
     def kernels(self, device: str, stack: Stack) -> Kernels:
         """A device's kernels as a stack runs them."""
@@ -51,6 +51,7 @@ class Fitted:
             attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
             attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
             fused=stack.fused,
+            expert_launches=stack.expert_launches,
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,
         )
@@ -63,6 +64,14 @@ class Fitted:
     @property
     def link_share(self) -> float:
         return float(self.links.get("share", 0.8))
+
+
+def _months(date: str) -> int | None:
+    """Since the year 0, of a year (`2026`) or of a release's month within one (`2026.06`); None for anything else."""
+    year, _, month = date.partition(".")
+    if len(year) != 4 or not f"{year}{month}".isdigit():
+        return None
+    return 12 * int(year) + int(month or 0)
 
 
 def _constants(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `fused_attention`, `attention_recomputed`: as in `Stack`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `fused_attention` and
+    `attention_recomputed`: as in `Stack`.
     """
 
     product_share: float = 0.8
@@ -42,6 +43,7 @@ class Kernels:
     memory_share: float = 0.8
     launch_seconds: float = 2e-6
     fused: float = 0.0
+    expert_launches: float = 0.0
     fused_attention: bool = True
     attention_recomputed: bool = False
 
@@ -136,7 +138,7 @@ def kernel_seconds(
         seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
         if product_dtype != dtype:
             seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
-        return kernels.launch_seconds + seconds
+        return launches(item, kernels) * kernels.launch_seconds + seconds
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
     return launches(item, kernels) * kernels.launch_seconds + pass_seconds(item, device, kernels)
@@ -155,7 +157,10 @@ def kernel_times(
 
 
 def launches(item: Product | Attention | Pass, kernels: Kernels) -> float:
-    """How often something is started for it: operators of a pass one by one, or fused to one."""
-    if not isinstance(item, Pass):
+    """How often something is started for it: operators of a pass one by one, or fused to one; experts' products at once, or one
+    by one."""
+    if isinstance(item, Product):
+        return 1.0 + kernels.expert_launches * (item.groups - 1)
+    if isinstance(item, Attention):
         return 1.0
     return 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0.0

@@ -13,9 +13,7 @@ from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
-
-PAIRED = ("dualpipe_v",)
-"""Schedules whose steady state is a forward beside a backward."""
+from fourfold.program.schedule.fixed import PAIRED
 
 
 @dataclass(frozen=True)

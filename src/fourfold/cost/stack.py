@@ -13,7 +13,8 @@ class Stack:
     needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
     collective adds to that for each rank of its group while stages send to one another between nodes. `step_seconds`: what a step
     costs beside its program. `fused`: how far passes over memory are those of fused kernels (1) rather than one operator after the
-    other (0). `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of device and links.
+    other (0). `expert_launches`: what starting one more expert's product costs beside starting a kernel (0: all are one grouped
+    kernel). `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of device and links.
     `network_hops`: what a hop between nodes costs beside the constant of links. `transfer_seconds`: what a message between stages
     costs beside its bytes. `dispatch_first`: tokens go to experts before they are gathered over `etp`, not after.
     `dispatch_once`: a token goes once to every node that has experts of its, not once to every expert (DeepEP, 2025).
@@ -41,6 +42,7 @@ class Stack:
     host_crowded_seconds: float = 0.0
     step_seconds: float = 0.0
     fused: float = 0.0
+    expert_launches: float = 0.0
     product_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0

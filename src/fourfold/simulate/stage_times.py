@@ -7,12 +7,10 @@ from fourfold.model.spec import Segment
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.schedule import StageTimes
+from fourfold.program.schedule.catalogue import SPLIT_BACKWARD
 from fourfold.program.schedule.execution import execute
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import simulated_microbatches, with_microbatches
-
-SPLIT = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "auto")
-"""Schedules that take input and weight gradients apart."""
 
 
 def stage_seconds(facts: Lowering, prices: Prices) -> StageTimes:
@@ -45,7 +43,7 @@ def _parts(facts: Lowering, segment: Segment, durations: Durations) -> tuple[flo
     if segment.kind == "embedding":
         return seconds(Op.FORWARD), 0.0, seconds(Op.BACKWARD)
     again = seconds(Op.FORWARD) if facts.policy(segment) == "full" else 0.0
-    if facts.layout.schedule not in SPLIT:
+    if facts.layout.schedule not in SPLIT_BACKWARD:
         return seconds(Op.FORWARD), seconds(Op.BACKWARD) + again, 0.0
     return seconds(Op.FORWARD), seconds(Op.BACKWARD_INPUT) + again, seconds(Op.BACKWARD_WEIGHT)
 

@@ -45,16 +45,16 @@ def degrees_of(row: Row, filled: Filled) -> Degrees:
     return Degrees(pp, cp, tp, dp, devices)
 
 
-MOST_AT_ONCE = 8
-"""Sequences of a rank that FSDP is taken to run as one microbatch, where the source does not say."""
+USUAL_BATCH_TOKENS = 2**19
+MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
+"""Of a rank: what a trainer without pipeline is taken to run as one microbatch at most, where the source does not say."""
 
 
 def layout_of(
     row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `Untranslatable`."""
-    is_fsdp = degrees.pp == 1 and not stack.is_megatron_kin and (row.layout.fsdp or row.layout.zero == 3)
-    micro, number, global_sequences = _batch(row, degrees.dp, is_fsdp, filled)
+    micro, number, global_sequences = _batch(row, degrees, stack, filled)
     zero, shard = _sharding(row, degrees, stack, filled)
     schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
     policy, modules = recompute_of(row, stack, filled)
@@ -82,16 +82,17 @@ def layout_of(
     return layout, global_sequences
 
 
-def _batch(row: Row, dp: int, is_fsdp: bool, filled: Filled) -> tuple[int, int, int]:
+def _batch(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
-    total, micro, steps = row.global_sequences, row.microbatch_sequences, row.accumulation
+    total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None:
-        if micro is None or steps is None:
-            raise Untranslatable("the global batch is not stated and cannot be derived")
+        micro = micro or filled.fill("microbatch_sequences", 1)
+        usual = USUAL_BATCH_TOKENS // (dp * micro * (row.sequence_length or 1))
+        steps = steps or filled.fill("accumulation", max(1 if degrees.pp == 1 else 4 * degrees.pp, usual))
         total = filled.fill("global_sequences", micro * steps * dp)
     if micro is None:
-        at_once = is_fsdp and total % dp == 0 and total // dp <= MOST_AT_ONCE
-        unstated = total // dp if at_once else 1
+        at_once = degrees.pp == 1 and not stack.is_megatron_kin
+        unstated = _most_at_once(total // dp, row.sequence_length or 1) if at_once and total % dp == 0 else 1
         micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
         filled.fill("microbatch_sequences", micro)
     if total % (micro * dp):
@@ -102,6 +103,13 @@ def _batch(row: Row, dp: int, is_fsdp: bool, filled: Filled) -> tuple[int, int, 
             f"accumulation = {steps} is stated, but global batch {total} / (microbatch {micro} x dp {dp}) = {number}, taken"
         )
     return micro, number, total
+
+
+def _most_at_once(sequences: int, length: int) -> int:
+    """Of a rank's sequences, what is taken to run at once: all if they are few, else the largest part that divides them."""
+    if sequences <= MOST_AT_ONCE:
+        return sequences
+    return max(d for d in range(1, MOST_AT_ONCE + 1) if sequences % d == 0 and (d == 1 or d * length <= MOST_TOKENS))
 
 
 def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int]:

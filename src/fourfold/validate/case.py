@@ -4,10 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fourfold.config import ModelConfig
+from fourfold.config.hardware import Device
 from fourfold.validate.flops import step_flops
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
 ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
+Offloaded = Literal["activations", "optimizer"]
 StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
 
 
@@ -91,11 +93,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """One run to predict. `device`: a key of the device tables; `stack`: framework and year; `attention`: `flash` or `unfused`
-    kernels; `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`:
-    all pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`: the source does not say
-    what is recomputed; `offloads_activations`: what is kept for backward lies in the host's memory; `defaults`: what was filled
-    in, or contradicts itself, in words."""
+    """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework and
+    year; `attention`: `flash` or `unfused` kernels; `peak_flops`: of one device in this precision as the source states it;
+    `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks, embedding and head come on
+    top; `recompute_open`: the source does not say what is recomputed; `offloaded`: what lies in the host's memory;
+    `dispatch_once`: as in `cost.Stack`, where the source says so; `defaults`: what was filled in, or contradicts itself, in words.
+    """
 
     id: str
     file: str
@@ -116,7 +119,9 @@ class Case:
     peak_flops: float | None = None
     even_stages: bool = False
     recompute_open: bool = False
-    offloads_activations: bool = False
+    offloaded: Offloaded | None = None
+    own_device: Device | None = None
+    dispatch_once: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

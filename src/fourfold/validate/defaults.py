@@ -36,12 +36,17 @@ DEFAULTS: dict[str, str] = {
     "the zero-bubble paper and at Meta one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
-    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else all of a rank's sequences, up to 8, "
-    "with FSDP and no pipeline outside Megatron and its kin, and 1 otherwise.",
+    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else, without a pipeline and outside "
+    "Megatron and its kin, all of a rank's sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 otherwise.",
+    "accumulation": "Where neither the batch nor the accumulation is stated, as many microbatches as make 524,288 tokens a step, "
+    "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",
-    "offload": "Activations that lie in the host's memory are taken to travel beside computation; memory is not predicted.",
+    "offload_optimizer": "Of optimizer states in the host's memory each parameter's 16 bytes (gradient, moments, new values) "
+    "pass a link of 25 GB/s after every step; memory is not predicted.",
+    "offload_activations": "Activations that lie in the host's memory are taken to travel beside computation; memory is "
+    "not predicted.",
     "recompute_attention": "Selective recomputation of the attention core alone keeps all but the attention matrix, which fused "
     "attention never writes.",
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
@@ -51,10 +56,12 @@ DEFAULTS: dict[str, str] = {
     "gradients": "llm-foundry's FSDP sums gradients in bf16 (its pure mixed precision).",
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
-    "devices_per_node": "8 devices a node; 4 for GB200 and GB300; 16 for a DGX-2 of V100.",
+    "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "
+    "byte for 240 FLOP.",
+    "devices_per_node": "8 devices a node; 4 for GB200, GB300, GH200 and TPU; 16 for a DGX-2 of V100.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
-    "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention.",
+    "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo all of the matrix.",
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",
     "tokens_dropped": "Experts with a capacity are predicted as dropless with even loads.",

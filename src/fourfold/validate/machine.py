@@ -2,6 +2,7 @@
 
 import re
 
+from fourfold.config.hardware import Device, load_device
 from fourfold.validate.case import Network, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row, StatedHardware
@@ -11,6 +12,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"GB200", "gb200"),
     (r"B300", "b300"),
     (r"B200", "b200"),
+    (r"GH200", "gh200-96"),
     (r"H200", "h200-sxm"),
     (r"H20\b", "h20"),
     (r"H800", "h800-sxm"),
@@ -24,8 +26,27 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"A100", "a100-sxm-80"),
     (r"V100.*16|P3\.16", "v100-sxm-16"),
     (r"V100", "v100-sxm-32"),
+    (r"RTX PRO 6000", "rtx-pro-6000"),
+    (r"RTX 6000 ADA|6000 ADA", "rtx-6000-ada"),
+    (r"A6000", "rtx-a6000"),
+    (r"RTX ?5090", "rtx-5090"),
+    (r"RTX ?4090", "rtx-4090"),
+    (r"RTX ?3090", "rtx-3090"),
+    (r"\bL40S", "l40s"),
+    (r"\bL40\b", "l40"),
+    (r"\bL4\b", "l4"),
+    (r"\bA40\b", "a40"),
+    (r"\bA10G", "a10g"),
+    (r"MI355X", "mi355x"),
+    (r"MI350X", "mi350x"),
+    (r"MI325X", "mi325x"),
     (r"MI300X", "mi300x"),
-    (r"MI250X", "mi250x-gcd"),
+    (r"MI250X?\b", "mi250x-gcd"),
+    (r"GAUDI ?-?2|HL-225", "gaudi-2"),
+    (r"GAUDI ?-?3|HL-325", "gaudi-3"),
+    (r"TRAINIUM ?2|TRN2", "trainium2"),
+    (r"TRAINIUM|TRN1|NEURONCORE", "trainium-core"),
+    (r"TPU ?V?7X?|IRONWOOD", "tpu-v7x"),
     (r"V5P", "tpu-v5p"),
     (r"V5E|V5 LITE", "tpu-v5e"),
     (r"V6E|TRILLIUM", "tpu-v6e"),
@@ -40,10 +61,45 @@ _BY_MEMORY = {
     "a100-sxm-80": {40: "a100-sxm-40"},
     "a100-pcie-80": {40: "a100-pcie-40"},
     "v100-sxm-32": {16: "v100-sxm-16"},
+    "gh200-96": {141: "gh200-144", 144: "gh200-144"},
 }
+NODE_LINKS: tuple[tuple[str, float], ...] = (
+    ("rtx-", 20e9),
+    ("l4", 20e9),
+    ("a40", 20e9),
+    ("a10g", 10e9),
+    ("a100-pcie", 22e9),
+    ("h100-pcie", 45e9),
+    ("h100-nvl", 45e9),
+    ("gh200", 150e9),
+    ("mi3", 448e9),
+    ("gaudi-2", 262e9),
+    ("gaudi-3", 525e9),
+    ("tpu-v7x", 200e9),
+    ("trainium2", 128e9),
+    ("trainium", 48e9),
+)
+"""Bytes a second of one device within a node, by the beginning of its key, where no cluster that comes with fourfold has it: PCIe,
+NVLink, Infinity Fabric, Ethernet on the board, by their datasheets."""
+FLOPS_A_BYTE = 240
+"""Of a device that is known by its row alone: peak bf16 FLOP/s over bytes of memory a second, the middle of A100 to B200."""
 
 
-def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> str:
+def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
+    """Of the device tables, or made of what the row itself states."""
+    name = _known_device(hardware, row, filled)
+    if name is not None:
+        return load_device(name)
+    peak, memory_gb = hardware.peak_bf16_flops, hardware.memory_gb
+    if not peak or not memory_gb:
+        raise Untranslatable(f"the device {hardware.device[:40]!r} is not in the device tables")
+    filled.approximate("stated_device")
+    peaks = {"bf16": peak} | ({"fp8": hardware.peak_fp8_flops} if hardware.peak_fp8_flops else {})
+    key, memory_bytes = re.sub(r"[^a-z0-9]+", "-", hardware.device.lower())[:40], round(memory_gb * 2**30)
+    return Device(key, hardware.device[:80], row.source[:200], memory_bytes, peak / FLOPS_A_BYTE, peaks)
+
+
+def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | None:
     """The key of the device tables."""
     name = hardware.device.upper()
     if not name or (row.regression and "GOLDEN" in name):
@@ -52,7 +108,7 @@ def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> str:
         raise Untranslatable("the device is not stated")
     key = next((key for pattern, key in _KEYS if re.search(pattern, name)), None)
     if key is None:
-        raise Untranslatable(f"the device {hardware.device[:40]!r} is not in the device tables")
+        return None
     if hardware.memory_gb is not None and "40" not in name and "80" not in name and "16" not in name:
         key = _BY_MEMORY.get(key, {}).get(round(hardware.memory_gb), key)
     sized = hardware.memory_gb is not None or re.search(r"16|32|40|80", name)
@@ -67,7 +123,11 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     per_node = hardware.devices_per_node
     if per_node is None:
         usual = (
-            4 if device in ("gb200", "gb300") or device.startswith("tpu") else 16 if device.startswith("v100") else 8
+            4
+            if device in ("gb200", "gb300") or device.startswith(("tpu", "gh200"))
+            else 16
+            if device.startswith("v100")
+            else 8
         )
         per_node = filled.fill("devices_per_node", usual)
     domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else per_node)
@@ -78,7 +138,7 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
-_TIMES = re.compile(r"(\d+)\s*[xX×]\s*(\d+)\s*(?:Gb|Gbps|Gbit|G)\b(?!B)", re.IGNORECASE)
+_TIMES = re.compile(r"(\d+)\s*[xX×]\s*(\d+)\s*(?:GB(/s)|(?:Gb|Gbps|Gbit|G)\b)", re.IGNORECASE)
 _NAMED = re.compile(r"(\d+)\s*[xX×]?\s*(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s")
@@ -90,7 +150,7 @@ def link_rate(text: str, devices_per_node: int) -> float | None:
     `RoCE 1600 Gb/s` (of a node) or `50 GB/s per GPU`. None where it has no such figure."""
     shared = 1 if _EACH.search(text) else devices_per_node
     if match := _TIMES.search(text):
-        bits = float(match[1]) * float(match[2]) * 1e9
+        bits = float(match[1]) * float(match[2]) * (8e9 if match[3] and "GB/s" in match[0] else 1e9)
         shared = devices_per_node
     elif match := _NAMED.search(text):
         bits = float(match[1]) * _GIGABITS[match[2].upper()] * 1e9

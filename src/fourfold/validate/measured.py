@@ -28,7 +28,7 @@ def measured_of(
     """Step time from, in this order: the stated time, tokens per second, samples per second, days for 300e9 tokens, FLOP/s, MFU.
     The last two go by the row's own convention of counting."""
     figures, tokens = row.figures, float(global_sequences) * (row.sequence_length or 1)
-    convention = convention_of(row, filled) if _needs_convention(row) else None
+    convention = convention_of(row, stack, filled) if _needs_convention(row) else None
     times: dict[StepSource, float | None] = {
         "stated": figures.step_seconds,
         "tokens": _ratio(tokens, figures.tokens_per_second)
@@ -62,7 +62,7 @@ def measured_of(
     )
 
 
-def convention_of(row: Row, filled: Filled) -> str:
+def convention_of(row: Row, stack: Stack, filled: Filled) -> str:
     """One of `CONVENTIONS`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
     text = f"{kind} {row.flops_convention} {row.notes}".lower()
@@ -77,6 +77,8 @@ def convention_of(row: Row, filled: Filled) -> str:
         return "6nd"
     if "megatron" in text:
         return "full"
+    if stack.framework == "nemo" and "bridge" not in row.source.lower():
+        return filled.fill("flops_convention", "full")
     return filled.fill("flops_convention", "causal")
 
 

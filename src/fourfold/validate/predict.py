@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, Device, Tier, cluster_names, load_cluster, load_device
+from fourfold.config.hardware import Cluster, Tier, cluster_names, load_cluster, load_device
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
@@ -16,9 +16,12 @@ from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
+from fourfold.validate.machine import NODE_LINKS
 
 LARGEST_PROGRAM = 500_000
 """Passes over segments in one simulated step."""
+HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
+"""Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
@@ -51,10 +54,21 @@ def _predicted(case: Case, constants: Fitted) -> Prediction:
     check_size(facts)
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
-    if case.offloads_activations:
+    if case.offloaded == "optimizer":
+        return Prediction(step.seconds + _host_update_seconds(facts))
+    if case.offloaded:
         return Prediction(step.seconds)
     held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
     return Prediction(step.seconds, counted_bytes(held, case, prices.stack), _fits(max(step.device_bytes), prices))
+
+
+def _host_update_seconds(facts: Lowering) -> float:
+    """What an update in the host's memory adds: of the fullest stage, over the device's link to the host."""
+    rows = [
+        sum(at.flats[unit].shard_numel if at.zero_of(unit) else at.flats[unit].padded_numel for unit in at.flats)
+        for at in map(facts.at, range(facts.layout.pp))
+    ]
+    return max(rows) * HOST_UPDATE_BYTES / HOST_LINK
 
 
 def _fits(held: int, prices: Prices) -> bool:
@@ -138,6 +152,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         stack,
         fused_attention=case.attention == "flash",
         attention_recomputed="core_attn" in case.layout.recompute_modules,
+        dispatch_once=stack.dispatch_once or case.dispatch_once,
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
@@ -147,7 +162,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
 
 def case_cluster(case: Case) -> Cluster:
     """NVLink, or what a node has in its place, and one network beyond it."""
-    device: Device = load_device(case.device)
+    device = case.own_device or load_device(case.device)
     network = case.network
     inner = min(network.nvlink_domain, case.num_devices)
     within, *beyond = usual_tiers(case.device)
@@ -176,4 +191,5 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
         cluster = load_cluster(name)
         if cluster.device.key == device:
             return cluster.tiers
-    return (Tier("nvlink", "switch", 8, 100e9, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
+    within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
+    return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))

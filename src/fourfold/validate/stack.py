@@ -1,21 +1,25 @@
 """Which software ran a published row: a framework and its year, read from the source's text alone."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
-_CONTAINER = re.compile(r'"(2\d)\.(?:0[1-9]|1[0-2])(?:\.\d+)? NeMo')
+_CONTAINER = re.compile(r'"(2\d)\.(0[1-9]|1[0-2])(?:\.\d+)? NeMo')
+_RELEASES = {"nemo": ((2026, 6),)}
+"""Releases (year and month) within a year that changed how a framework runs: rows that state theirs are told apart."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """`name` is framework-year; `kin`: of the Megatron family, whose habits (padding, sequence parallelism) they share."""
+    """`name` is framework-year, or framework-year.month from a release on that changed much; `is_megatron_kin`: of the Megatron
+    family, whose habits (padding, sequence parallelism) they share."""
 
     framework: str
     year: int
     is_megatron_kin: bool = False
     sharded_optimizer: bool = False
     """The framework's recipes shard the optimizer's state by default."""
+    release: int = 0
 
     @property
     def is_torch_fsdp(self) -> bool:
@@ -24,10 +28,13 @@ class Stack:
 
     @property
     def name(self) -> str:
-        return f"{self.framework}-{self.year}" if self.year else self.framework
+        month = f".{self.release:02}" if self.release else ""
+        return f"{self.framework}-{self.year}{month}" if self.year else self.framework
 
 
 _KNOWN: tuple[tuple[str, Stack], ...] = (
+    ("neuron", Stack("neuronx", 2024, True, True)),
+    ("mindformers", Stack("mindformers", 2024)),
     ("nanotron", Stack("nanotron", 2025)),
     ("picotron", Stack("picotron", 2024)),
     ("llm-foundry", Stack("llm-foundry", 2023)),
@@ -61,6 +68,11 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("megatron-deepspeed", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
     ("colossal", Stack("colossal-ai", 2023)),
+    ("llm.q", Stack("llmq", 2025)),
+    ("llm.c", Stack("llm.c", 2024)),
+    ("nanogpt", Stack("nanogpt", 2023)),
+    ("xtuner", Stack("xtuner", 2024)),
+    ("oneflow-gpt", Stack("oneflow", 2021)),
     ("levanter", Stack("levanter", 2024)),
     ("alpa", Stack("alpa", 2022)),
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
@@ -77,7 +89,7 @@ def stack_of(source: str, notes: str = "") -> Stack:
         for word, stack in _KNOWN:
             if word in text:
                 return _with_year(_variant(stack, notes), source)
-    return Stack("unknown", 0)
+    return _with_year(Stack("unknown", 0), source)
 
 
 def _variant(stack: Stack, notes: str) -> Stack:
@@ -90,4 +102,6 @@ def _with_year(stack: Stack, source: str) -> Stack:
     container = _CONTAINER.search(source)
     stated = _YEARS.findall(source)
     year = 2000 + int(container[1]) if container else int(stated[0]) if len(set(stated)) == 1 else stack.year
-    return Stack(stack.framework, year, stack.is_megatron_kin, stack.sharded_optimizer)
+    at = (int(container[1]) + 2000, int(container[2])) if container else (year, 0)
+    release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= at[1]), default=0)
+    return replace(stack, year=year, release=release)

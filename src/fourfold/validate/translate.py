@@ -3,10 +3,10 @@
 import re
 
 from fourfold.validate.arrangement import degrees_of, is_finetuning, layout_of
-from fourfold.validate.case import Case, Skip, Untranslatable
+from fourfold.validate.case import Case, Offloaded, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
-from fourfold.validate.machine import device_of, network_of
+from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
 from fourfold.validate.measured import measured_of
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
@@ -33,7 +33,7 @@ def _case(row: Row) -> Case:
     degrees = degrees_of(row, filled)
     model, vocab_size = model_of(row, stack, degrees.tp, filled)
     layout, global_sequences = layout_of(row, model, degrees, stack, filled)
-    precision = precision_of(row, device, stack, filled)
+    precision = precision_of(row, device.key, stack, filled)
     hardware = row.hardware
     peak = hardware.peak_bf16_flops if precision.low is None else hardware.peak_fp8_flops
     if precision.low == "nvfp4":
@@ -55,14 +55,16 @@ def _case(row: Row) -> Case:
         sequence_length=row.sequence_length,
         global_sequences=global_sequences,
         precision=precision,
-        device=device,
+        device=device.key,
+        own_device=None if device.key in DEVICE_KEYS else device,
         num_devices=degrees.num_devices,
-        network=network_of(hardware, device, row.notes, filled),
+        network=network_of(hardware, device.key, row.notes, filled),
         measured=measured,
         attention=attention_of(row, stack, filled),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
-        offloads_activations=_offloads_activations(row),
+        offloaded=_offloaded(row),
+        dispatch_once=re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) is not None,
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -82,12 +84,20 @@ def _first_missing(row: Row) -> str:
     return "the sequence length is not stated"
 
 
-def _offloads_activations(row: Row) -> bool:
-    text = f"{row.recompute or ''} {row.notes}".lower()
-    return (
-        re.search(r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations", text)
-        is not None
-    )
+def _offloaded(row: Row) -> Offloaded | None:
+    """What lies in the host's memory, by the row's words. Raises `Untranslatable` where parameters do, or nobody knows what."""
+    text = f"{row.recompute or ''} {row.notes} {row.precision or ''} {row.task or ''}".lower()
+    if re.search(r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations", text):
+        return "activations"
+    said = [match.start() for match in re.finditer("offload", text)]
+    if not said or re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
+        return None
+    near = [text[max(0, at - 40) : at + 40] for at in said]
+    if all(re.search(r"optimi[sz]er|moments|states", words) for words in near) and not re.search(
+        "param|infinity", text
+    ):
+        return "optimizer"
+    raise Untranslatable("state is offloaded to the host, which is not simulated")
 
 
 def _check_task(row: Row, filled: Filled) -> None:
@@ -101,10 +111,9 @@ def _check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("one layer alone, not a step")
     if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
         raise Untranslatable("inference, not training")
-    if _offloads_activations(row):
-        filled.approximate("offload")
-    elif "offload" in text and not re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
-        raise Untranslatable("state is offloaded to the host, which is not simulated")
+    offloaded = _offloaded(row)
+    if offloaded is not None:
+        filled.approximate(f"offload_{offloaded}")
     if is_finetuning(row.task):
         filled.approximate("sft")
     if (row.task or "").startswith("optimizer"):

@@ -12,7 +12,7 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default."""
-    text = (row.precision or "").lower()
+    text = (row.precision or "").lower().replace("float8", "fp8")
     if not text:
         filled.fill("precision", "bf16")
     compute = "bf16" if "bf16" in text else "fp16" if "fp16" in text else "fp32" if "fp32" in text else "bf16"
@@ -102,5 +102,8 @@ def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     """`flash` or `unfused`."""
     if row.attention is not None:
         return row.attention
+    words = f"{row.source} {row.notes}".lower()
+    if re.search(r"flash[- ]?att", words) and not re.search(r"(no|without|not) (fused|flash)", words):
+        return "flash"
     written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
     return "unfused" if written else filled.fill("attention", "flash")

@@ -14,6 +14,8 @@ from fourfold.program.schedule.user import is_user_schedule, user_orders, user_s
 AUTO = "auto"
 SCHEDULES = (*FIXED, AUTO)
 """Names; beside them `file:PATH` and `python:MODULE:FUNCTION`."""
+SPLIT_BACKWARD = ("zb_h1", "zb_h2", *V_SHAPED, AUTO)
+"""Those that run weight gradients apart from input gradients."""
 
 
 def stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ _SIMPLE: dict[str, Callable[[int, int, int], Iterator[Compute]]] = {
 
 ONE_STAGE = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2")
 V_SHAPED = ("zb_v", "dualpipe_v")
+PAIRED = ("dualpipe_v",)
+"""Schedules whose steady state is a forward beside a backward."""
 INTERLEAVED = "interleaved_1f1b"
 FIXED = ("naive", "gpipe", "1f1b", INTERLEAVED, "zb_h1", "zb_h2", *V_SHAPED)
 
