@@ -53,11 +53,16 @@ def megatron(request: Request, layout: Candidate) -> Said:
             )
     if layout.dp_replicate > 1 and layout.zero:
         flags.append(f"--num-distributed-optimizer-instances {layout.dp_replicate}")
+    policy, some, count = layout.recompute.partition(":")
     flags += {
         "none": [],
         "selective": ["--recompute-granularity selective", "--recompute-modules layernorm mlp_act"],
         "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
-    }[layout.recompute]
+    }[policy]
+    if some and policy == "full" and layout.pp == 1:
+        flags[-2:] = ["--recompute-method block", f"--recompute-num-layers {count}"]
+    elif some:
+        missing.append(f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead")
     return " \\\n".join([*flags, "--bf16" if request.compute == "bf16" else ""]).rstrip(" \\\n"), missing
 
 
@@ -102,9 +107,11 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
             missing.append(f"{layout.cp_method}: torchtitan's context parallelism is a ring")
     if layout.ep > 1 or layout.etp > 1:
         lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
-    mode = {"none": "none", "selective": "selective", "full": "full"}[layout.recompute]
+    mode, some, count = layout.recompute.partition(":")
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
-    if layout.recompute == "selective":
+    if some:
+        missing.append(f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead")
+    if mode == "selective":
         lines.append('selective_ac_option = "op"')
         missing.append("selective recomputation keeps other tensors there: products are kept, attention and norms too")
     return "\n".join(lines), missing

@@ -57,7 +57,7 @@ class Timelines:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._known: dict[Candidate, float] = {}
-        self._ratios: dict[tuple[str, int, int, int, int], float] = {}
+        self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
 
     @property
     def drawn(self) -> int:
@@ -74,7 +74,7 @@ class Timelines:
     def like(self, candidate: Candidate, bound: float) -> float:
         """The bound times what another shape's timeline was over its own bound, in the same pipeline."""
         each = candidate.dp * candidate.microbatch_sequences
-        key = (candidate.schedule, candidate.pp, candidate.virtual_stages, each, int(candidate.recompute == "full"))
+        key = (candidate.schedule, candidate.pp, candidate.virtual_stages, each, candidate.recompute == "full")
         if key not in self._ratios:
             self._ratios[key] = self.own(candidate, bound) / bound if candidate.pp > 1 else 1.0
         return bound * self._ratios[key]

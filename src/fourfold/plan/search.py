@@ -15,6 +15,7 @@ import numpy as np
 from fourfold.config import UserError
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
+from fourfold.plan.lighter import WORTH, lighter, mended
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Timelines, family, predict_candidate, price_candidate
 from fourfold.plan.request import Candidate, Request
@@ -100,6 +101,7 @@ def _search(
     ]
     heapify(queue)
     best: list[Priced] = []
+    outgrown: list[Priced] = []
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
@@ -147,13 +149,15 @@ def _search(
         result = Priced(candidate, step.seconds, step.device_bytes, float(seconds[order[place]]))
         if result.memory_bytes > request.memory_bytes:
             counts.simulated_too_large += 1
+            outgrown.append(result)
         else:
             heappush(queue, (result.seconds, SIMULATED, place, result))
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
     lean = _lean(request, pool, best)
-    best = sorted({*best, *lean}, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
+    partial = _partial(request, best, outgrown, fixed) if time.monotonic() - started < budget_seconds else []
+    best = sorted({*best, *lean, *partial}, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = timelines.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
@@ -164,6 +168,21 @@ def _search(
 
 def _time(priced: Priced) -> float:
     return priced.seconds
+
+
+def _partial(
+    request: Request, best: Sequence[Priced], outgrown: Sequence[Priced], fixed: Mapping[str, int | str]
+) -> list[Priced]:
+    """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
+    that is too large without, where it would be better than the best."""
+    if "recompute" in fixed or not best:
+        return []
+    first = min(best, key=_time)
+    found = [lighter(request, first)]
+    faster = [p for p in outgrown if p.candidate.recompute == "none" and p.seconds < WORTH * first.seconds]
+    if faster:
+        found.append(mended(request, min(faster, key=_time)))
+    return [p for p in found if p is not None]
 
 
 def _lean(request: Request, pool: Pool, best: Sequence[Priced]) -> list[Priced]:

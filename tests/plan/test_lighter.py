@@ -1,0 +1,82 @@
+"""Recomputing the first blocks alone is as little of it as fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config import ModelSection, resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.plan.exports import megatron, torchtitan
+from fourfold.plan.lighter import lighter, mended
+from fourfold.plan.pricing import Priced, predict_candidate, price_candidate
+from fourfold.plan.request import Candidate, Request
+
+DENSE = {
+    "num_layers": 16,
+    "hidden_size": 2048,
+    "num_heads": 16,
+    "num_kv_heads": 4,
+    "ffn_size": 8192,
+    "vocab_size": 8192,
+}
+LAYOUT = Candidate(
+    pp=1, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=8, zero=3, cp=1, cp_method="ring", tp=1, ep=1, etp=1,
+    microbatch_sequences=8, recompute="full",
+)  # fmt: skip
+
+
+def asked(share: float) -> tuple[Request, Priced]:
+    """A request whose devices hold all of full recomputation and `share` of what it saves."""
+    request = Request.of(resolve_model(ModelSection(**DENSE)), load_cluster("dgx-h100:8"), 4096, 64)
+    full, none = (max(predict_candidate(request, replace(LAYOUT, recompute=p)).device_bytes) for p in ("full", "none"))
+    request = replace(request, memory_bytes=int(full + share * (none - full)))
+    priced = price_candidate(request, LAYOUT)
+    assert isinstance(priced, Priced)
+    return request, priced
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.3, 12), (0.7, 6), (0.95, 2)])
+def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
+    request, full = asked(share)
+    found = lighter(request, full)
+    assert found is not None
+    policy, _, count = found.candidate.recompute.partition(":")
+    assert policy == "full"
+    assert 0 < int(count) <= most
+    assert found.memory_bytes <= request.memory_bytes
+    assert found.seconds < full.seconds
+    fewer = price_candidate(request, replace(LAYOUT, recompute=f"full:{int(count) - 1}"))
+    assert isinstance(fewer, Priced)
+    assert fewer.memory_bytes > request.memory_bytes, "the least that fits"
+
+
+def test_nothing_is_lighter_than_none_and_the_last_block_need_never_be_recomputed() -> None:
+    request, full = asked(0.5)
+    assert lighter(request, replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
+    least = lighter(replace(request, memory_bytes=full.memory_bytes), full)
+    assert least is not None
+    assert least.candidate.recompute == "full:15", "its activations are held where the recomputed block's would be"
+
+
+def test_what_does_not_fit_is_mended_with_as_little_as_does() -> None:
+    request, full = asked(0.5)
+    none = price_candidate(request, replace(LAYOUT, recompute="none"))
+    assert isinstance(none, Priced)
+    found = mended(request, none)
+    assert found is not None
+    assert found.memory_bytes <= request.memory_bytes < none.memory_bytes
+    assert none.seconds < found.seconds < full.seconds
+    assert mended(replace(request, memory_bytes=full.memory_bytes // 2), none) is None
+
+
+def test_other_trainers_say_what_they_can_of_it() -> None:
+    request, _ = asked(0.5)
+    some = replace(LAYOUT, recompute="full:5", zero=1)
+    flags, missing = megatron(request, some)
+    assert "--recompute-method block" in flags
+    assert "--recompute-num-layers 5" in flags
+    assert not any("first 5 blocks" in text for text in missing)
+    _, missing = megatron(request, replace(some, pp=2, dp_shard=4))
+    assert any("first 5 blocks" in text for text in missing)
+    _, missing = torchtitan(request, some)
+    assert any("first 5 blocks" in text for text in missing)
