@@ -56,7 +56,7 @@ HEAD = """\
 """
 COLLECTED, MEASURED = (
     {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")},
-    ("ampere", "hopper", "blackwell"),
+    ("ampere", "hopper", "blackwell", "blackwell ultra"),
 )
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""

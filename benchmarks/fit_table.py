@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 
 from fourfold.cost.fitted import Fitted
+from fourfold.cost.stack import Stack
 from fourfold.validate import Case
 
 Table = dict[str, dict]
@@ -48,7 +49,15 @@ SEEN = {"nanotron": ("host_crowded_seconds", "network_hops")}
 """What shows only in layouts that are bad enough: by framework."""
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
 LEAST_ROWS = 6
-LIMITS = {"fused": (0.05, 1.0), "share": (0.5, 0.9), "network_share": (0.7, 1.15), "product_share": (0.3, 0.9)}
+LIMITS = {
+    "fused": (0.05, 1.0),
+    "share": (0.5, 0.9),
+    "network_share": (0.7, 1.15),
+    "product_share": (0.3, 0.9),
+    "memory_share": (0.4, 0.95),
+    "grouped_share": (0.4, 1.0),
+    "low_share": (0.5, 1.0),
+}
 
 
 def constants_of(table: Table) -> Fitted:
@@ -84,7 +93,7 @@ def get(table: Table, part: str, owner: str, name: str) -> float:
     for each in (owner, owner.partition("-")[0], "default"):
         if name in table[part].get(each, {}):
             return float(table[part][each][name])
-    return 1.0
+    return float(getattr(Stack, name)) if part == "stack" else 1.0
 
 
 def put(table: Table, part: str, owner: str, name: str, value: float) -> None:

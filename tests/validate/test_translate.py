@@ -380,7 +380,8 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     assert translate(replace(old, notes="FlashAttention 1")).attention == "flash"  # type: ignore[union-attr]
     assert translate(replace(old, notes="without flash-attention")).attention == "unfused"  # type: ignore[union-attr]
     assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
-    assert not translate(old).dispatch_once  # type: ignore[union-attr]
+    assert translate(old).dispatch_once is None  # type: ignore[union-attr]
+    assert translate(replace(old, notes="alltoall dispatcher")).dispatch_once is False  # type: ignore[union-attr]
 
 
 def test_releases_that_changed_much_are_stacks_of_their_own() -> None:

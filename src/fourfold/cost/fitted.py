@@ -37,8 +37,8 @@ class Fitted:
         if not framework or wanted is None:
             return ""
         same = {each: _months(each.removeprefix(f"{framework}-")) for each in self.stacks}
-        known = [(abs(months - wanted), each) for each, months in same.items() if months is not None]
-        return min(known, default=(0, ""))[1]
+        known = [(abs(months - wanted), -months, each) for each, months in same.items() if months is not None]
+        return min(known, default=(0, 0, ""))[2]
 
     def kernels(self, device: str, stack: Stack) -> Kernels:
         """A device's kernels as a stack runs them."""

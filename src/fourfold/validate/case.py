@@ -97,7 +97,7 @@ class Case:
     year; `attention`: `flash` or `unfused` kernels; `peak_flops`: of one device in this precision as the source states it;
     `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks, embedding and head come on
     top; `recompute_open`: the source does not say what is recomputed; `offloaded`: what lies in the host's memory;
-    `dispatch_once`: as in `cost.Stack`, where the source says so; `defaults`: what was filled in, or contradicts itself, in words.
+    `dispatch_once`: as in `cost.Stack`, where the source says; `defaults`: what was filled in, or contradicts itself, in words.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Case:
     recompute_open: bool = False
     offloaded: Offloaded | None = None
     own_device: Device | None = None
-    dispatch_once: bool = False
+    dispatch_once: bool | None = None
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

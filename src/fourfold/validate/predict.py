@@ -152,7 +152,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         stack,
         fused_attention=case.attention == "flash",
         attention_recomputed="core_attn" in case.layout.recompute_modules,
-        dispatch_once=stack.dispatch_once or case.dispatch_once,
+        dispatch_once=stack.dispatch_once if case.dispatch_once is None else case.dispatch_once,
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)

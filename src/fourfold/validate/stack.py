@@ -35,6 +35,11 @@ class Stack:
 _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("neuron", Stack("neuronx", 2024, True, True)),
     ("mindformers", Stack("mindformers", 2024)),
+    ("lightning-ai mingpt", Stack("lightning", 2022)),
+    ("kempnerforge", Stack("kempnerforge", 2026)),
+    ("halo, throughput", Stack("halo", 2026)),
+    ("prime-rl", Stack("prime-rl", 2026)),
+    ("pai-megatron", Stack("megatron-pai", 2025, True, True)),
     ("nanotron", Stack("nanotron", 2025)),
     ("picotron", Stack("picotron", 2024)),
     ("llm-foundry", Stack("llm-foundry", 2023)),
@@ -77,6 +82,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("alpa", Stack("alpa", 2022)),
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("deepspeed", Stack("deepspeed", 2023)),
+    ("ds3lab", Stack("ds3lab", 2022)),
     ("fsdp", Stack("fsdp", 2024)),
     ("pytorch", Stack("pytorch", 2024)),
 )

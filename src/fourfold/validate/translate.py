@@ -64,7 +64,7 @@ def _case(row: Row) -> Case:
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
         offloaded=_offloaded(row),
-        dispatch_once=re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) is not None,
+        dispatch_once=_dispatch_once(row),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -98,6 +98,13 @@ def _offloaded(row: Row) -> Offloaded | None:
     ):
         return "optimizer"
     raise Untranslatable("state is offloaded to the host, which is not simulated")
+
+
+def _dispatch_once(row: Row) -> bool | None:
+    """Whether the row says that its experts' tokens go once to every node, or not."""
+    if re.search(r"all-?to-?all dispatcher", row.notes, re.I):
+        return False
+    return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
 
 
 def _check_task(row: Row, filled: Filled) -> None:

@@ -7,9 +7,17 @@ e bytes of the compute format, w of the router's; indices have 8.
 Exact: saved bytes and collectives. Peaks leave out counts and sorting scratch, some ten bytes a pair.
 """
 
-from dataclasses import dataclass
-
 from fourfold.config import ModelConfig
+from fourfold.model.experts.exchange_cost import (
+    RoutedSizes,
+    arrive,
+    arrive_home,
+    combine,
+    dispatch,
+    gather_over_etp,
+    routed_sizes,
+    scatter_over_etp,
+)
 from fourfold.model.shape import Shape
 from fourfold.model.tape import Tape, WeightProduct, norm_backward, norm_forward, rebuild_normed
 from fourfold.model.work import Product
@@ -29,35 +37,6 @@ SAVED = (
 )
 
 
-@dataclass(frozen=True)
-class RoutedSizes:
-    """The symbols above, as numbers."""
-
-    routed: int
-    served: int
-    pairs: int
-    hidden: int
-    ffn: int
-    shared_ffn: int
-    experts: int
-    local_experts: int
-
-
-def routed_sizes(model: ModelConfig, shape: Shape) -> RoutedSizes:
-    """Of one microbatch on one rank."""
-    routed = shape.tokens // shape.tp
-    return RoutedSizes(
-        routed=routed,
-        served=routed * shape.etp,
-        pairs=routed * shape.etp * model.top_k,
-        hidden=model.hidden_size,
-        ffn=model.moe_ffn_size // shape.etp,
-        shared_ffn=model.num_shared_experts * model.moe_ffn_size // shape.tp,
-        experts=model.num_experts,
-        local_experts=model.num_experts // shape.ep,
-    )
-
-
 def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, graph: bool) -> None:
     """From `middle` [t, h] to `output` [t, h] and, with a graph, what is saved (`SAVED`)."""
     z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
@@ -65,19 +44,19 @@ def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     if z.shared_ffn:
         tape.gather_tokens(shape, z.hidden, "gathered_2", later=True)
     _choose(tape, model, shape, z)
-    _gather_over_etp(tape, shape, z.hidden * e, z, "served")
-    _gather_over_etp(tape, shape, model.top_k * INDEX_BYTES, z)
-    _gather_over_etp(tape, shape, model.top_k * w, z)
+    gather_over_etp(tape, shape, z.hidden * e, z, "served")
+    gather_over_etp(tape, shape, model.top_k * INDEX_BYTES, z)
+    gather_over_etp(tape, shape, model.top_k * w, z)
     _plan(tape, shape, z)
-    _dispatch(tape, shape, z, z.hidden * e, "rows")
-    _dispatch(tape, shape, z, w, "row_scale")
+    dispatch(tape, shape, z, z.hidden * e, "rows")
+    dispatch(tape, shape, z, w, "row_scale")
     tape.drop("served")
     if z.shared_ffn:
         _shared_forward(tape, shape, z, keep)
     if not keep:
         tape.free("normed_2")
-    _arrive(tape, shape, z, z.hidden * e, "rows")
-    _arrive(tape, shape, z, w, "row_scale")
+    arrive(tape, shape, z, z.hidden * e, "rows")
+    arrive(tape, shape, z, w, "row_scale")
     tape.alloc(gate_up=z.pairs * 2 * z.ffn * e)
     tape.matmul(z.pairs, 2 * z.ffn, z.hidden, z.local_experts)
     tape.alloc(product=z.pairs * z.ffn * e)
@@ -85,9 +64,9 @@ def routed_forward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, gra
     tape.alloc(expert_output=z.pairs * z.hidden * e)
     tape.matmul(z.pairs, z.hidden, z.ffn, z.local_experts)
     tape.free("product")
-    _combine(tape, shape, z, z.hidden * e, "expert_output")
-    _arrive_home(tape, shape, z, z.hidden * e, "expert_output")
-    _scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
+    combine(tape, shape, z, z.hidden * e, "expert_output")
+    arrive_home(tape, shape, z, z.hidden * e, "expert_output")
+    scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
     _join(tape, shape, z, "output")
     if not graph:
         tape.drop(*SAVED, "middle")
@@ -99,8 +78,8 @@ def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, ba
     z, e, w = routed_sizes(model, shape), shape.element_bytes, shape.wide_bytes
     if z.shared_ffn:
         tape.gather_tokens(shape, z.hidden, "upstream", later=True)
-    _gather_over_etp(tape, shape, z.hidden * e, z, "served")
-    _dispatch(tape, shape, z, z.hidden * e, "grads")
+    gather_over_etp(tape, shape, z.hidden * e, z, "served")
+    dispatch(tape, shape, z, z.hidden * e, "grads")
     tape.drop("served")
     if model.balance_loss and balance_axes is not None:
         tape.send("all_reduce", balance_axes, shape.sequences * z.experts * INDEX_BYTES)
@@ -108,17 +87,17 @@ def routed_backward(tape: Tape, model: ModelConfig, shape: Shape, keep: bool, ba
         rebuild_normed(tape, shape, shape.hidden_tokens, z.hidden, "2")
     if z.shared_ffn:
         _shared_backward(tape, shape, z, keep)
-    _arrive(tape, shape, z, z.hidden * e, "grads")
+    arrive(tape, shape, z, z.hidden * e, "grads")
     _experts_backward(tape, shape, z)
-    _combine(tape, shape, z, z.hidden * e, "grad_rows")
-    _combine(tape, shape, z, w, "grad_scale")
+    combine(tape, shape, z, z.hidden * e, "grad_rows")
+    combine(tape, shape, z, w, "grad_scale")
     _product(tape, shape, z, 2 * z.ffn, z.hidden, "gate_up", "rows")
     tape.release("gate_up", "rows")
     tape.free("row_scale")
-    _arrive_home(tape, shape, z, z.hidden * e, "grad_rows")
-    _arrive_home(tape, shape, z, w, "grad_scale")
-    _scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
-    _scatter_over_etp(tape, shape, z, model.top_k * w, "grad_weights", named=False)
+    arrive_home(tape, shape, z, z.hidden * e, "grad_rows")
+    arrive_home(tape, shape, z, w, "grad_scale")
+    scatter_over_etp(tape, shape, z, z.hidden * e, "routed")
+    scatter_over_etp(tape, shape, z, model.top_k * w, "grad_weights", named=False)
     _router_backward(tape, shape, z)
     tape.drop("choice", "route")
     tape.release("ends")
@@ -147,71 +126,6 @@ def _plan(tape: Tape, shape: Shape, z: RoutedSizes) -> None:
         tape.send("all_to_all", "ep", z.experts * INDEX_BYTES)
     arrays = 3 if shape.ep > 1 and z.local_experts > 1 else 2
     tape.alloc(route=arrays * z.pairs * INDEX_BYTES, ends=4 * z.local_experts)
-
-
-def _dispatch(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
-    """`dispatch`: rows of `width` bytes on their way, to be `name`."""
-    tape.alloc(**{f"{name}_sent": z.pairs * width})
-    tape.touch(z.pairs * width, 2, 2)
-    if shape.ep > 1:
-        tape.alloc(**{f"{name}_received": z.pairs * width})
-        tape.send("all_to_all", "ep", z.pairs * width, f"{name}_sent")
-
-
-def _arrive(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
-    """`Transfer.wait` of rows dispatched: sorted by expert as `name`."""
-    if shape.ep == 1:
-        tape.rename(f"{name}_sent", name)
-        return
-    tape.join(f"{name}_sent")
-    tape.free(f"{name}_sent")
-    if z.local_experts > 1:
-        tape.brief(z.pairs * width)
-        tape.touch(z.pairs * width, 2, 2)
-    tape.rename(f"{name}_received", name)
-
-
-def _combine(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
-    """`combine`: the rows `name` on their way back."""
-    if shape.ep > 1:
-        tape.alloc(**{f"{name}_unsorted": z.pairs * width if z.local_experts > 1 else 0})
-        tape.alloc(**{f"{name}_back": z.pairs * width})
-        if z.local_experts > 1:
-            tape.touch(z.pairs * width, 2, 2)
-        tape.send("all_to_all", "ep", z.pairs * width, f"{name}_back")
-        if z.local_experts > 1 and name == "grad_rows":
-            tape.free(name)
-
-
-def _arrive_home(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
-    """`Transfer.wait` of rows on their way back: summed a token, as `routed` (values a pair stay as they are)."""
-    tape.join(f"{name}_back")
-    tape.drop(f"{name}_unsorted")
-    if name == "grad_rows" and shape.ep > 1:
-        tape.drop(name)
-    if name != "grad_scale":
-        tape.alloc(routed=z.served * width)
-        tape.touch(z.pairs * width, 2, 1)
-    tape.drop(f"{name}_back", name)
-
-
-def _gather_over_etp(tape: Tape, shape: Shape, width: int, z: RoutedSizes, name: str | None = None) -> None:
-    if shape.etp > 1:
-        if name is not None:
-            tape.alloc(**{name: z.served * width})
-        tape.send("all_gather", "etp", z.served * width)
-
-
-def _scatter_over_etp(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str, named: bool = True) -> None:
-    if shape.etp == 1:
-        return
-    whole = z.served * width
-    tape.send("reduce_scatter", "etp", whole)
-    part = whole // shape.etp
-    tape.brief(part + (whole - part if shape.exchange else 0))
-    if named:
-        tape.free(name)
-        tape.alloc(**{name: part})
 
 
 def _join(tape: Tape, shape: Shape, z: RoutedSizes, result: str) -> None:
