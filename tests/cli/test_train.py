@@ -8,7 +8,7 @@ import pytest
 
 from fourfold.cli.train import train_with
 from fourfold.config import RunFailure, UserError
-from fourfold.data import open_prepared
+from fourfold.data.prepared import open_prepared
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 

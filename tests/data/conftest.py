@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fourfold.config.schema import DataSection
-from fourfold.data import PreparedData, prepare
+from fourfold.data.prepare import prepare
+from fourfold.data.prepared import PreparedData
 
 WORDS = (
     "the",

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fourfold.config import UserError
 from fourfold.config.schema import CorpusPart
-from fourfold.data import IGNORED, Batch, GlobalBatches, PreparedData, write_indexed
-from fourfold.data.batches import _to_batch
+from fourfold.data.batches import IGNORED, Batch, GlobalBatches, _to_batch
+from fourfold.data.indexed import write_indexed
+from fourfold.data.prepared import PreparedData
 
 Prepare = Callable[..., PreparedData]
 S, G = 32, 12

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.data import PreparedData
+from fourfold.data.prepared import PreparedData
 from fourfold.data.split import SplitSurvey
 
 

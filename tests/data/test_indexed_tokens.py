@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import RunFailure
-from fourfold.data import open_indexed, write_indexed
+from fourfold.data.indexed import open_indexed, write_indexed
 
 CODES = {1: "B", 2: "b", 3: "h", 4: "i", 5: "q", 8: "H"}
 

@@ -14,16 +14,12 @@ import pytest
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
-from fourfold.data import (
-    ByteTokenizer,
-    GlobalBatches,
-    PreparedData,
-    open_indexed,
-    open_prepared,
-    prepare,
-    train_bpe,
-    write_indexed,
-)
+from fourfold.data.batches import GlobalBatches
+from fourfold.data.indexed import open_indexed, write_indexed
+from fourfold.data.prepare import prepare
+from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.data.tokenizer import ByteTokenizer
+from fourfold.data.tokenizer_spec import train_bpe
 
 Prepare = Callable[..., PreparedData]
 
@@ -108,7 +104,7 @@ def test_unigram_entropies_are_those_of_the_definition(text_folder: Path, prepar
 
 def test_two_processes_build_once(text_folder: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from fourfold.config.schema import DataSection; from fourfold.data import prepare\n"
+        "import sys; from fourfold.config.schema import DataSection; from fourfold.data.prepare import prepare\n"
         "assert 'torch' not in sys.modules\n"
         "print(prepare(DataSection(corpus=sys.argv[1], tokenizer='bpe:400', directory=sys.argv[2]), print).path)"
     )

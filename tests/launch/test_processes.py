@@ -122,7 +122,8 @@ def test_an_error_in_the_display_leaves_no_process(folder: RunFolder) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_no_rank_outlives_a_launcher_that_is_killed(folder: RunFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from fourfold.launch import RunFolder, launch_local;"
+        "import sys; from pathlib import Path; from fourfold.launch.processes import launch_local;"
+        "from fourfold.launch.run_folder import RunFolder;"
         "launch_local(RunFolder(Path(sys.argv[1])), 2, 1, command=[sys.executable, sys.argv[2], 'deaf'])"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(folder.path), str(FAKE)])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fourfold.calibrate.clock import synchronize
 from fourfold.config import parse_run, resolve_model
-from fourfold.data import Batch
+from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.program import lower_step
 from fourfold.program.facts import Lowering

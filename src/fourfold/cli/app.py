@@ -2,28 +2,33 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from cyclopts import App, CycloptsError
 
 from fourfold import __version__
-from fourfold.cli.calibrate import calibrate
-from fourfold.cli.data import data
-from fourfold.cli.huggingface import export, import_
-from fourfold.cli.plan import plan
-from fourfold.cli.report import report
-from fourfold.cli.sample import sample
-from fourfold.cli.show import show
-from fourfold.cli.simulate import simulate
-from fourfold.cli.train import train
-from fourfold.cli.validate import validate
 from fourfold.config import UserError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
+COMMANDS = {
+    "train": ("train", "train"),
+    "report": ("report", "report"),
+    "plan": ("plan", "plan"),
+    "simulate": ("simulate", "simulate"),
+    "show": ("show", "show"),
+    "calibrate": ("calibrate", "calibrate"),
+    "validate": ("validate", "validate"),
+    "data": ("data", "data"),
+    "sample": ("sample", "sample"),
+    "export": ("huggingface", "export"),
+    "import": ("huggingface", "import_"),
+}
+"""Module and function of each."""
 
 
-def build_app() -> App:
-    """The command line. What a subcommand needs beyond the planner's half, torch above all, it imports when it runs."""
+def build_app(described: bool = False) -> App:
+    """The command line. A command is imported when it is called, or all are where each is to be described."""
     app = App(
         name="fourfold",
         version=__version__,
@@ -36,21 +41,10 @@ def build_app() -> App:
         ),
         end_of_options_delimiter="",
     )
-    commands: tuple[Callable[..., int], ...] = (
-        train,
-        report,
-        plan,
-        simulate,
-        show,
-        calibrate,
-        validate,
-        data,
-        sample,
-        export,
-    )
-    for order, command in enumerate(commands):
-        app.command(command, sort_key=order)
-    app.command(import_, name="import")
+    for order, (name, (module, function)) in enumerate(COMMANDS.items()):
+        path = f"fourfold.cli.{module}"
+        command = getattr(import_module(path), function) if described else f"{path}:{function}"
+        app.command(command, name=name, sort_key=order)
     return app
 
 
@@ -68,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of a command line; messages go to stderr."""
     try:
-        result = build_app()(
-            arguments or ["--help"], exit_on_error=False, print_error=False, result_action="return_value"
+        words = arguments or ["--help"]
+        result = build_app(words[0] in ("--help", "-h"))(
+            words, exit_on_error=False, print_error=False, result_action="return_value"
         )
     except CycloptsError as error:
         return _say(f"{_first_lower(str(error))}\nsee fourfold --help", USAGE)

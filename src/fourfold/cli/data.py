@@ -27,7 +27,7 @@ def data(
         Print one JSON document and nothing else.
     """
     from fourfold.cli.console import preparing
-    from fourfold.data import prepare
+    from fourfold.data.prepare import prepare
     from fourfold.report.corpus import corpus_lines, corpus_summary
 
     config = load_run(run, overrides)

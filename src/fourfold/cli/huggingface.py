@@ -116,7 +116,7 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
         )
     require_packages("export", "torch", "safetensors")
     from fourfold.checkpoint import export_checkpoint
-    from fourfold.data import open_prepared
+    from fourfold.data.prepared import open_prepared
 
     tokenizer_file, eos = None, None
     try:

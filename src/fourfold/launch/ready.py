@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
-from fourfold.data import PreparedData, open_prepared, prepare
+from fourfold.data.prepare import prepare
+from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, check_same_run

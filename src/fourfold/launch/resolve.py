@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
 from fourfold.config.schema import DataSection
-from fourfold.launch.automatic import automatic_layout
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
 from fourfold.program.facts import Lowering, Transport
@@ -66,6 +65,8 @@ def resolve_run(
     """Completes and checks a run. `ranks` None: as many as the layout asks for. Raises `UserError` naming the key."""
     model = resolve_model(config.model, tokenizer_vocab_size)
     if config.layout.auto:
+        from fourfold.launch.automatic import automatic_layout
+
         config = config.model_copy(update={"layout": automatic_layout(config, model, ranks)})
     layout = resolve_layout(config, model, ranks)
     complete = config.model_copy(
@@ -98,13 +99,14 @@ def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
     `"bytes"` and `"bpe:N"` say it. A tokenizer file is read only where the model does not state `vocab_size`; None where
     it does. A BPE of a small corpus may turn out smaller than N.
     """
-    from fourfold.data.tokenizer import load_tokenizer
     from fourfold.data.tokenizer_spec import parse_tokenizer
 
     if data.tokenizer == "bytes" or data.tokenizer.startswith("bpe:"):
         return parse_tokenizer(data.tokenizer).vocab_size
     if _has_vocab_size(model):
         return None
+    from fourfold.data.tokenizer import load_tokenizer
+
     return load_tokenizer(parse_tokenizer(data.tokenizer).path).vocab_size
 
 

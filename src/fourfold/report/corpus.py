@@ -4,7 +4,7 @@ import json
 from math import log
 from typing import Any
 
-from fourfold.data import PreparedData
+from fourfold.data.prepared import PreparedData
 
 _SAMPLE_TOKENS = 1 << 16
 _EXCERPT_TOKENS = 160

@@ -3,9 +3,8 @@
 import numpy as np
 import torch
 
-from fourfold.data import Batch
 from fourfold.data.ahead import look_ahead
-from fourfold.data.batches import IGNORED
+from fourfold.data.batches import IGNORED, Batch
 from fourfold.layout import Layout
 from fourfold.model.rope import rope_tables
 from fourfold.model.segments import Microbatch

@@ -9,7 +9,7 @@ import torch
 from fourfold.checkpoint import latest_checkpoint, read_parameters
 from fourfold.checkpoint.released import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
-from fourfold.data import open_prepared
+from fourfold.data.prepared import open_prepared
 from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_forward
 from fourfold.model.experts.balance import Balancing
