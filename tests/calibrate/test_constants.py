@@ -9,6 +9,7 @@ import tomli_w
 from fourfold.config import UserError, parse_run, resolve_model
 from fourfold.config.hardware import load_cluster, parse_cluster
 from fourfold.cost.calibration import Crowd, Curve, constants_of
+from fourfold.cost.documents import masked_share
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
 from fourfold.program.facts import Lowering
@@ -127,3 +128,14 @@ def test_a_stage_computes_faster_while_the_other_waits() -> None:
     table["calibration"]["ranks_2"]["stack"]["paces"] = [2.0, 1.0]
     fast = simulate(facts, prices_for(config, facts, loaded(table))).seconds
     assert slow / 2 < fast < slow
+
+
+def test_attention_within_documents_costs_its_share_here_too() -> None:
+    config, facts = run({}, 1)
+    masked = config.model_copy(
+        update={"data": config.data.model_copy(update={"document_mask": True, "document_tokens": 4})}
+    )
+    whole, documents = (prices_for(each, facts, loaded(cluster())) for each in (config, masked))
+    scores = Attention(1, 16, 16, 4, 4, 8, 8)
+    assert documents.kernel(scores) == pytest.approx(whole.kernel(scores) * masked_share(16, 4))
+    assert documents.memory(1e6) == whole.memory(1e6)

@@ -10,6 +10,7 @@ from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
 from fourfold.config import ModelConfig, ModelSection, UserError, load_run, resolve_model
 from fourfold.config.hardware import THIS, cluster_names, load_cluster
+from fourfold.config.schema import DataSection
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.explain import explain as explain_layout
@@ -159,16 +160,12 @@ def _request(
     memory_share: float,
 ) -> Request:
     """What is asked, from the run file and the options, which win."""
-    mask, length, compute, named = False, None, dtype, cluster
+    length, compute, named, data = None, dtype, cluster, DataSection()
     resolved: ModelConfig | None = None
     if run is not None:
         config = load_run(run, overrides)
         resolved = resolve_model(config.model, stated_vocab_size(config.model, config.data))
-        length, compute, mask = (
-            config.batch.sequence_length,
-            dtype or config.precision.compute,
-            config.data.document_mask,
-        )
+        length, compute, data = config.batch.sequence_length, dtype or config.precision.compute, config.data
         named = cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
         if batch_tokens is None and sequences is None:
             sequences = config.batch.global_sequences
@@ -190,7 +187,9 @@ def _request(
         raise UserError("the batch is missing; what works: --batch-tokens 4M, or --batch-sequences 512")
     if not 1 <= sequences <= 10_000_000:
         raise UserError(f"--batch-sequences {sequences}: allowed: 1 to 10000000; a value that works: 512")
-    return Request.of(resolved, load_cluster(named), length, sequences, compute or "bf16", stack, memory_share, mask)
+    machine = load_cluster(named)
+    mask, tokens = data.document_mask, data.document_tokens
+    return Request.of(resolved, machine, length, sequences, compute or "bf16", stack, memory_share, mask, tokens)
 
 
 def _sequences(tokens: float, length: int) -> int:

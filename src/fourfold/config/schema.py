@@ -115,12 +115,15 @@ class CorpusPart(Section):
 
 
 class DataSection(Section):
-    """What is read: `"stdlib"`, a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
+    """What is read: `"stdlib"`, a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend.
+
+    `document_tokens`: a document's mean length, for predictions alone: how much attention `document_mask` saves."""
 
     corpus: str | list[CorpusPart] = "stdlib"
     tokenizer: str = "bpe:4096"
     text_key: str = "text"
     document_mask: bool = False
+    document_tokens: PositiveInt | None = None
     held_out_every: Annotated[int, Field(ge=2)] = 20
     directory: str = "fourfold-data"
 

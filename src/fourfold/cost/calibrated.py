@@ -1,7 +1,8 @@
 """Prices of a machine that was measured: its kernels and collectives take what its calibration says."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.config.hardware import Cluster
@@ -28,20 +29,14 @@ class CalibratedPrices(Prices):
         assert self.calibration is not None
         return self.calibration.crowd(self.layout.world_size)
 
-    @cached_property
-    def _kernels(self) -> dict[Product | Attention | Pass, float]:
-        return {}
-
     @property
     def shares_cores(self) -> bool:
         """Whether ranks compute on the same cores."""
         return self.calibration is not None and self.calibration.cores > 0
 
-    def kernel(self, item: Product | Attention | Pass) -> float:
-        found = self._kernels.get(item)
-        if found is None:
-            found = self._kernels[item] = self.crowd.kernel(item)
-        return found
+    @cached_property
+    def _kernel(self) -> Callable[[Product | Attention | Pass], float]:
+        return cache(self.crowd.kernel)
 
     def collective(self, kind: str, axes: str, size: int) -> float:
         key = (kind, axes, size)

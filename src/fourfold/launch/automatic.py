@@ -22,6 +22,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         config.batch.global_sequences,
         config.precision.compute,
         document_mask=config.data.document_mask,
+        document_tokens=config.data.document_tokens,
     )
     stated = config.layout.model_fields_set - {"auto", "sequence_parallel", "prefetch"}
     unknown = stated - set(FIXABLE)

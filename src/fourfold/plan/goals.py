@@ -56,12 +56,7 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
     length = request.sequence_length
     while length <= LONGEST:
         sequences = max(1, request.tokens // length)
-        longer = replace(
-            request,
-            sequence_length=length,
-            global_sequences=sequences,
-            model=replace(request.model, max_position=max(request.model.max_position, length)),
-        )
+        longer = request.of_length(length, sequences)
         if not fits_at_all(longer):
             break
         found = search(longer, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)

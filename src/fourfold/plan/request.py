@@ -6,6 +6,7 @@ from fourfold.config import ModelConfig, RunConfig
 from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection
+from fourfold.cost.documents import masked_share
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
@@ -32,6 +33,7 @@ class Request:
     compute: str = "bf16"
     document_mask: bool = False
     transport: Transport = "native"
+    document_tokens: int | None = None
 
     @classmethod
     def of(
@@ -44,15 +46,29 @@ class Request:
         stack: str | None = None,
         memory_share: float = MEMORY_SHARE,
         document_mask: bool = False,
+        document_tokens: int | None = None,
     ) -> "Request":
-        """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). Raises `UserError`."""
+        """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
+        document's mean length, where attention stays within documents. Raises `UserError`."""
         transport = transport_on(cluster)
-        config = _run(global_sequences, sequence_length, compute, document_mask, LayoutSection(dp_shard=1))
+        config = _run(
+            global_sequences, sequence_length, compute, document_mask, LayoutSection(dp_shard=1), document_tokens
+        )
         model = replace(model, max_position=max(model.max_position, sequence_length))
         facts = Lowering.of(config, model, resolve_layout(config, model), transport)
         template = prices_for(config, facts, cluster, stack)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
-        return cls(model, template, sequence_length, global_sequences, memory_bytes, compute, document_mask, transport)
+        batch = (sequence_length, global_sequences)
+        return cls(model, template, *batch, memory_bytes, compute, document_mask, transport, document_tokens)
+
+    def of_length(self, sequence_length: int, global_sequences: int) -> "Request":
+        """The same with other sequences."""
+        model = replace(self.model, max_position=max(self.model.max_position, sequence_length))
+        asked = replace(self, model=model, sequence_length=sequence_length, global_sequences=global_sequences)
+        if not self.document_mask or self.document_tokens is None:
+            return asked
+        share = masked_share(sequence_length, self.document_tokens)
+        return replace(asked, template=replace(self.template, masked_share=share))
 
     @property
     def cluster(self) -> Cluster:
@@ -89,12 +105,17 @@ class Request:
 
 
 def _run(
-    global_sequences: int, sequence_length: int, compute: str, document_mask: bool, layout: LayoutSection
+    global_sequences: int,
+    sequence_length: int,
+    compute: str,
+    document_mask: bool,
+    layout: LayoutSection,
+    document_tokens: int | None = None,
 ) -> RunConfig:
     table = {
         "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": 1},
         "precision": {"compute": compute},
-        "data": {"document_mask": document_mask},
+        "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
     }
     return parse_run(table, source="plan").model_copy(update={"layout": layout})
 

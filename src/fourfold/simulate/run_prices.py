@@ -6,6 +6,7 @@ from dataclasses import replace
 from fourfold.config import RunConfig, UserError
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.calibrated import calibrated_prices
+from fourfold.cost.documents import masked_share
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
@@ -19,12 +20,13 @@ def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name:
     """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
     fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises `UserError` for a name that is
     not there."""
-    stack = stack_named(stack_name)
-    measured = calibrated_prices(cluster, facts.layout, config.precision.compute) if stack.name == OWN_STACK else None
-    if measured is not None:
-        return measured
-    compute = config.precision.compute
-    return fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
+    stack, compute = stack_named(stack_name), config.precision.compute
+    measured = calibrated_prices(cluster, facts.layout, compute) if stack.name == OWN_STACK else None
+    prices = measured or fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
+    data = config.data
+    if not data.document_mask or data.document_tokens is None:
+        return prices
+    return replace(prices, masked_share=masked_share(config.batch.sequence_length, data.document_tokens))
 
 
 def fitted_prices(
