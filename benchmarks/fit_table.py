@@ -40,7 +40,8 @@ STACK = {
     "attention_speed": 0.12,
     "link_speed": 0.2,
     "fused": 0.3,
-    "host_launch_seconds": 0.5,
+    "host_launch_seconds": 0.25,
+    "host_route_seconds": 0.6,
     "host_crowded_seconds": 0.3,
     "network_hops": 0.5,
 }
@@ -72,8 +73,9 @@ def family_of(device: str) -> str | None:
 
 
 def parameters(cases: list[Case], left_out: set[str]) -> list[tuple[str, str, str]]:
-    devices, stacks, low = defaultdict(int), defaultdict(int), defaultdict(int)
+    devices, stacks, low, routed = (defaultdict(int) for _ in range(4))
     for case in cases:
+        routed[case.stack] += case.model.num_experts > 0
         devices[family_of(case.device) or ""] += 1
         stacks[case.stack] += 1
         low[family_of(case.device) or ""] += case.precision.low is not None
@@ -83,6 +85,7 @@ def parameters(cases: list[Case], left_out: set[str]) -> list[tuple[str, str, st
     for stack in sorted(s for s, n in stacks.items() if n >= LEAST_ROWS and s not in left_out):
         seen = SEEN.get(stack.partition("-")[0], ())
         found += [("stack", stack, n) for n in STACK if n in ALWAYS or n in seen]
+        found += [("stack", stack, "host_route_seconds")] * (routed[stack] >= LEAST_ROWS)
     return found
 
 

@@ -10,6 +10,7 @@ from fourfold.config.hardware import load_cluster
 from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import fitted
+from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes
 from fourfold.cost.phase import whole
 from fourfold.cost.stack import Stack
@@ -79,6 +80,24 @@ def test_hosts_are_crowded_only_where_stages_send_between_nodes() -> None:
     crowded = replace(STACK, host_crowded_seconds=1e-3)
     assert phase_cost(_block(TP8), _prices(TP8, crowded)).host == 0
     assert phase_cost(_block(TP8_PP2), _prices(TP8_PP2, crowded)).host > 8e-3
+
+
+def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() -> None:
+    slow = _prices(TP8, replace(STACK, host_route_seconds=1.0))
+    experts, passes = Product(4096, 1024, 2048, groups=8), Pass(10**6, 10**6)
+    gradient = Product(2048, 1024, 4096, accumulates=True, groups=8)
+    assert phase_cost(Phase((experts, passes)), slow).seconds >= 1.0
+    assert phase_cost(Phase((gradient, passes)), slow).seconds < 0.1
+    assert phase_cost(Phase((replace(experts, groups=1), passes)), slow).seconds < 0.1
+
+
+def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
+    experts = Product(4096, 1024, 2048, groups=8)
+    grouped, single = (
+        Prices(H100, TP8.layout, Kernels(launch_seconds=1e-3, expert_launches=share), STACK).kernel(experts)
+        for share in (0.0, 0.5)
+    )
+    assert single - grouped == pytest.approx(0.5 * 7 * 1e-3)
 
 
 def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:

@@ -70,7 +70,14 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
         end = max(now + lost, beside_pair)
         exposed, now = exposed + end - now, end
     host += started * stack.host_launch_seconds
+    if stack.host_route_seconds and is_routed(phase):
+        host += stack.host_route_seconds
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
+
+
+def is_routed(phase: Phase) -> bool:
+    """Whether tokens go to experts in it; weight gradients apart find them there."""
+    return any(isinstance(item, Product) and item.groups > 1 and not item.accumulates for item in phase.work)
 
 
 @lru_cache(maxsize=512)
