@@ -26,8 +26,8 @@ Progress = Callable[[str, float], None]
 """What is being done, and the share of it that is."""
 
 ADDED, MOST_ADDED = 0.75, 0.05
-"""How much of what simulations add to a timeline at least is taken to be added for a kind of pipeline not simulated yet, and the
-most that is."""
+"""How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
+not simulated yet, and the most that is of a timeline."""
 BOUND_SHARE = 2 / 3
 """Of the time budget that bounds may take."""
 RELATIVES = 3
@@ -130,8 +130,11 @@ def _search(
                 heappush(queue, (exact * (1 + added), OF_OTHERS, place, None))
                 continue
             sizes = (*kind, candidate.recompute, candidate.microbatch_sequences)
-            bytes_bound = float(memory[order[place]])
-            if bytes_bound * fuller.get(sizes, 1.0) > request.memory_bytes:
+            bytes_bound, like = float(memory[order[place]]), kind._replace(virtual_stages=0)
+            if (
+                bytes_bound * max(fuller.get(sizes, 1.0), 1 + ADDED * (fuller.get(like, 1.0) - 1))
+                > request.memory_bytes
+            ):
                 counts.too_large += 1
                 continue
             relative = family(candidate)
@@ -144,7 +147,8 @@ def _search(
             counts.refused += 1
             continue
         counts.simulated += 1
-        fuller[sizes] = min(fuller.get(sizes, float("inf")), max(step.device_bytes) / bytes_bound)
+        for each in (sizes, like):
+            fuller[each] = min(fuller.get(each, float("inf")), max(step.device_bytes) / bytes_bound)
         corrections[kind] = min(corrections.get(kind, float("inf")), step.seconds / exact)
         result = Priced(candidate, step.seconds, step.device_bytes, float(seconds[order[place]]))
         if result.memory_bytes > request.memory_bytes:
