@@ -18,6 +18,7 @@ import random
 import time
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,7 @@ import numpy as np
 import tomli_w
 from scipy.optimize import least_squares
 
-from fit_rows import Lowered, Numbers, fit_memory, memory_rows, prepare, say
+from fit_rows import MEMORY, Lowered, Numbers, fit_memory, memory_rows, prepare, say
 from fit_table import (
     DEVICE,
     LEAST_ROWS,
@@ -61,7 +62,19 @@ COLLECTED, MEASURED = (
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
 MEGATRON = ("megatron-zero-bubble", "megatron-deepspeed", "megatron-mindspeed", "vtrain")
-TORCH = ("nanotron", "internevo", "llm-foundry", "torchtitan", "fsdp", "deepspeed", "pytorch", "xtuner")
+TORCH = (
+    "nanotron",
+    "internevo",
+    "llm-foundry",
+    "torchtitan",
+    "fsdp",
+    "deepspeed",
+    "pytorch",
+    "xtuner",
+    "halo",
+    "kempnerforge",
+    "lightning",
+)
 DISTURBED = ("nanotron_old_bench_slow",)
 """Files of runs that something outside their configuration held up: they are predicted, and inform nothing."""
 OUTLIER = 0.12
@@ -133,11 +146,13 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
     return kept
 
 
-def middle_stack(table: Table, counts: dict[str, int]) -> None:
-    """Gives `stack.megatron` the middle of others' Megatrons than its makers', and `stack.default`, what an unknown stack is taken
-    to be, that of stacks on torch's own modules."""
-    for owner, members in (("megatron", MEGATRON), ("default", TORCH)):
-        for name in ("product_speed", "link_speed", "fused"):
+def middle_stack(
+    table: Table, counts: dict[str, int], families: dict[str, tuple[str, ...]], names: Iterable[str]
+) -> None:
+    """Gives each family (`stack.megatron`: others' Megatrons than its makers'; `stack.default`, what an unknown stack is taken to
+    be: those on torch's own modules) the middle of its members' constants."""
+    for owner, members in families.items():
+        for name in names:
             values = [
                 get(table, "stack", s, name)
                 for s, n in counts.items()
@@ -188,9 +203,10 @@ class Bench:
         counts: dict[str, int] = defaultdict(int)
         for row in rows:
             counts[row.case.stack] += 1
-        middle_stack(table, counts)
+        middle_stack(table, counts, {"megatron": MEGATRON, "default": TORCH}, ("product_speed", "link_speed", "fused"))
         mine = [i for i, row in enumerate(self.held) if row.case.file != left_out]
         numbers = fit_memory([self.held[i] for i in mine], table, self.memory[0][mine], self.memory[1][mine])
+        middle_stack(table, numbers, {"default": TORCH}, ("extra", *MEMORY.keys() - {"gathered_bytes"}))
         _about(table, rows, numbers)
         return table
 
