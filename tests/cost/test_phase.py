@@ -15,6 +15,7 @@ from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, re
 from fourfold.cost.phase import whole
 from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
+from fourfold.model.traffic import Traffic
 from fourfold.model.work import Join, Pass, Phase, Product, Start
 from fourfold.program import lower_pipeline
 from fourfold.program.facts import Lowering
@@ -89,6 +90,10 @@ def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() ->
     assert phase_cost(Phase((experts, passes)), slow).seconds >= 1.0
     assert phase_cost(Phase((gradient, passes)), slow).seconds < 0.1
     assert phase_cost(Phase((replace(experts, groups=1), passes)), slow).seconds < 0.1
+    there = Start(Traffic("all_to_all", "ep", 10**6), "rows")
+    assert phase_cost(Phase((there, Join("rows"), replace(experts, groups=1))), slow).seconds >= 1.0, (
+        "one expert a rank"
+    )
 
 
 def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:

@@ -25,8 +25,8 @@ def model(**more) -> ModelConfig:
     return resolve_model(ModelSection(**DENSE | more))
 
 
-def request(devices: int, sequences: int = 32, **more) -> Request:
-    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences)
+def request(devices: int, sequences: int = 32, stack: str | None = None, **more) -> Request:
+    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack)
 
 
 def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
@@ -44,8 +44,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
 
 @pytest.mark.parametrize(
     ("devices", "more"),
-    [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS), (32, LATENT)],
-    ids=["8", "16", "16 experts", "64 experts", "32 latent"],
+    [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS), (32, LATENT), (32, LATENT | {"stack": "deepseek-2024"})],
+    ids=["8", "16", "16 experts", "64 experts", "32 latent", "32 latent, narrow states, hidden experts"],
 )
 def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
     asked = request(devices, 64, **more)

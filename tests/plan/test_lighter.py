@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import ModelSection, resolve_model
+from fourfold.config import ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
 from fourfold.plan.pricing import Priced, predict_candidate, price_candidate
 from fourfold.plan.request import Candidate, Request
+from fourfold.plan.search import search
 
 DENSE = {
     "num_layers": 16,
@@ -80,3 +81,14 @@ def test_other_trainers_say_what_they_can_of_it() -> None:
     assert any("first 5 blocks" in text for text in missing)
     _, missing = torchtitan(request, some)
     assert any("first 5 blocks" in text for text in missing)
+
+
+def test_a_search_lists_no_layout_twice_and_refuses_what_it_finds_itself() -> None:
+    model = resolve_model(ModelSection(preset="llama3-8b"))
+    request = Request.of(model, load_cluster("dgx-h100:8"), 8192, 64, memory_share=0.3)
+    found = search(request)
+    assert any(":" in priced.candidate.recompute for priced in found.best)
+    words = [priced.candidate.words() for priced in found.best]
+    assert len(words) == len(set(words))
+    with pytest.raises(UserError, match="selective"):
+        search(request, fixed={"recompute": "selective:6"})

@@ -338,6 +338,8 @@ def test_an_optimizer_in_the_hosts_memory_adds_its_traffic_and_parameters_there_
         ("Trainium (one NeuronCore of trn1.32xlarge)", "trainium-core"),
         ("TPU7x (Ironwood)", "tpu-v7x"),
         ("H200-SXM", "h200-sxm"),
+        ("H100 (SXM or PCIe not stated)", "h100-sxm"),
+        ("H100 PCIe", "h100-pcie"),
     ],
 )
 def test_devices_by_their_names(name: str, key: str) -> None:
@@ -370,6 +372,16 @@ def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
     assert isinstance(case, Case)
     assert case.tokens == 2**19
     assert case.layout.num_microbatches == 2**19 // (4096 * 2 * case.layout.dp)
+    seconds = replace(row, figures=replace(row.figures, step_seconds=2.0))
+    assert "global batch" in translate(seconds).reason, "a stated time is of a batch that nobody knows"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["Trainium3", "NeuronCore of trn2.48xlarge"])
+def test_devices_that_only_resemble_one_of_the_tables_are_not_taken_for_it(name: str) -> None:
+    row = ROWS["torchtitan:6"]
+    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None)))
+    assert isinstance(case, Skip)
+    assert "device tables" in case.reason
 
 
 def test_words_of_attention_formats_and_dispatch() -> None:
@@ -382,6 +394,7 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
     assert translate(old).dispatch_once is None  # type: ignore[union-attr]
     assert translate(replace(old, notes="alltoall dispatcher")).dispatch_once is False  # type: ignore[union-attr]
+    assert translate(replace(old, notes="without DeepEP")).dispatch_once is False  # type: ignore[union-attr]
 
 
 def test_releases_that_changed_much_are_stacks_of_their_own() -> None:

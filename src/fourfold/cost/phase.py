@@ -77,7 +77,11 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
 
 def is_routed(phase: Phase) -> bool:
     """Whether tokens go to experts in it; weight gradients apart find them there."""
-    return any(isinstance(item, Product) and item.groups > 1 and not item.accumulates for item in phase.work)
+    return any(
+        (isinstance(item, Product) and item.groups > 1 and not item.accumulates)
+        or (isinstance(item, Start) and item.traffic.axes in ("ep", "etp"))
+        for item in phase.work
+    )
 
 
 @lru_cache(maxsize=512)

@@ -23,6 +23,7 @@ _MAY_CHANGE = frozenset(
         "batch.tokens",
         "checkpoint.every_steps",
         "checkpoint.keep",
+        "data.document_tokens",
         "run.evaluate_every",
         "run.evaluate_sequences",
         "run.log",

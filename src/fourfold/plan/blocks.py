@@ -12,6 +12,7 @@ from fourfold.model.spec import Segment, build_segments
 from fourfold.plan.request import Request
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.schedule.fixed import PAIRED
 from fourfold.simulate.durations import Durations
 
 
@@ -155,7 +156,8 @@ def _passes(request: Request, name: str, shape: BlockShape) -> _Passes:
 
 
 def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
-    """One replica without a pipeline: the data axes beside it change nothing inside a segment."""
+    """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a stack
+    hides what goes to experts beside the other pass of a pair: no schedule hides more."""
     model = request.model
     layout = Layout(
         pp=1,
@@ -164,7 +166,7 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         cp=shape.cp,
         tp=shape.tp,
         zero=0,
-        schedule="1f1b",
+        schedule=PAIRED[0] if request.stack.overlap_experts else "1f1b",
         microbatch_sequences=shape.microbatch_sequences,
         num_microbatches=1,
         sequence_length=request.sequence_length,

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.model.spec import build_segments
 from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
@@ -21,7 +22,7 @@ from fourfold.plan.space import Pipeline, pipelines, shards
 
 Column = NDArray[np.float64]
 Indices = NDArray[np.int64]
-MASTER_BYTES = 12
+WIDE_BYTES = 4
 GRADIENT_BYTES = 4
 EVEN_SHARE = 0.95
 """Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
@@ -155,7 +156,7 @@ class Bounder:
         """The optimizer's pass over its shard, and what the stack adds to every step."""
         request, sharded = self.request, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
-        moved = numbers * (GRADIENT_BYTES + 2 * MASTER_BYTES + request.element_bytes)
+        moved = numbers * (GRADIENT_BYTES + 2 * 3 * WIDE_BYTES + request.element_bytes)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + request.stack.step_seconds
 
@@ -222,20 +223,26 @@ class Bounder:
         whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
         shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
         states = np.where(zero == 3, shard, whole) * request.element_bytes
-        states += np.where(zero >= 1, shard, whole) * MASTER_BYTES
+        states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request.stack)
         gradients = np.where(zero >= 2, shard, whole) * GRADIENT_BYTES
         stack = request.stack
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         gathered = np.where(zero == 3, 2 * request.element_bytes, 0) + np.where(zero >= 2, GRADIENT_BYTES, 0)
         share = np.where(pp > 1, EVEN_SHARE, 1.0)
-        each = price.saved_bytes / pp
+        each = price.saved_bytes * stack.saved_share / pp
         full = table.in_flight * each
         # Gradients are made in the first backward: of few microbatches, when the most activations are held there are none yet.
         steady = table.microbatches > table.in_flight + 1
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
-        transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
+        transient = np.where(steady, price.transient_bytes * stack.saved_share + 0.9 * block * gathered, 0.0)
         held = share * (states + peak) + transient
         return held * (1 + stack.slack) + stack.context_bytes
+
+
+def _optimizer_bytes(stack: Stack) -> float:
+    """Of one parameter: master weights and both moments."""
+    master, moment = (WIDE_BYTES if held is None else held for held in (stack.master_bytes, stack.moment_bytes))
+    return master + 2 * moment
 
 
 @dataclass(frozen=True)

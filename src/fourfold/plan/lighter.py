@@ -25,7 +25,7 @@ def lighter(request: Request, priced: Priced) -> Priced | None:
         count = (fewest + most) // 2
         if count in (fewest, most):
             break
-        found = price_candidate(request, replace(priced.candidate, recompute=f"{policy}:{count}"), priced.bound_seconds)
+        found = price_candidate(request, replace(priced.candidate, recompute=f"{policy}:{count}"))
         if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
             best, most = min(best, found, key=lambda p: p.seconds), count
         else:
@@ -36,7 +36,7 @@ def lighter(request: Request, priced: Priced) -> Priced | None:
 def mended(request: Request, too_large: Priced) -> Priced | None:
     """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
     for policy in ("selective", "full"):
-        found = price_candidate(request, replace(too_large.candidate, recompute=policy), too_large.bound_seconds)
+        found = price_candidate(request, replace(too_large.candidate, recompute=policy))
         if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
             return lighter(request, found) or found
     return None

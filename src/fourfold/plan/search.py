@@ -72,6 +72,12 @@ def search(
 ) -> Found:
     """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. `fixed`: fields of `Candidate`
     that layouts must have."""
+    asked = str((fixed or {}).get("recompute", ""))
+    if ":" in asked:
+        raise UserError(
+            f"recompute = {asked!r} of a layout that is searched for: allowed: none, selective, full, of all blocks; how many need "
+            f"it is found by itself; a value that works: '{asked.partition(':')[0]}'"
+        )
     with without_collection():
         return _search(request, budget_seconds, most_simulations, keep, progress, fixed or {})
 
@@ -136,6 +142,7 @@ def _search(
                 > request.memory_bytes
             ):
                 counts.too_large += 1
+                outgrown.append(Priced(candidate, exact, (int(bytes_bound),), float(seconds[order[place]])))
                 continue
             relative = family(candidate)
             if relatives.get(relative, 0) >= RELATIVES:
@@ -161,7 +168,8 @@ def _search(
     best += (p for *_, p in queue if p is not None)
     lean = _lean(request, pool, best)
     partial = _partial(request, best, outgrown, fixed) if time.monotonic() - started < budget_seconds else []
-    best = sorted({*best, *lean, *partial}, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
+    every = {priced.candidate: priced for priced in (*best, *lean, *partial)}.values()
+    best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = timelines.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]

@@ -141,7 +141,7 @@ def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
         "layout": vars(priced.candidate) | {"sequence_parallel": priced.candidate.tp > 1},
         "words": priced.candidate.words(),
         "step_seconds": priced.seconds,
-        "bound_seconds": priced.bound_seconds,
+        "bound_seconds": priced.bound_seconds or None,
         "tokens_per_second_per_device": plan.tokens_per_second(priced),
         "mfu": plan.mfu(priced),
         "memory_bytes": priced.memory_bytes,

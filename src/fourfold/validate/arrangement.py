@@ -85,6 +85,8 @@ def layout_of(
 def _batch(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
+    if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
+        raise Untranslatable("the global batch of a stated step time is not stated and cannot be derived")
     if total is None:
         micro = micro or filled.fill("microbatch_sequences", 1)
         usual = USUAL_BATCH_TOKENS // (dp * micro * (row.sequence_length or 1))

@@ -17,7 +17,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"H20\b", "h20"),
     (r"H800", "h800-sxm"),
     (r"H100.*NVL", "h100-nvl"),
-    (r"H100.*PCI", "h100-pcie"),
+    (r"H100(?!.*SXM).*PCI", "h100-pcie"),
     (r"H100", "h100-sxm"),
     (r"A800", "a800-sxm-80"),
     (r"A100.*40.*PCI|A100.*PCI.*40", "a100-pcie-40"),
@@ -46,8 +46,8 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"MI100", "mi100"),
     (r"GAUDI ?-?2|HL-225", "gaudi-2"),
     (r"GAUDI ?-?3|HL-325", "gaudi-3"),
-    (r"TRAINIUM ?2|TRN2", "trainium2"),
-    (r"TRAINIUM|TRN1|NEURONCORE", "trainium-core"),
+    (r"^(?!.*CORE).*(TRAINIUM ?2|TRN2)", "trainium2"),
+    (r"TRAINIUM(?! ?[2-9])|TRN1", "trainium-core"),
     (r"TPU ?V?7X?|IRONWOOD", "tpu-v7x"),
     (r"V5P", "tpu-v5p"),
     (r"V5E|V5 LITE", "tpu-v5e"),
@@ -58,13 +58,15 @@ _KEYS: tuple[tuple[str, str], ...] = (
 )
 """The first pattern found in the device's name wins."""
 
-DEVICE_KEYS: tuple[str, ...] = tuple(sorted(key for _, key in _KEYS))
 _BY_MEMORY = {
     "a100-sxm-80": {40: "a100-sxm-40"},
     "a100-pcie-80": {40: "a100-pcie-40"},
     "v100-sxm-32": {16: "v100-sxm-16"},
     "gh200-96": {141: "gh200-144", 144: "gh200-144"},
 }
+DEVICE_KEYS: tuple[str, ...] = tuple(
+    sorted({key for _, key in _KEYS} | {key for sizes in _BY_MEMORY.values() for key in sizes.values()})
+)
 NODE_LINKS: tuple[tuple[str, float], ...] = (
     ("rtx-", 20e9),
     ("l4", 20e9),

@@ -93,8 +93,8 @@ def _offloaded(row: Row) -> Offloaded | None:
     if not said or re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
         return None
     near = [text[max(0, at - 40) : at + 40] for at in said]
-    if all(re.search(r"optimi[sz]er|moments|states", words) for words in near) and not re.search(
-        "param|infinity", text
+    if all(
+        re.search(r"optimi[sz]er|moments|states", words) and not re.search("param|infinity", words) for words in near
     ):
         return "optimizer"
     raise Untranslatable("state is offloaded to the host, which is not simulated")
@@ -102,7 +102,7 @@ def _offloaded(row: Row) -> Offloaded | None:
 
 def _dispatch_once(row: Row) -> bool | None:
     """Whether the row says that its experts' tokens go once to every node, or not."""
-    if re.search(r"all-?to-?all dispatcher", row.notes, re.I):
+    if re.search(r"all-?to-?all dispatcher|(without|no|not) deepep|deepep (is )?(off|not)", row.notes, re.I):
         return False
     return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
 
