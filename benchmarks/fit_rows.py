@@ -80,7 +80,16 @@ def memory_rows(rows: list[Lowered], table: Table) -> tuple[Numbers, Numbers]:
         more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in MEMORY.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]
         matrix.append([peak - sum(a * n for a, n in zip(added, now.values(), strict=True)), *added])
-    return np.array(matrix, dtype=float), np.array([row.case.measured.memory_bytes for row in rows], dtype=float)
+    return np.array(matrix, dtype=float), np.array([_live_bytes(row, constants) for row in rows])
+
+
+def _live_bytes(row: Lowered, constants: Fitted) -> float:
+    """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted."""
+    measured, stack = row.case.measured, case_prices(row.case, row.facts, constants).stack
+    held = float(measured.memory_bytes or 0)
+    if measured.memory_kind == "device":
+        held = max(0.5 * held, held - stack.context_bytes)
+    return held / (1 + stack.slack) if measured.memory_kind in ("device", "reserved") else held
 
 
 def _peak(row: Lowered, stack: object) -> int:

@@ -403,3 +403,12 @@ def test_releases_that_changed_much_are_stacks_of_their_own() -> None:
         stack_of(page.format(f"{release} NeMo Container")).name for release in ("25.11", "26.04.01", "26.06", "26.08")
     ]
     assert names == ["nemo-2025", "nemo-2026", "nemo-2026.06", "nemo-2026.06"]
+
+
+def test_memory_that_the_driver_counts_is_all_that_the_device_holds() -> None:
+    row = ROWS["torchtitan:6"]
+    figures = replace(row.figures, memory_bytes=40e9, memory_kind="unstated")
+    plain = translate(replace(row, figures=figures))
+    seen = translate(replace(row, figures=figures, notes="memory.used of nvidia-smi"))
+    assert (plain.measured.memory_kind, seen.measured.memory_kind) == ("unstated", "device")  # type: ignore[union-attr]
+    assert predict_case(seen).memory_bytes > predict_case(plain).memory_bytes + 1e9  # type: ignore[arg-type, operator]

@@ -118,6 +118,8 @@ def _memory(row: Row, stack: Stack, filled: Filled) -> tuple[float | None, Memor
     value, kind = row.figures.memory_bytes, row.figures.memory_kind
     if value is None:
         return None, "unstated"
+    if kind == "unstated" and re.search(r"nvidia-smi|by the driver", row.notes, re.I):
+        return value, "device"
     if kind == "unstated" and stack.framework in _UNITS:
         filled.approximate("memory_unit")
         factor, counted = _UNITS[stack.framework]
