@@ -123,7 +123,9 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     if device is None:
         raise UserError(f"{where}: key 'device' is missing; for example device = \"h100-sxm\", or a table [device]")
     if not isinstance(device, str) or device not in device_names():
-        near = difflib.get_close_matches(str(device)[:100], device_names(), n=1, cutoff=0.4)
+        word = str(device)[:100]
+        begins = [name for name in device_names() if word and name.startswith(word)]
+        near = begins[-1:] or difflib.get_close_matches(word, device_names(), n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(
             f"{where}: device = {brief(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
