@@ -267,8 +267,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     rows, _ = read_rows(options.folders, strict=False)
-    cases = [case for case in map(translate, rows) if not isinstance(case, Skip) and "row" not in case.from_memory]
-    cases = [case for case in cases if case.file not in DISTURBED]
+    cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
+    cases = [case for case in cases if "row" not in case.from_memory and case.file not in DISTURBED]
     table = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = prepare(chosen(cases, options.rows, options.sweep_rows))
     generator = random.Random(11)

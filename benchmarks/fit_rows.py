@@ -13,6 +13,7 @@ from fit_table import LEAST_ROWS, Table, constants_of, get
 from fourfold.config import UserError
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import Fitted
+from fourfold.cost.stack import Stack
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.program.liveness import memory_peak
@@ -73,20 +74,20 @@ MEMORY = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
 def memory_rows(rows: list[Lowered], table: Table) -> tuple[Numbers, Numbers]:
     """Of each row: what one unit of each constant adds to the peak where the table is now, and before them the peak less all of
     that; bytes measured. The peak is the highest of many moments, so it is no straight line."""
-    constants, matrix = constants_of(table), []
+    constants, matrix, live = constants_of(table), [], []
     for row in rows:
         stack = case_prices(row.case, row.facts, constants).stack
         now, peak = {name: getattr(stack, name) / unit for name, unit in MEMORY.items()}, _peak(row, stack)
         more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in MEMORY.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]
+        live.append(_live_bytes(row.case, stack))
         matrix.append([peak - sum(a * n for a, n in zip(added, now.values(), strict=True)), *added])
-    return np.array(matrix, dtype=float), np.array([_live_bytes(row, constants) for row in rows])
+    return np.array(matrix, dtype=float), np.array(live)
 
 
-def _live_bytes(row: Lowered, constants: Fitted) -> float:
+def _live_bytes(case: Case, stack: Stack) -> float:
     """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted."""
-    measured, stack = row.case.measured, case_prices(row.case, row.facts, constants).stack
-    held = float(measured.memory_bytes or 0)
+    measured, held = case.measured, float(case.measured.memory_bytes or 0)
     if measured.memory_kind == "device":
         held = max(0.5 * held, held - stack.context_bytes)
     return held / (1 + stack.slack) if measured.memory_kind in ("device", "reserved") else held

@@ -46,10 +46,10 @@ STACK = {
     "host_crowded_seconds": 0.3,
     "network_hops": 0.5,
 }
+"""Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
 ALWAYS = ("product_speed", "attention_speed", "link_speed", "fused", "host_launch_seconds")
 SEEN = {"nanotron": ("host_crowded_seconds", "network_hops")}
 """What shows only in layouts that are bad enough: by framework."""
-"""Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from its prior."""
 LEAST_ROWS = 6
 LIMITS = {
     "fused": (0.05, 1.0),

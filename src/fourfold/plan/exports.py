@@ -62,8 +62,13 @@ def megatron(request: Request, layout: Candidate) -> Said:
     if some and policy == "full" and layout.pp == 1:
         flags[-2:] = ["--recompute-method block", f"--recompute-num-layers {count}"]
     elif some:
-        missing.append(f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead")
+        missing.append(_every_block_instead(layout))
     return " \\\n".join([*flags, "--bf16" if request.compute == "bf16" else ""]).rstrip(" \\\n"), missing
+
+
+def _every_block_instead(layout: Candidate) -> str:
+    count = layout.recompute.partition(":")[2]
+    return f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead"
 
 
 def torchtitan(request: Request, layout: Candidate) -> Said:
@@ -107,10 +112,10 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
             missing.append(f"{layout.cp_method}: torchtitan's context parallelism is a ring")
     if layout.ep > 1 or layout.etp > 1:
         lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
-    mode, some, count = layout.recompute.partition(":")
+    mode, some, _ = layout.recompute.partition(":")
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
     if some:
-        missing.append(f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead")
+        missing.append(_every_block_instead(layout))
     if mode == "selective":
         lines.append('selective_ac_option = "op"')
         missing.append("selective recomputation keeps other tensors there: products are kept, attention and norms too")

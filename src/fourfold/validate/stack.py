@@ -107,7 +107,8 @@ def _variant(stack: Stack, notes: str) -> Stack:
 def _with_year(stack: Stack, source: str) -> Stack:
     container = _CONTAINER.search(source)
     stated = _YEARS.findall(source)
-    year = 2000 + int(container[1]) if container else int(stated[0]) if len(set(stated)) == 1 else stack.year
-    at = (int(container[1]) + 2000, int(container[2])) if container else (year, 0)
-    release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= at[1]), default=0)
+    year, month = int(stated[0]) if len(set(stated)) == 1 else stack.year, 0
+    if container:
+        year, month = 2000 + int(container[1]), int(container[2])
+    release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)
     return replace(stack, year=year, release=release)

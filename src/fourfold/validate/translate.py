@@ -26,6 +26,9 @@ def translate(row: Row) -> Case | Skip:
 def _case(row: Row) -> Case:
     filled = Filled(list(row.remarks))
     _check_task(row, filled)
+    offloaded = _offloaded(row)
+    if offloaded is not None:
+        filled.approximate(f"offload_{offloaded}")
     if row.sequence_length is None:
         raise Untranslatable(_first_missing(row))
     stack = stack_of(row.source, row.notes)
@@ -63,7 +66,7 @@ def _case(row: Row) -> Case:
         attention=attention_of(row, stack, filled),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
-        offloaded=_offloaded(row),
+        offloaded=offloaded,
         dispatch_once=_dispatch_once(row),
         peak_flops=peak,
         from_memory=row.from_memory,
@@ -118,9 +121,6 @@ def _check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("one layer alone, not a step")
     if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
         raise Untranslatable("inference, not training")
-    offloaded = _offloaded(row)
-    if offloaded is not None:
-        filled.approximate(f"offload_{offloaded}")
     if is_finetuning(row.task):
         filled.approximate("sft")
     if (row.task or "").startswith("optimizer"):
