@@ -19,7 +19,7 @@ from fourfold.data.indexed import open_indexed, write_indexed
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.data.tokenizer import ByteTokenizer
-from fourfold.data.tokenizer_spec import train_bpe
+from fourfold.data.train_tokenizer import train_bpe
 
 Prepare = Callable[..., PreparedData]
 

@@ -23,7 +23,8 @@ from fourfold.data.tokenizer import (
     load_tokenizer,
     split_at_lines,
 )
-from fourfold.data.tokenizer_spec import parse_tokenizer, train_bpe
+from fourfold.data.tokenizer_spec import parse_tokenizer
+from fourfold.data.train_tokenizer import train_bpe
 
 TEXTS = Path(argparse.__file__).read_text(encoding="utf-8").split("\n\n")[:200]
 BPE = train_bpe(TEXTS, 500)
@@ -76,7 +77,7 @@ def test_byte_characters_are_those_of_the_library() -> None:
 def test_training_is_the_same_in_another_process_and_order(tmp_path: Path) -> None:
     BPE.save(tmp_path / "here.json")
     program = (
-        "import json, sys; from pathlib import Path; from fourfold.data.tokenizer_spec import train_bpe\n"
+        "import json, sys; from pathlib import Path; from fourfold.data.train_tokenizer import train_bpe\n"
         "train_bpe(json.load(sys.stdin), 500).save(Path(sys.argv[1]))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "3"}

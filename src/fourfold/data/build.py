@@ -13,7 +13,8 @@ from fourfold.data.manifest import TextCorpus
 from fourfold.data.megatron import MegatronCorpus, count_tokens, train_stream
 from fourfold.data.stream import TokenStream
 from fourfold.data.tokenizer import Tokenizer
-from fourfold.data.tokenizer_spec import TRAINING_CHARS, TokenizerSpec, first_chars, make_tokenizer
+from fourfold.data.tokenizer_spec import TokenizerSpec
+from fourfold.data.train_tokenizer import TRAINING_CHARS, first_chars, make_tokenizer
 
 Corpus = TextCorpus | MegatronCorpus
 Report = Callable[[str], None]

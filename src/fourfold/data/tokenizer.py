@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from fourfold.config import UserError
+from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE, SPEC_ALLOWED
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "<eos>")
 """Names under which an existing tokenizer may hold its end-of-text token, in the order in which they are tried."""
-
-SPEC_ALLOWED = '"bytes", "bpe:N" with N from 300 to 1000000 (for example "bpe:4096"), or the path of a tokenizer.json'
 
 _PIECE_CHARS = 1 << 18
 
@@ -44,7 +43,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """The 256 byte values of UTF-8, and 256 for end-of-text."""
 
-    vocab_size = 257
+    vocab_size = BYTES_VOCAB_SIZE
     eos = 256
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
