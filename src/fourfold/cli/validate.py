@@ -3,14 +3,13 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from fourfold.cli.countdown import Countdown
-from fourfold.config import UserError
+from fourfold.config import UserError, nearest
 from fourfold.validate import Case, Prediction, Row, Skip, Unread, read_rows, summary_lines, translate
 from fourfold.validate import validate as compare
 from fourfold.validate.explain import explain_case, explanation_lines
@@ -103,8 +102,9 @@ def _explain(rows: list[Row], name: str, as_json: bool) -> int:
     found = [row for row in rows if row.id == name]
     if not found:
         ids = [row.id for row in rows]
-        near = get_close_matches(name, ids, n=3, cutoff=0.5) or ids[:3]
-        raise UserError(f"--explain {name}: no row has this id; ids are such as {', '.join(near)}")
+        like = nearest(name, ids)
+        hint = f"did you mean {like}?" if like else f"ids are such as {', '.join(ids[:3])}"
+        raise UserError(f"--explain {name}: no row has this id; {hint}")
     case = translate(found[0])
     if isinstance(case, Skip):
         raise UserError(f"--explain {name}: the row is skipped: {case.reason}")

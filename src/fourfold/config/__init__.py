@@ -1,6 +1,6 @@
 """What a person states: model, data, batch, optimizer, cluster, layout; presets of real models."""
 
-from fourfold.config.errors import RunFailure, UserError
+from fourfold.config.errors import RunFailure, UserError, nearest
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.resolve_model import preset_names, resolve_model
 from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run, run_preset_names
@@ -15,6 +15,7 @@ __all__ = [
     "UserError",
     "dump_run",
     "load_run",
+    "nearest",
     "num_steps",
     "parse_run",
     "preset_names",

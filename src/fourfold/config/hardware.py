@@ -1,13 +1,12 @@
 """Devices and clusters as data: presets, files of the user's, and clusters cut or grown to a number of devices."""
 
-import difflib
 import re
 import tomllib
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, nearest
 from fourfold.config.hardware_schema import (
     CLUSTER_EXTRA,
     MAX_DEVICES,
@@ -125,8 +124,8 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     if not isinstance(device, str) or device not in device_names():
         word = str(device)[:100]
         begins = [name for name in device_names() if word and name.startswith(word)]
-        near = begins[-1:] or difflib.get_close_matches(word, device_names(), n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = begins[-1] if begins else nearest(word, device_names())
+        hint = f"did you mean {near!r}? " if near else ""
         raise UserError(
             f"{where}: device = {brief(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
         )
@@ -161,8 +160,8 @@ def _find(name: str, folder: str) -> tuple[str, str]:
         return _read(Path(name)), name
     allowed = _names(folder)
     if name not in allowed:
-        near = difflib.get_close_matches(name[:100], allowed, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = nearest(name, allowed)
+        hint = f"did you mean {near}? " if near else ""
         raise UserError(
             f"{folder.removesuffix('s')} {brief(name)} is unknown; {hint}"
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
@@ -181,8 +180,8 @@ def _read(path: Path) -> str:
         return data.decode("utf-8")
     except FileNotFoundError:
         there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, there, n=1, cutoff=0.4)
-        hint = f"; there is {path.parent / near[0]}" if near else ""
+        near = nearest(path.name, there)
+        hint = f"; there is {path.parent / near}" if near else ""
         raise UserError(f"{path}: no such file{hint}; presets are named without .toml, for example dgx-h100") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None

@@ -1,13 +1,12 @@
 """The keys of device and cluster files, their bounds, and one message for each mistake in them."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, nearest
 from fourfold.config.hardware_types import PEAK_BITS
 from fourfold.config.schema import Section
 
@@ -130,10 +129,8 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
     if item["type"] == "extra_forbidden":
         fields = TierTable if location[0] == "tiers" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
-        near = difflib.get_close_matches(last, allowed, n=1, cutoff=0.5)
-        return f"unknown key {brief(key)}; " + (
-            f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
-        )
+        near = nearest(last, allowed)
+        return f"unknown key {brief(key)}; " + (f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}")
     example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
     if "[key]" in item["loc"]:
         return f"unknown number format {brief(key)}; allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"

@@ -1,6 +1,5 @@
 """From a TOML file and `section.key=value` overrides to a `RunConfig`, or one message that says what to write."""
 
-import difflib
 import tomllib
 import types
 import typing
@@ -12,7 +11,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, nearest
 from fourfold.config.schema import RunConfig
 
 AUTO = "auto"
@@ -43,8 +42,8 @@ def _preset_text(name: str) -> str:
     allowed = run_preset_names()
     stem = name.removeprefix(RUN_PRESET)
     if stem not in allowed:
-        near = difflib.get_close_matches(stem, allowed, n=1, cutoff=0.5)
-        hint = f"; did you mean {RUN_PRESET}{near[0]}?" if near else ";"
+        near = nearest(stem, allowed)
+        hint = f"; did you mean {RUN_PRESET}{near}?" if near else ";"
         raise UserError(f"{name}: no such run{hint} allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
     return (resources.files("fourfold.config") / "runs" / f"{stem}.toml").read_text(encoding="utf-8")
 
@@ -119,8 +118,8 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         key = ".".join(location)
         if item["type"] == "extra_forbidden":
             allowed = _keys_at(location[:-1])
-            near = difflib.get_close_matches(location[-1], allowed, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"allowed: {', '.join(allowed)}"
+            near = nearest(location[-1], allowed)
+            hint = f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}"
             other = _section_of(location[-1]) if not near else None
             if other:
                 hint = f"it belongs to section [{other}]"

@@ -1,4 +1,4 @@
-"""What document masks leave of causal attention."""
+"""What masks leave of causal attention's work."""
 
 from math import exp
 
@@ -14,3 +14,8 @@ def masked_share(sequence_length: int, mean_tokens: float) -> float:
     if x > 1e4:  # the next term of the series: the difference of two large numbers would be lost
         return 1 - 1 / (3 * x)
     return min(1.0, 2 * x * (1 - x * (1 - exp(-1 / x))))
+
+
+def windowed_share(sequence_length: int, window: int) -> float:
+    """Of the pairs of causal attention, those at most `window` tokens apart: 1 - (1 - w / s)^2, as integrals."""
+    return 1 - (1 - min(1.0, window / sequence_length)) ** 2

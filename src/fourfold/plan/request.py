@@ -6,8 +6,8 @@ from fourfold.config import ModelConfig, RunConfig
 from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection
-from fourfold.cost.documents import masked_share
 from fourfold.cost.kernels import Kernels
+from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout

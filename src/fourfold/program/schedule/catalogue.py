@@ -1,9 +1,8 @@
 """The schedules by name: where each puts the stages, what it can do, and the order of every rank."""
 
-import difflib
 from collections.abc import Sequence
 
-from fourfold.config import UserError
+from fourfold.config import UserError, nearest
 from fourfold.program.schedule.auto import auto_orders
 from fourfold.program.schedule.compute import Orders
 from fourfold.program.schedule.fixed import FIXED, INTERLEAVED, ONE_STAGE, V_SHAPED, fixed_orders
@@ -81,8 +80,8 @@ def schedule_orders(
 def _check_name(schedule: str) -> None:
     if schedule in SCHEDULES or is_user_schedule(schedule):
         return
-    nearest = (difflib.get_close_matches(schedule.lower().replace("-", "_"), SCHEDULES, n=1, cutoff=0.4) or ["1f1b"])[0]
+    works = nearest(schedule.lower().replace("-", "_"), SCHEDULES) or "1f1b"
     raise UserError(
         f"layout.schedule = {schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}, file:PATH, python:MODULE:FUNCTION; "
-        f"a value that works: {nearest!r}"
+        f"a value that works: {works!r}"
     )
