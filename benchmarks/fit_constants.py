@@ -1,15 +1,15 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 30] [--sweep-rows 150] [--rounds 3] [--jobs 2]
+    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 30] [--sweep-rows 150] [--rounds 2] [--jobs 2]
 
-DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts and what every constant is
-held to: a stack with few rows stays near it. The loss is the soft L1 of log(predicted / measured), every file weighing by the
-square root of its rows, so that no sweep decides alone. The model is linearised (Gauss-Newton): one constant's name is varied
-at a time for all devices, or all stacks, at once, because a row depends on one of each.
+DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts. Every constant is its prior
+times the departures of its branch and of itself (`fit_table.py`), each held to none: a device with few rows stays near its
+family, a stack near its framework, a framework near what is known of its code. The loss is the soft L1 of
+log(predicted / measured), every file weighing by the square root of its rows, so that no sweep decides alone. The model is
+linearised (Gauss-Newton) at the constants of the round before.
 
-`--cross` leaves out one file at a time: constants of devices and links are fitted without it, and its stacks fall back to what the
-shipped rule gives for an unknown stack (the framework's nearest year among the others, else `default`). It predicts every row.
-Needs scipy.
+`--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
+takes an unknown stack for (the framework's constants, else `default`). It predicts every row.
 """
 
 import argparse
@@ -18,31 +18,18 @@ import random
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import tomli_w
-from scipy.optimize import least_squares
 
-from fit_rows import MEMORY, Lowered, Numbers, fit_memory, memory_rows, prepare, say
-from fit_table import (
-    DEVICE,
-    LEAST_ROWS,
-    LINK,
-    STACK,
-    Table,
-    constants_of,
-    copied,
-    family_of,
-    get,
-    parameters,
-    put,
-)
-from fourfold.cost.fitted import Fitted
+from fit_memory import Held, fit_memory, held_rows
+from fit_rows import Shared, Timed, say, timed_rows
+from fit_table import NAMES, Constants, Node, Numbers, Table, constants_of, family_of, nodes_of, written
+from fourfold.cost.fitted import Fitted, framework_of
 from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
 from fourfold.validate.predict import predict_case
@@ -61,75 +48,66 @@ COLLECTED, MEASURED = (
 )
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
-MEGATRON = ("megatron-zero-bubble", "megatron-deepspeed", "megatron-mindspeed", "vtrain")
-TORCH = (
-    "nanotron",
-    "internevo",
-    "llm-foundry",
-    "torchtitan",
-    "fsdp",
-    "deepspeed",
-    "pytorch",
-    "xtuner",
-    "halo",
-    "kempnerforge",
-    "lightning",
-)
 DISTURBED = ("nanotron_old_bench_slow",)
 """Files of runs that something outside their configuration held up: they are predicted, and inform nothing."""
-OUTLIER = 0.12
+OUTLIER, HOLD, ROUNDS = 0.12, 0.35, 10
 SWEEP_FACTOR = 4.0
 
 
-def logs(rows: list[Lowered], table: Table) -> Numbers:
-    """log(predicted / measured) of every row."""
-    constants = constants_of(table)
-    return np.array([np.log(row.seconds(constants) / (row.case.measured.step_seconds or 1.0)) for row in rows])
-
-
-def jacobian(rows: list[Lowered], table: Table, names: list[tuple[str, str, str]], base: Numbers) -> Numbers:
-    """d log(predicted) / d log(constant): one pass over the rows for each name of a constant."""
-    matrix = np.zeros((len(rows), len(names)))
-    step = 0.1
-    for part, name in dict.fromkeys((part, name) for part, _, name in names):
-        mine = [(i, owner) for i, (p, owner, n) in enumerate(names) if (p, n) == (part, name)]
-        varied = copied(table)
-        for _, owner in mine:
-            old = get(table, part, owner, name)
-            put(varied, part, owner, name, old * np.exp(-step))
-        touched = {owner for _, owner in mine}
-        of = [row for row in rows if part == "link" or _owner(part, row.case) in touched]
-        change = dict(zip(map(id, of), logs(of, varied), strict=True))
-        for i, owner in mine:
-            for r, row in enumerate(rows):
-                if id(row) in change and (part == "link" or _owner(part, row.case) == owner):
-                    moved = np.log(get(varied, part, owner, name) / get(table, part, owner, name)) or -step
-                    matrix[r, i] = (change[id(row)] - base[r]) / moved
-    return matrix
-
-
-def _owner(part: str, case: Case) -> str | None:
-    return family_of(case.device) if part == "device" else case.stack
-
-
 def weights_of(cases: list[Case]) -> Numbers:
-    count = defaultdict(int)
+    count: dict[str, int] = defaultdict(int)
     for case in cases:
         count[case.file] += 1
     return np.array([count[case.file] ** -0.25 for case in cases])
 
 
-def solve(base: Numbers, matrix: Numbers, weights: Numbers, names: list, table: Table, prior: Table) -> Numbers:
-    """The change of the logarithms of all constants that is best by the linearised model, held to the prior."""
-    spread = np.array([{"link": LINK, "device": DEVICE, "stack": STACK}[part][name] for part, _, name in names])
-    off = np.array([np.log(get(table, *each) / get(prior, *each)) for each in names])
+@dataclass(frozen=True)
+class Model:
+    """The step times of rows as a linear function of departures, in logarithms: `errors` + `matrix` x departures."""
 
-    def residuals(change: Numbers) -> Numbers:
-        error = (base + matrix @ change) / OUTLIER
-        soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
-        return np.concatenate([weights * soft, 0.35 * (off + change) / spread])
+    cases: list[Case]
+    errors: Numbers
+    matrix: Numbers
+    nodes: list[Node]
 
-    return least_squares(residuals, np.zeros(len(names)), bounds=(-0.7, 0.7)).x
+    @classmethod
+    def of(cls, parts: list[Timed], prior: Table) -> "Model":
+        """From where the rows were looked at back to the prior."""
+        before, nodes, entries = Constants(prior), {}, []
+        cases = [case for part in parts for case in part.cases]
+        errors, slopes, values = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "slopes", "values")
+        )
+        for row, case in enumerate(cases):
+            for column, (part, name) in enumerate(NAMES):
+                slope, start = slopes[row, column], before.of(part, case, name)
+                if start <= 0 or not slope:
+                    continue
+                errors[row] += slope * (np.log(start) - values[row, column])
+                for node in () if _says_nothing(part, case) else nodes_of(part, case, name):
+                    entries.append((row, nodes.setdefault(node, len(nodes)), slope))
+        matrix = np.zeros((len(cases), len(nodes)))
+        for row, column, slope in entries:
+            matrix[row, column] += slope
+        return cls(cases, errors, matrix, list(nodes))
+
+    def departures(self, file: str | None = None) -> dict[Node, float]:
+        """The departures that are best without the rows of that file, each held to none: the soft L1 of the errors, by
+        reweighting."""
+        kept = np.array([case.file != file for case in self.cases])
+        spread = np.array([node.spread for node in self.nodes])
+        matrix, errors = self.matrix[kept] * spread, self.errors[kept]
+        weights = weights_of([case for case in self.cases if case.file != file]) / OUTLIER
+        found = np.zeros(len(spread))
+        for _ in range(ROUNDS):
+            now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
+            held = matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread))
+            found = np.linalg.solve(held, -matrix.T @ (now * errors))
+        return dict(zip(self.nodes, map(float, found * spread), strict=True))
+
+
+def _says_nothing(part: str, case: Case) -> bool:
+    return case.file in COLLECTED and (part == "link" or (part == "device" and family_of(case.device) in MEASURED))
 
 
 def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
@@ -146,84 +124,55 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
     return kept
 
 
-def middle_stack(
-    table: Table, counts: dict[str, int], families: dict[str, tuple[str, ...]], names: Iterable[str]
-) -> None:
-    """Gives each family (`stack.megatron`: others' Megatrons than its makers'; `stack.default`, what an unknown stack is taken to
-    be: those on torch's own modules) the middle of its members' constants."""
-    for owner, members in families.items():
-        for name in names:
-            values = [
-                get(table, "stack", s, name)
-                for s, n in counts.items()
-                if n >= LEAST_ROWS and s.startswith(members) and name in table["stack"].get(s, {})
-            ]
-            if len(values) >= 2:
-                table["stack"][owner][name] = float(np.median(values))
+def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
+    """The prior moved to the rows of all files but one. What a framework that only that file has is known by is left out too."""
+    rows, held = [case for case in model.cases if case.file != file], held.without(file)
+    known = {case.stack for case in (*rows, *held.cases)}
+    gone = {case.stack for case in model.cases if case.file == file} - known
+    table = json.loads(json.dumps(prior))
+    for stack in gone:
+        table["stack"].pop(stack, None)
+        if framework_of(stack) not in map(framework_of, known):
+            table["stack"].pop(framework_of(stack), None)
+    before, table = table, written(table, model.departures(file), known)
+    fit_memory(held, before, table)
+    _about(table, rows, held.cases)
+    return table
 
 
-@dataclass
-class Bench:
-    """Rows for times with the linearised model at `table`, rows for memory with theirs."""
-
-    table: Table
-    prior: Table
-    timed: list[Lowered]
-    held: list[Lowered]
-    names: list[tuple[str, str, str]] = field(default_factory=list)
-    base: Numbers = field(default_factory=lambda: np.zeros(0))
-    matrix: Numbers = field(default_factory=lambda: np.zeros((0, 0)))
-    memory: tuple[Numbers, Numbers] = field(default_factory=lambda: (np.zeros(0), np.zeros(0)))
-
-    def linearise(self) -> None:
-        names = parameters([row.case for row in self.timed], set())
-        self.names = [each for each in names if get(self.prior, *each) > 0]
-        self.base = logs(self.timed, self.table)
-        self.matrix = jacobian(self.timed, self.table, self.names, self.base)
-        collected = [i for i, row in enumerate(self.timed) if row.case.file in COLLECTED]
-        known = [i for i, (part, owner, _) in enumerate(self.names) if part == "link" or owner in MEASURED]
-        self.matrix[np.ix_(collected, known)] = 0.0
-        self.memory = memory_rows(self.held, self.table)
-
-    def step(self, left_out: str | None = None) -> Table:
-        """The table one step on. `left_out`: a file whose rows are not looked at, and whose stacks, where no other file has
-        them, have no entry afterwards; constants of devices that no other row has go back to the prior."""
-        table, kept = copied(self.table), [i for i, row in enumerate(self.timed) if row.case.file != left_out]
-        rows = [self.timed[i] for i in kept]
-        known = {row.case.stack for row in rows}
-        gone = {row.case.stack for row in (*self.timed, *self.held) if row.case.file == left_out} - known
-        columns = [i for i, (part, owner, _) in enumerate(self.names) if part != "stack" or owner not in gone]
-        names = [self.names[i] for i in columns]
-        weights = weights_of([row.case for row in rows])
-        matrix = self.matrix[np.ix_(kept, columns)]
-        for each, amount in zip(names, solve(self.base[kept], matrix, weights, names, table, self.prior), strict=True):
-            put(table, *each, get(table, *each) * float(np.exp(amount)))
-        for stack in gone:
-            table["stack"].pop(stack, None)
-        counts: dict[str, int] = defaultdict(int)
-        for row in rows:
-            counts[row.case.stack] += 1
-        middle_stack(table, counts, {"megatron": MEGATRON, "default": TORCH}, ("product_speed", "link_speed", "fused"))
-        mine = [i for i, row in enumerate(self.held) if row.case.file != left_out]
-        numbers = fit_memory([self.held[i] for i in mine], table, self.memory[0][mine], self.memory[1][mine])
-        middle_stack(table, numbers, {"default": TORCH}, ("extra", *MEMORY.keys() - {"gathered_bytes"}))
-        _about(table, rows, numbers)
-        return table
-
-
-def _about(table: Table, rows: list[Lowered], memory_counts: dict[str, int]) -> None:
-    """Every entry's `rows` and `fitted_on`."""
-    parts: list[tuple[dict, list[Lowered]]] = [(table["link"], rows)]
+def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
+    """Every entry's `rows`, `memory_rows` and `fitted_on`."""
+    parts: list[tuple[dict, list[Case]]] = [(table["link"], rows)]
     for device, entry in table["device"].items():
-        family = family_of(device)
-        parts.append((entry, [row for row in rows if family and family_of(row.case.device) == family]))
+        parts.append((entry, [row for row in rows if family_of(row.device) == family_of(device)]))
     for stack, entry in table["stack"].items():
-        parts.append((entry, [row for row in rows if row.case.stack == stack]))
+        parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
+        number = sum(stack in (case.stack, framework_of(case.stack)) for case in held)
+        entry.update({"memory_rows": number} if number else {})
     for entry, mine in parts:
         entry["rows"] = len(mine)
-        entry["fitted_on"] = sorted({row.case.file for row in mine})
-    for stack, number in memory_counts.items():
-        table["stack"][stack]["memory_rows"] = number
+        entry["fitted_on"] = sorted({row.file for row in mine})
+
+
+def with_memory(cases: list[Case], per_file: int) -> list[Case]:
+    """Rows to fit memory on: of each file as many."""
+    generator, by_file = random.Random(11), defaultdict(list)
+    for case in cases:
+        if case.measured.memory_bytes and not case.measured.failed and case.layout.pp <= 16:
+            by_file[case.file].append(case)
+    return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]
+
+
+def joined(parts: list[Held]) -> Held:
+    return Held([case for part in parts for case in part.cases], np.concatenate([part.parts for part in parts]))
+
+
+def errors_by_file(model: Model) -> list[tuple[str, float]]:
+    """Mean |error| of each file's rows at the best departures."""
+    found = model.departures()
+    error = np.abs(np.exp(model.errors + model.matrix @ np.array([found[node] for node in model.nodes])) - 1)
+    files = np.array([case.file for case in model.cases])
+    return [(str(file), float(error[files == file].mean())) for file in np.unique(files)]
 
 
 def rounded(value: object) -> object:
@@ -236,11 +185,11 @@ def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
     return predict_case(case, constants.get(case.file) or constants[""])
 
 
-def cross(bench: Bench, rows: list, jobs: int) -> Outcome:
+def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> Outcome:
     """Every row predicted with constants that were fitted without its file."""
-    files = sorted({row.case.file for row in (*bench.timed, *bench.held)})
-    constants = {file: constants_of(rounded(bench.step(file))) for file in files}  # type: ignore[arg-type]
-    constants[""] = constants_of(bench.table)
+    files = sorted({case.file for case in (*model.cases, *held.cases)})
+    tables = {file: fitted_table(model, held, prior, file) for file in ("", *files)}
+    constants = {file: constants_of(rounded(table)) for file, table in tables.items()}  # type: ignore[arg-type]
     predict = partial(predict_by_file, constants=constants)
     with ProcessPoolExecutor(jobs) as pool:
         return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
@@ -263,39 +212,28 @@ def main() -> None:
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--sweep-rows", type=int, default=150)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     rows, _ = read_rows(options.folders, strict=False)
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
     cases = [case for case in cases if "row" not in case.from_memory and case.file not in DISTURBED]
-    table = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
-    timed = prepare(chosen(cases, options.rows, options.sweep_rows))
-    generator = random.Random(11)
-    by_file = defaultdict(list)
-    for case in cases:
-        if case.measured.memory_bytes and not case.measured.failed and case.layout.pp <= 16:
-            by_file[case.file].append(case)
-    held = prepare(
-        [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), 4 * options.rows))]
-    )
-    say(f"{len(timed)} rows for times, {len(held)} for memory")
-    bench = Bench(table, copied(table), timed, held)
+    prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
+    timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
+    weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows)
+    table = prior
     for number in range(options.rounds):
-        bench.linearise()
-        say(f"round {number}: mean |error| {np.abs(np.exp(bench.base) - 1).mean():.3f}, {len(bench.names)} constants")
-        bench.table = bench.step()
-    if options.cross or not options.rounds:
-        bench.linearise()
-    else:
-        bench.base = logs(timed, bench.table)
-    result, error = bench.table, np.abs(np.exp(bench.base) - 1)
-    for file in sorted({row.case.file for row in timed}):
-        say(f"{file}: {error[[row.case.file == file for row in timed]].mean():.3f}")
+        parts = timed.at(table)
+        model, held = Model.of(parts, prior), joined(weighed.at(table))
+        error = np.abs(np.exp(np.concatenate([part.errors for part in parts])) - 1)
+        say(f"round {number}: {len(error)} rows, mean |error| {error.mean():.3f}, {len(model.nodes)} departures")
+        table = fitted_table(model, held, prior)
+    for file, error in errors_by_file(model):
+        say(f"{file}: {error:.3f} by the linear model")
     if options.write:
-        FITTED.write_text(HEAD + tomli_w.dumps(rounded(result)), encoding="utf-8")  # type: ignore[arg-type]
+        FITTED.write_text(HEAD + tomli_w.dumps(rounded(table)), encoding="utf-8")  # type: ignore[arg-type]
     if options.cross:
-        outcome = cross(bench, rows, options.jobs)
+        outcome = cross(model, held, prior, rows, options.jobs)
         options.cross.write_text(json.dumps(outcome.to_json()), encoding="utf-8")
 
 

@@ -51,20 +51,30 @@ def test_entries_belong_to_devices_that_there_are() -> None:
         assert load_device(device).key == device
 
 
-def test_a_stack_that_is_not_listed_is_that_of_the_nearest_year_then_the_default() -> None:
+def test_a_year_that_is_not_listed_has_its_frameworks_constants_and_what_else_the_nearest_year_has() -> None:
     entries = {
         "default": {"fused": 0.5, "link_speed": 0.9},
-        "megatron-2020": {"fused": 0.1},
-        "megatron-2024": {"fused": 0.9, "rows": 3},
+        "megatron": {"fused": 0.7},
+        "megatron-2020": {"fused": 0.1, "dispatch_first": True},
+        "megatron-2024": {"fused": 0.9, "rows": 3, "dispatch_once": True},
     }
     constants = Fitted({}, entries, {})
     assert constants.stack("megatron-2024").fused == 0.9
-    assert constants.stack("megatron-2021").fused == 0.1
-    assert constants.stack("megatron-2026").fused == 0.9
-    assert constants.stack("megatron-2026").name == "megatron-2026"
-    assert constants.stack("megatron-2026").link_speed == 0.9, "what an entry leaves out is the default's"
-    for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatron-lm-2x", "megatron-new"):
+    for year in (2021, 2026):
+        assert constants.stack(f"megatron-{year}").fused == 0.7, "what was fitted is the framework's"
+    early, late = constants.stack("megatron-2021"), constants.stack("megatron-2026")
+    assert (early.dispatch_first, early.dispatch_once, late.dispatch_first, late.dispatch_once) == (
+        True,
+        False,
+        False,
+        True,
+    )
+    assert late.name == "megatron-2026"
+    assert late.link_speed == 0.9, "what an entry leaves out is the default's"
+    for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatronic-2x"):
         assert constants.stack(unknown).fused == 0.5
+    del entries["megatron"]
+    assert constants.stack("megatron-2026").fused == 0.9
 
 
 def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
@@ -74,8 +84,8 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
         "megatron-2024": {"saved_bytes": 0.5},
     }
     constants = Fitted({}, entries, {})
-    assert (constants.stack("megatron-2025").logits_bytes, constants.stack("megatron-2025").saved_bytes) == (6.0, 0.5)
-    for kin in ("megatron-neox-2022", "megatron-new", "megatron"):
+    assert (constants.stack("megatron-2024").logits_bytes, constants.stack("megatron-2024").saved_bytes) == (6.0, 0.5)
+    for kin in ("megatron-2025", "megatron-neox-2022", "megatron-new", "megatron"):
         assert (constants.stack(kin).logits_bytes, constants.stack(kin).saved_bytes) == (6.0, 1.5), kin
     assert constants.stack("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
     assert constants.stack("megatron-2024").slack == 0.03

@@ -7,13 +7,13 @@ import pytest
 
 from fourfold.config import parse_run, resolve_model
 from fourfold.config.check_model import check_model
+from fourfold.cost.fitted import fitted
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, read_rows, translate
-from fourfold.validate.machine import link_rate
-from fourfold.validate.predict import predict_case
-from fourfold.validate.stack import stack_of
+from fourfold.validate.predict import predict_case, settle
+from fourfold.validate.row import StatedLayout
 
 ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
 CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
@@ -151,6 +151,9 @@ def test_sharding() -> None:
     assert CASES["vendor:10"].layout.zero == 1, "the vendor's recipes shard the optimizer"
     assert _filled("vendor:10", "zero")
     assert CASES["flags:6"].layout.zero == 3
+    for source, zero in (("Megatron-LM README, 2022", 0), ("Megatron-LM README, 2024", 1), ("DeepSpeed blog, 2024", 0)):
+        row = replace(ROWS["vendor:10"], source=source, notes="")
+        assert translate(row).layout.zero == zero  # type: ignore[union-attr]
 
 
 def test_schedules_in_our_words() -> None:
@@ -172,44 +175,6 @@ def test_recomputation() -> None:
     assert policies["flags:5"] == ("selective", ("layernorm", "mlp"))
 
 
-def test_number_formats() -> None:
-    names = {name: case.precision.name for name, case in CASES.items()}
-    assert (names["vendor:0"], names["vendor:1"], names["vendor:2"]) == ("mxfp8", "fp8", "nvfp4")
-    assert names["vendor:5"] == "fp8-block", "the finer one on Hopper"
-    assert CASES["papers:0"].precision.compute == "fp16"
-    assert CASES["papers:16"].precision.gradients == "bf16"
-    assert CASES["flags:5"].precision.low == "fp8"
-
-
-def test_devices_and_networks() -> None:
-    devices = {name: case.device for name, case in CASES.items()}
-    assert (devices["vendor:0"], devices["papers:19"], devices["papers:23"]) == ("gb200", "a800-sxm-80", "b200")
-    assert devices["papers:16"] == "a100-sxm-40", "A100 with 40 GB"
-    assert devices["flags:1"] == "a100-sxm-80", "a test without a device"
-    assert CASES["vendor:0"].network.nvlink_domain == 72
-    assert CASES["papers:0"].network.internode_bytes_per_second == 8 * 200e9 / 8 / 8
-    assert CASES["papers:19"].network.internode_bytes_per_second == 4 * 100e9 / 8 / 8
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [
-        ("RoCE 1600 Gb/s (as in section title)", 25e9),
-        ("4x100 Gb RoCE per node", 6.25e9),
-        ("Eos DGX-H100, 8x400Gb IB", 50e9),
-        ("8 HDR IB NICs/node", 25e9),
-        ("InfiniBand 8x50 GB/s a node", 50e9),
-        ("400 Gbps per GPU", 50e9),
-        ("50 GB/s per GPU", 50e9),
-        ("see the paper (HDR IB)", None),
-        ("RoCE, up to 4 nodes", None),
-        ("", None),
-    ],
-)
-def test_link_rates_are_of_one_device_in_one_direction(text: str, rate: float | None) -> None:
-    assert link_rate(text, 8) == rate
-
-
 def test_a_row_that_contradicts_itself_says_so() -> None:
     texts = " ".join(CASES["papers:11"].defaults)
     assert "dp = 16 is stated" in texts
@@ -222,19 +187,6 @@ def test_batches_are_derived_where_they_can_be() -> None:
     assert CASES["papers:9"].global_sequences == 4 * 12 * 32
     assert CASES["papers:17"].layout.microbatch_sequences == 1
     assert CASES["vendor:13"].num_devices == 64
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ('NVIDIA-NeMo/Megatron-Bridge docs "25.11 NeMo Container"', "nemo-2025"),
-        ("Megatron-LM paper of 2019 and 2020", "megatron-2025"),
-        ("torchtitan report, 2024", "torchtitan-2024"),
-        ("a blog", "unknown"),
-    ],
-)
-def test_stacks_come_from_the_source_alone(source: str, name: str) -> None:
-    assert stack_of(source).name == name
 
 
 def test_every_filled_setting_is_documented() -> None:
@@ -258,41 +210,6 @@ def test_selective_recomputation_is_what_the_framework_means_by_it() -> None:
     assert replace(attention, recompute_modules=("mlp",)).policies(6) == "selective"
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("benchmarks/llama3_h100_202412_torchtitan.md", "torchtitan-2024"),
-        ("benchmarks/llama3_8b_h200_2025-06_torchtitan.md", "torchtitan-2025"),
-        ("torchtitan run 20241211", "torchtitan-2025"),
-        ("Narayanan et al. 2021, arXiv 2104.04473", "megatron-2021"),
-    ],
-)
-def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> None:
-    assert stack_of(source).name == name
-
-
-@pytest.mark.parametrize(
-    ("text", "master", "gradients"),
-    [
-        ("bf16", "fp32", "fp32"),
-        ("bf16 (weights and moments too)", "bf16", "fp32"),
-        ("bf16 (weights, gradients and moments too, no wider copy)", "bf16", "bf16"),
-        ("pure bf16", "bf16", "bf16"),
-        ("bf16 (autocast, weights fp32)", "fp32", "fp32"),
-    ],
-)
-def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, master: str, gradients: str) -> None:
-    row = replace(ROWS["torchtitan:6"], precision=text)
-    case = translate(row)
-    assert isinstance(case, Case)
-    assert (case.precision.compute, case.precision.master, case.precision.gradients) == ("bf16", master, gradients)
-    wide = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
-    narrow = predict_case(case).memory_bytes
-    assert wide is not None
-    assert narrow is not None
-    assert (narrow < wide) == (master == "bf16")
-
-
 def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> None:
     row = replace(ROWS["torchtitan:6"], microbatch_sequences=None, global_sequences=32)
     assert translate(row).layout.microbatch_sequences == 4  # type: ignore[union-attr]
@@ -301,6 +218,25 @@ def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> Non
     assert translate(replace(many, sequence_length=8192)).layout.microbatch_sequences == 4  # type: ignore[union-attr]
     pipeline = replace(ROWS["torchtitan:13"], microbatch_sequences=None)
     assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
+
+
+def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
+    row = replace(
+        ROWS["torchtitan:1"], microbatch_sequences=None, accumulation=None, global_sequences=64, recompute="none"
+    )
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert (case.microbatch_open, case.layout.microbatch_sequences, case.layout.num_microbatches) == (True, 8, 1)
+    settled, found = settle(case, fitted())
+    assert found.fits
+    layout = settled.layout
+    assert 1 <= layout.microbatch_sequences < 8
+    assert layout.microbatch_sequences * layout.num_microbatches == 8
+    twice = replace(
+        layout, microbatch_sequences=2 * layout.microbatch_sequences, num_microbatches=layout.num_microbatches // 2
+    )
+    assert predict_case(replace(case, layout=twice, microbatch_open=False)).fits is False
+    assert not translate(replace(row, microbatch_sequences=8)).microbatch_open  # type: ignore[union-attr]
 
 
 def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory() -> None:
@@ -326,44 +262,6 @@ def test_an_optimizer_in_the_hosts_memory_adds_its_traffic_and_parameters_there_
     assert "offloaded" in both.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("GH200 (96 GB)", "gh200-96"),
-        ("NVIDIA L40S", "l40s"),
-        ("L4", "l4"),
-        ("GeForce RTX 4090", "rtx-4090"),
-        ("AMD Instinct MI355X", "mi355x"),
-        ("Intel Gaudi 2 (HL-225H)", "gaudi-2"),
-        ("Trainium (one NeuronCore of trn1.32xlarge)", "trainium-core"),
-        ("TPU7x (Ironwood)", "tpu-v7x"),
-        ("H200-SXM", "h200-sxm"),
-        ("H100 (SXM or PCIe not stated)", "h100-sxm"),
-        ("H100 PCIe", "h100-pcie"),
-    ],
-)
-def test_devices_by_their_names(name: str, key: str) -> None:
-    row = ROWS["torchtitan:6"]
-    case = translate(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
-    assert isinstance(case, Case)
-    assert case.device == key
-    assert case.own_device is None
-
-
-def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
-    row = ROWS["torchtitan:6"]
-    stated = replace(row.hardware, device="Tachyon X9", memory_gb=128.0, peak_bf16_flops=800e12)
-    case = translate(replace(row, hardware=stated))
-    assert isinstance(case, Case)
-    assert case.own_device is not None
-    assert case.own_device.peak("bf16") == 800e12
-    assert DEFAULTS["stated_device"] in case.defaults
-    slower = replace(stated, peak_bf16_flops=400e12)
-    fast, slow = predict_case(case), predict_case(translate(replace(row, hardware=slower)))  # type: ignore[arg-type]
-    assert fast.step_seconds < slow.step_seconds
-    assert isinstance(translate(replace(row, hardware=replace(stated, peak_bf16_flops=None))), Skip)
-
-
 def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
     row = replace(
         ROWS["torchtitan:6"], global_sequences=None, accumulation=None, microbatch_sequences=2, sequence_length=4096
@@ -376,39 +274,30 @@ def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
     assert "global batch" in translate(seconds).reason, "a stated time is of a batch that nobody knows"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["Trainium3", "NeuronCore of trn2.48xlarge"])
-def test_devices_that_only_resemble_one_of_the_tables_are_not_taken_for_it(name: str) -> None:
-    row = ROWS["torchtitan:6"]
-    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None)))
-    assert isinstance(case, Skip)
-    assert "device tables" in case.reason
+def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
+    stated = ROWS["torchtitan:1"]
+    row = replace(
+        stated,
+        source="a trainer, 2024",
+        layout=StatedLayout(tp=1, pp=1),
+        recompute="full",
+        microbatch_sequences=1,
+        global_sequences=8,
+    )
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert (case.zero_open, case.layout.zero) == (True, 0)
+    settled, found = settle(case, fitted())
+    assert found.fits
+    assert settled.layout.zero == 1
+    whole = translate(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
+    assert isinstance(whole, Case)
+    assert settle(whole, fitted())[1].fits is False
 
 
-def test_words_of_attention_formats_and_dispatch() -> None:
-    row = replace(ROWS["torchtitan:6"], precision="float8 tensorwise, rest bf16")
-    assert translate(row).precision.low == "fp8"  # type: ignore[union-attr]
-    old = replace(row, source="a training README of 2022", notes="plain attention")
-    assert translate(old).attention == "unfused"  # type: ignore[union-attr]
-    assert translate(replace(old, notes="FlashAttention 1")).attention == "flash"  # type: ignore[union-attr]
-    assert translate(replace(old, notes="without flash-attention")).attention == "unfused"  # type: ignore[union-attr]
-    assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
-    assert translate(old).dispatch_once is None  # type: ignore[union-attr]
-    assert translate(replace(old, notes="alltoall dispatcher")).dispatch_once is False  # type: ignore[union-attr]
-    assert translate(replace(old, notes="without DeepEP")).dispatch_once is False  # type: ignore[union-attr]
-
-
-def test_releases_that_changed_much_are_stacks_of_their_own() -> None:
-    page = 'NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md "{}" / Pre-Training Performance'
-    names = [
-        stack_of(page.format(f"{release} NeMo Container")).name for release in ("25.11", "26.04.01", "26.06", "26.08")
-    ]
-    assert names == ["nemo-2025", "nemo-2026", "nemo-2026.06", "nemo-2026.06"]
-
-
-def test_memory_that_the_driver_counts_is_all_that_the_device_holds() -> None:
-    row = ROWS["torchtitan:6"]
-    figures = replace(row.figures, memory_bytes=40e9, memory_kind="unstated")
-    plain = translate(replace(row, figures=figures))
-    seen = translate(replace(row, figures=figures, notes="memory.used of nvidia-smi"))
-    assert (plain.measured.memory_kind, seen.measured.memory_kind) == ("unstated", "device")  # type: ignore[union-attr]
-    assert predict_case(seen).memory_bytes > predict_case(plain).memory_bytes + 1e9  # type: ignore[arg-type, operator]
+def test_unbalanced_routing_is_not_asked() -> None:
+    row = ROWS["vendor:0"]
+    skip = translate(replace(row, notes="UNBALANCED routing (not forced)"))
+    assert isinstance(skip, Skip)
+    assert "unbalanced" in skip.reason
+    assert isinstance(translate(replace(row, notes="forced balanced routing")), Case)

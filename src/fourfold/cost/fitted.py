@@ -24,12 +24,18 @@ class Fitted:
     links: Mapping[str, Any]
 
     def stack(self, name: str) -> Stack:
-        """The stack of that name; else the framework's of the nearest year; else the default. What its entry leaves out is its
-        family's (the first word of its name) or the default's."""
-        entry = self.stacks.get(name) or self.stacks.get(self._nearest(name), {})
+        """The stack of that name; of a framework that is listed, another year's; else the default."""
+        return Stack(**{**_constants(self.entry(name)), "name": name})
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """A stack's constants. What its own entry leaves out is its framework's, then its family's (the first word of its name),
+        then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
+        framework = self.stacks.get(framework_of(name), {})
+        own = self.stacks.get(name)
+        if own is None:
+            own = {**self.stacks.get(self._nearest(name), {}), **framework}
         family = self.stacks.get(name.partition("-")[0], {})
-        constants = {**self.stacks.get("default", {}), **family, **entry}
-        return Stack(**{**_constants(constants), "name": name})
+        return {**self.stacks.get("default", {}), **family, **framework, **own}
 
     def _nearest(self, name: str) -> str:
         framework, _, date = name.rpartition("-")
@@ -64,6 +70,12 @@ class Fitted:
     @property
     def link_share(self) -> float:
         return float(self.links.get("share", 0.8))
+
+
+def framework_of(stack: str) -> str:
+    """A stack's name without its year."""
+    framework, _, date = stack.rpartition("-")
+    return framework if framework and _months(date) is not None else stack
 
 
 def _months(date: str) -> int | None:

@@ -1,13 +1,12 @@
 """The prices of a run on a cluster: its devices, the software that runs it, the number formats that it computes in."""
 
-import difflib
 from dataclasses import replace
 
-from fourfold.config import RunConfig, UserError
+from fourfold.config import RunConfig, UserError, nearest
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.documents import masked_share
-from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.fitted import Fitted, fitted, framework_of
+from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
@@ -54,17 +53,16 @@ def stack_names() -> list[str]:
 
 
 def stack_named(name: str | None) -> Stack:
-    """A stack by its name; of a known framework, the nearest year will do. Raises `UserError`."""
+    """A stack by its name; of a known framework, any year will do. Raises `UserError`."""
     constants = fitted()
     if name is None or name == OWN_STACK:
         own = OWN_STACK if OWN_STACK in constants.stacks else "default"
         return replace(constants.stack(own), name=OWN_STACK)
     allowed = [OWN_STACK, *stack_names()]
-    framework, _, year = name.rpartition("-")
-    if name in allowed or (year.isdigit() and len(year) == 4 and framework in {n.rpartition("-")[0] for n in allowed}):
+    if name in allowed or framework_of(name) in map(framework_of, allowed):
         return constants.stack(name)
-    near = difflib.get_close_matches(name[:100], allowed, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(name, allowed)
+    hint = f"did you mean {near}? " if near else ""
     raise UserError(f"--stack {name[:100]}: no such software; {hint}allowed: {', '.join(allowed)}")
 
 

@@ -107,6 +107,11 @@ def _batch(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[in
     return micro, number, total
 
 
+def is_microbatch_open(row: Row) -> bool:
+    """Whether the source leaves out how many sequences run at once."""
+    return row.microbatch_sequences is None and (row.accumulation is None or row.global_sequences is None)
+
+
 def _most_at_once(sequences: int, length: int) -> int:
     """Of a rank's sequences, what is taken to run at once: all if they are few, else the largest part that divides them."""
     if sequences <= MOST_AT_ONCE:

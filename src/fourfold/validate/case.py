@@ -42,6 +42,11 @@ class LayoutRequest:
             return ["full" if block % 2 else "none" for block in range(num_layers)]
         return "none" if self.recompute == "selective" and self.recompute_modules == ATTENTION_CORE else self.recompute
 
+    def with_half_microbatches(self) -> "LayoutRequest":
+        """The same batch in twice as many microbatches of half as many sequences."""
+        half, twice = self.microbatch_sequences // 2, 2 * self.num_microbatches
+        return replace(self, microbatch_sequences=half, num_microbatches=twice)
+
     @property
     def dp(self) -> int:
         """Ranks that read different sequences."""
@@ -96,8 +101,10 @@ class Case:
     """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework and
     year; `attention`: `flash` or `unfused` kernels; `peak_flops`: of one device in this precision as the source states it;
     `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks, embedding and head come on
-    top; `recompute_open`: the source does not say what is recomputed; `offloaded`: what lies in the host's memory;
-    `dispatch_once`: as in `cost.Stack`, where the source says; `defaults`: what was filled in, or contradicts itself, in words.
+    top; `recompute_open`, `microbatch_open`, `zero_open`: the source does not say what is recomputed, what runs at once, what is
+    sharded; `offloaded`: what lies in the host's memory; `dispatch_once`: as in `cost.Stack`, where the source says;
+    `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says that nothing is
+    compiled; `defaults`: what was filled in, or contradicts itself, in words.
     """
 
     id: str
@@ -119,9 +126,13 @@ class Case:
     peak_flops: float | None = None
     even_stages: bool = False
     recompute_open: bool = False
+    microbatch_open: bool = False
+    zero_open: bool = False
     offloaded: Offloaded | None = None
     own_device: Device | None = None
     dispatch_once: bool | None = None
+    attention_share: float = 1.0
+    eager: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

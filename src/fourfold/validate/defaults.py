@@ -18,7 +18,10 @@ DEFAULTS: dict[str, str] = {
     "no_bias": "MPT and models trained with biases disabled have none.",
     "tie_embeddings": "GPT-2's kind shares embedding and unembedding; Llama's kind and Nemotron do not.",
     "multi_token": "DeepSeek-V3 trains one module of multi-token prediction, unless the row says without.",
-    "sliding_window": "Layers with a sliding window are taken to attend to the whole sequence.",
+    "sliding_window": "GPT-OSS attends within 128 tokens in half of its layers, Gemma 2 within 4,096 in half, Gemma 3 within 1,024 "
+    "in five of six: every layer is priced with the mean of their work.",
+    "documents": "Attention within documents packed together, of lengths that the row does not state: 512 tokens on average.",
+    "eager": "A row that says that nothing is compiled runs one operator after the other, as eager torch does.",
     "layer_norm": "Models with experts or latent attention have RMSNorm here, whatever the trainer's norm.",
     "gated_bias": "A gated feed-forward has no biases here, whatever the trainer's.",
     "known_model": "The dimensions of a public model that is named but not described are those of its released configuration.",
@@ -26,7 +29,8 @@ DEFAULTS: dict[str, str] = {
     "dp": "Data parallelism takes the devices that pp, cp and tp leave.",
     "num_devices": "As many devices as the degrees ask for.",
     "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
-    "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1); FSDP is ZeRO-3; others ZeRO-0.",
+    "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1), Megatron from 2023 on; FSDP is "
+    "ZeRO-3; others ZeRO-0. Where it is not stated and the run would not fit, ZeRO-1, then, without a pipeline, ZeRO-3.",
     "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where torch's FSDP keeps them "
     "and sums gradients once a step, ZeRO-1.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
@@ -37,7 +41,8 @@ DEFAULTS: dict[str, str] = {
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
     "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else, without a pipeline and outside "
-    "Megatron and its kin, all of a rank's sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 otherwise.",
+    "Megatron and its kin, all of a rank's sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 otherwise. Where "
+    "that would not fit, half of it, and again.",
     "accumulation": "Where neither the batch nor the accumulation is stated, as many microbatches as make 524,288 tokens a step, "
     "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
@@ -53,7 +58,8 @@ DEFAULTS: dict[str, str] = {
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
-    "gradients": "llm-foundry's FSDP sums gradients in bf16 (its pure mixed precision).",
+    "gradients": "llm-foundry's FSDP sums gradients in bf16 (its pure mixed precision), DeepSpeed in the format computed "
+    "in, Megatron in fp32 with bf16 and in fp16 with fp16.",
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
     "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "

@@ -142,8 +142,6 @@ def _options(stated: StatedModel, stack: Stack, gated: bool, special: bool, fill
             options["positions"] = "learned"
         if stated.bias:
             filled.approximate("gated_bias")
-        if re.search(r"gpt-?oss", stated.name, re.I):
-            filled.approximate("sliding_window")
         return options
     squared = "squared" in (stated.activation or "") or bool(re.search(r"nemotron|gpt3_15b|gpt3_7b", stated.name, re.I))
     bias = stated.bias

@@ -1,6 +1,6 @@
 """A case's prediction: the program that the planner would run in that layout, simulated on that device, network and stack."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,8 @@ LARGEST_PROGRAM = 500_000
 """Passes over segments in one simulated step."""
 HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
 """Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
+EAGER_FUSED = 0.3
+"""At most: of passes over memory in operators that run one by one, where norms, rotations and the loss may still be kernels."""
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
@@ -33,20 +35,36 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
 
 
 def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
-    """The case and its prediction. Recomputation that the source leaves open is the least that lets the run fit, of none and
-    selective; it fits if it does with full recomputation. Raises `UserError`."""
+    """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
+    `_lighter` that does, or the last. It fits if it does with full recomputation; whoever may choose comes closer to the limit than
+    memory is predicted, so that its time is not taken. Raises `UserError`."""
     found = _predicted(case, constants)
-    if found.fits is not False or not case.recompute_open:
-        return case, found
-    policies = {"none": ("selective", "full"), "selective": ("full",)}.get(case.layout.recompute, ())
-    for policy in policies:
-        other = replace(case, layout=replace(case.layout, recompute=policy))
-        tried = _predicted(other, constants)
-        if policy == "selective":
-            case, found = other, tried
-        if tried.fits:
-            return case, replace(found, fits=True)
+    for lighter in _lighter(case):
+        if found.fits is not False:
+            break
+        case, found = lighter, _predicted(lighter, constants)
+    if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
+        full = replace(case, layout=replace(case.layout, recompute="full"))
+        found = replace(found, fits=_predicted(full, constants).fits)
     return case, found
+
+
+def _lighter(case: Case) -> Iterator[Case]:
+    """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
+    selective recomputation; parameters sharded too, without a pipeline."""
+    layout = case.layout
+    while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
+        layout = layout.with_half_microbatches()
+        yield replace(case, layout=layout)
+    if case.zero_open and layout.zero == 0 and layout.dp_shard > 1:
+        layout = replace(layout, zero=1)
+        yield replace(case, layout=layout)
+    if case.recompute_open and layout.recompute == "none":
+        layout = replace(layout, recompute="selective")
+        yield replace(case, layout=layout)
+    if case.zero_open and layout.zero < 3 and layout.dp_shard > 1 and layout.pp == 1:
+        layout = replace(layout, zero=3)
+        yield replace(case, layout=layout)
 
 
 def _predicted(case: Case, constants: Fitted) -> Prediction:
@@ -156,8 +174,11 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
+    if case.eager:
+        stack = replace(stack, fused=min(stack.fused, EAGER_FUSED))
     compute = case.precision.compute
-    return fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
+    prices = fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
+    return replace(prices, masked_share=case.attention_share)
 
 
 def case_cluster(case: Case) -> Cluster:

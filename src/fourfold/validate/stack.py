@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass, replace
 
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
-_CONTAINER = re.compile(r'"(2\d)\.(0[1-9]|1[0-2])(?:\.\d+)? NeMo')
+_CONTAINER = re.compile(r'(?:"|NeMo (?:Framework )?)(2\d)\.(0[1-9]|1[0-2])(?!\d)')
+SHARDED_SINCE = 2023
+"""Scripts for Megatron turn its distributed optimizer on since this year."""
 _RELEASES = {"nemo": ((2026, 6),)}
 """Releases (year and month) within a year that changed how a framework runs: rows that state theirs are told apart."""
 
@@ -43,6 +45,8 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("nanotron", Stack("nanotron", 2025)),
     ("picotron", Stack("picotron", 2024)),
     ("llm-foundry", Stack("llm-foundry", 2023)),
+    ("llm foundry", Stack("llm-foundry", 2023)),
+    ("libai", Stack("oneflow", 2022)),
     ("internevo", Stack("internevo", 2024)),
     ("vtrain", Stack("vtrain-megatron-deepspeed", 2022, True)),
     ("maxtext", Stack("maxtext", 2024)),
@@ -111,4 +115,5 @@ def _with_year(stack: Stack, source: str) -> Stack:
     if container:
         year, month = 2000 + int(container[1]), int(container[2])
     release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)
-    return replace(stack, year=year, release=release)
+    sharded = stack.sharded_optimizer or (stack.framework.startswith("megatron") and year >= SHARDED_SINCE)
+    return replace(stack, year=year, release=release, sharded_optimizer=sharded)

@@ -2,11 +2,12 @@
 
 import re
 
-from fourfold.validate.arrangement import degrees_of, is_finetuning, layout_of
+from fourfold.validate.arrangement import degrees_of, is_finetuning, is_microbatch_open, layout_of
 from fourfold.validate.case import Case, Offloaded, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
 from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
+from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
@@ -66,8 +67,12 @@ def _case(row: Row) -> Case:
         attention=attention_of(row, stack, filled),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
+        microbatch_open=is_microbatch_open(row),
+        zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
         offloaded=offloaded,
         dispatch_once=_dispatch_once(row),
+        attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
+        eager=_is_eager(row, filled),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -110,6 +115,16 @@ def _dispatch_once(row: Row) -> bool | None:
     return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
 
 
+_EAGER = re.compile(r"compile (is )?off|(no|without) (torch\.)?compile|not compiled|\beager\b(?! att)", re.I)
+
+
+def _is_eager(row: Row, filled: Filled) -> bool:
+    if not _EAGER.search(row.notes):
+        return False
+    filled.approximate("eager")
+    return True
+
+
 def _check_task(row: Row, filled: Filled) -> None:
     """Refuses what is no step of pretraining."""
     text = f"{row.task or ''} {row.notes} {row.precision or ''}".lower()
@@ -121,6 +136,8 @@ def _check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("one layer alone, not a step")
     if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
         raise Untranslatable("inference, not training")
+    if row.model.num_experts and re.search(r"\bunbalanced routing", text):
+        raise Untranslatable("its routing is left unbalanced, and the loads are not stated")
     if is_finetuning(row.task):
         filled.approximate("sft")
     if (row.task or "").startswith("optimizer"):

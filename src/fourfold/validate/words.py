@@ -24,7 +24,15 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
         gradients = compute
     if stack.framework == "llm-foundry":
         gradients = filled.fill("gradients", "bf16")
+    elif _sums_as_computed(stack, compute) and not re.search(r"gradients? [^,;]*(fp32|32 bit)", text):
+        gradients = filled.fill("gradients", compute)
     return Precision(compute, _low(text, device, filled), master, gradients)
+
+
+def _sums_as_computed(stack: Stack, compute: str) -> bool:
+    if stack.framework == "deepspeed":
+        return compute != "fp32"
+    return compute == "fp16" and stack.is_megatron_kin and "deepspeed" not in stack.framework
 
 
 def _low(text: str, device: str, filled: Filled) -> str | None:
@@ -103,7 +111,9 @@ def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     if row.attention is not None:
         return row.attention
     words = f"{row.source} {row.notes}".lower()
-    if re.search(r"flash[- ]?att", words) and not re.search(r"(no|without|not) (fused|flash)", words):
+    if re.search(r"\b(unfused|math|naive) attention|(no|without|not) (fused|flash)", words):
+        return "unfused"
+    if re.search(r"flash[- ]?att", words):
         return "flash"
     written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
     return "unfused" if written else filled.fill("attention", "flash")

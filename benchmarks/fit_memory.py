@@ -1,0 +1,114 @@
+"""The fit of what stacks hold in memory: four constants, each its prior plus its framework's departure plus its own."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fit_rows import Lowered, say
+from fit_table import Constants, Numbers, Table, constants_of, put
+from fourfold.cost import memory as memory_model
+from fourfold.cost.fitted import framework_of
+from fourfold.cost.stack import Stack
+from fourfold.program.liveness import memory_peak
+from fourfold.validate import Case
+from fourfold.validate.predict import case_prices
+
+STEP = 0.1
+UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
+NAMES = ("extra", *UNITS)
+SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_bytes": 0.28}
+"""How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
+LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 0.75}
+SMALL_ERROR, ROUNDS = 0.03, 10
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows whose memory was measured. `parts`: of each row, before any constant and for one unit of each of three, in shares of
+    what its tensors were measured to hold."""
+
+    cases: list[Case]
+    parts: Numbers
+
+    def without(self, file: str | None) -> "Held":
+        kept = [i for i, case in enumerate(self.cases) if case.file != file]
+        return Held([self.cases[i] for i in kept], self.parts[kept])
+
+
+def held_rows(rows: list[Lowered], table: Table) -> Held:
+    """The peak is the highest of many moments, so it is no straight line in the constants: it is read off where the table is."""
+    constants, parts = constants_of(table), []
+    for row in rows:
+        stack = case_prices(row.case, row.facts, constants).stack
+        now, peak = {name: getattr(stack, name) / unit for name, unit in UNITS.items()}, _peak(row, stack)
+        more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
+        added = [(_peak(row, each) - peak) / STEP for each in more]
+        before = peak - sum(a * n for a, n in zip(added, now.values(), strict=True))
+        parts.append(np.array([before, *added]) / _live_bytes(row.case, stack))
+    return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, 4))
+
+
+def _live_bytes(case: Case, stack: Stack) -> float:
+    """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted."""
+    measured, held = case.measured, float(case.measured.memory_bytes or 0)
+    if measured.memory_kind == "device":
+        held = max(0.5 * held, held - stack.context_bytes)
+    return held / (1 + stack.slack) if measured.memory_kind in ("device", "reserved") else held
+
+
+def _peak(row: Lowered, stack: Stack) -> int:
+    facts, programs = row.runs[-1]
+    peaks = [memory_peak(memory_model.held_program(program, facts, stack)).bytes for program in programs]
+    return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
+
+
+def fit_memory(held: Held, prior: Table, table: Table) -> None:
+    """Sets the four constants of every stack and framework of the rows in `table`, by least absolute relative errors."""
+    before = Constants(prior)
+    leaves = sorted({case.stack for case in held.cases})
+    owners = sorted({framework_of(stack) for stack in leaves})
+    columns = {(level, owner): i for level, names in (("f", owners), ("s", leaves)) for i, owner in enumerate(names)}
+    start = np.array([_start(before, case.stack) for case in held.cases])
+    of = [(columns["f", framework_of(case.stack)], len(owners) + columns["s", case.stack]) for case in held.cases]
+    spread = np.array(
+        [[SPREAD[name] for name in NAMES]] * len(owners) + [[SPREAD[name] for name in NAMES]] * len(leaves)
+    )
+    member = np.zeros((len(held.cases), len(spread)))
+    for row, both in enumerate(of):
+        member[row, both] = 1.0
+    moved, weights = np.zeros_like(spread), _weights(held.cases)
+    for _ in range(ROUNDS):
+        now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
+        inner = held.parts[:, 0] + (held.parts[:, 1:] * now[:, 1:]).sum(1)
+        error = (1 + now[:, 0]) * inner - 1
+        slope = np.concatenate([inner[:, None], (1 + now[:, :1]) * held.parts[:, 1:]], 1)
+        matrix = (member[:, :, None] * slope[:, None, :] * spread).reshape(len(error), -1)
+        weighted = matrix * (weights**2 * 10 / np.maximum(np.abs(error), SMALL_ERROR))[:, None]
+        at = (moved / spread).ravel()
+        found = np.linalg.solve(weighted.T @ matrix + np.eye(len(at)), weighted.T @ (matrix @ at - error))
+        moved = (at + 0.7 * (found - at)).reshape(spread.shape) * spread
+    say(f"memory: {len(error)} rows, mean |error| {np.abs(error).mean():.3f}")
+    for i, owner in enumerate(owners):
+        _put(table, owner, _start(before, owner) + moved[i])
+    for i, stack in enumerate(leaves):
+        _put(table, stack, _start(before, stack) + moved[columns["f", framework_of(stack)]] + moved[len(owners) + i])
+
+
+def _start(prior: Constants, stack: str) -> Numbers:
+    return np.array([prior.value("stack", stack, name) / UNITS.get(name, 1.0) for name in NAMES])
+
+
+def _put(table: Table, owner: str, values: Numbers) -> None:
+    for name, value in zip(NAMES, values, strict=True):
+        value = min(max(float(value), 0.0), LARGEST[name]) * UNITS.get(name, 1.0)
+        put(table, "stack", owner, name, max(value, 1.0) if name == "logits_bytes" else value)
+
+
+def _weights(cases: Iterable[Case]) -> Numbers:
+    cases = list(cases)
+    count: dict[str, int] = defaultdict(int)
+    for case in cases:
+        count[case.file] += 1
+    return np.array([count[case.file] ** -0.25 for case in cases])

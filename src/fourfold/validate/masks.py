@@ -1,0 +1,28 @@
+"""Which part of causal attention's work a published row's masks leave: sliding windows of its model, documents packed together."""
+
+import re
+
+from fourfold.cost.masks import masked_share, windowed_share
+from fourfold.validate.defaults import Filled
+
+WINDOWS: tuple[tuple[str, int, float], ...] = (
+    (r"gpt-?oss", 128, 1 / 2),
+    (r"gemma-?2", 4096, 1 / 2),
+    (r"gemma-?3", 1024, 5 / 6),
+)
+"""Model, tokens of its sliding windows, share of its layers that have one (released configurations)."""
+DOCUMENT_TOKENS = 512
+_DOCUMENTS = re.compile(r"block[- ]diagonal|document (attention )?mask|within (short |packed )*documents", re.I)
+
+
+def attention_share(model_name: str, notes: str, sequence_length: int, filled: Filled) -> float:
+    """1 where nothing is masked but what comes later."""
+    share = 1.0
+    for name, window, layers in WINDOWS:
+        if re.search(name, model_name, re.I) and window < sequence_length:
+            filled.approximate("sliding_window")
+            share = 1 - layers * (1 - windowed_share(sequence_length, window))
+    if _DOCUMENTS.search(notes):
+        filled.approximate("documents")
+        share = min(share, masked_share(sequence_length, DOCUMENT_TOKENS))
+    return share
