@@ -33,6 +33,7 @@ from fourfold.simulate.campaign import (
     checkpoint_seconds,
     state_bytes,
 )
+from fourfold.simulate.collection import without_collection
 from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import Summary
@@ -42,6 +43,7 @@ from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
+@without_collection()
 def simulate(
     run: Path,
     /,

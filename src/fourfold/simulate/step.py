@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
-from fourfold.cost.phase import PhaseCost
 from fourfold.cost.prices import Prices
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
@@ -56,7 +55,7 @@ class Simulation:
         durations = self.durations[rank]
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
         latest: dict[str, int] = {}
-        costs: dict[tuple[Op, str | None], PhaseCost] = {}
+        passes: dict[tuple[Op, str | None], list[float]] = {}
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
@@ -70,17 +69,14 @@ class Simulation:
             return max(0.0, min(end, times.streams[index][0]) - start)
 
         for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+            op = step.op
+            if op in COMPUTE_OPS:
+                found = passes.setdefault((op, step.segment), [index, 0, 0.0])
+                found[1] += 1
+                found[2] += end - start
+                continue
             latest[step.short] = index
-            if step.op in COMPUTE_OPS:
-                key = step.op, step.segment
-                cost = costs.get(key) or costs.setdefault(key, durations.phase(step))
-                for kind, seconds in cost.busy.items():
-                    add("recomputation" if step.op is Op.RECOMPUTE else kind, seconds)
-                inside = "+".join(cost.communication) or "collectives"
-                add(f"{inside} inside segments", cost.exposed)
-                add("host", cost.host)
-                add("kernels slowed by collectives", end - start - cost.seconds)
-            elif step.op is Op.WAIT:
+            if op is Op.WAIT:
                 started = steps[latest[step.handle or ""]]
                 if started.op in SENDS or started.op in RECEIVES:
                     add(IDLE, end - start)
@@ -91,7 +87,14 @@ class Simulation:
             elif end > start:
                 early = before_others(step, index, start, end)
                 add(IDLE, early)
-                add("optimizer" if step.op is Op.UPDATE else "norm and other sums", end - start - early)
+                add("optimizer" if op is Op.UPDATE else "norm and other sums", end - start - early)
+        for (op, _), (first, number, seconds) in passes.items():
+            cost = durations.phase(steps[int(first)])
+            for kind, each in cost.busy.items():
+                add("recomputation" if op is Op.RECOMPUTE else kind, number * each)
+            add(f"{'+'.join(cost.communication) or 'collectives'} inside segments", number * cost.exposed)
+            add("host", number * cost.host)
+            add("kernels slowed by collectives", seconds - number * cost.seconds)
         add(IDLE, self.times.makespan - sum(sums.values()))
         return sums
 

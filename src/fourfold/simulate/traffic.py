@@ -3,7 +3,6 @@
 What a segment's own collectives expose is divided among their axes by their seconds.
 """
 
-from fourfold.cost.phase import PhaseCost
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
@@ -22,7 +21,7 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     durations = simulation.durations[rank]
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     started: dict[str, int] = {}
-    costs: dict[tuple[Op, str | None], PhaseCost] = {}
+    passes: dict[tuple[Op, str | None, int], list[int]] = {}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
@@ -30,16 +29,12 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
             sums[axes, what] = sums.get((axes, what), 0.0) + amount
 
     for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+        if step.op in COMPUTE_OPS:
+            alike = passes.setdefault((step.op, step.segment, id(step.collectives)), [index, 0])
+            alike[1] += 1
+            continue
         for collective in step.collectives:
             add(collective.axes, BYTES, collective.sent_bytes)
-        if step.op in COMPUTE_OPS:
-            key = step.op, step.segment
-            cost = costs.get(key) or costs.setdefault(key, durations.phase(step))
-            whole = sum(cost.communication.values())
-            for axes, seconds in cost.communication.items():
-                add(axes, BUSY, seconds)
-                add(axes, EXPOSED, cost.exposed * seconds / whole if whole else 0.0)
-            continue
         if step.op in SENDS:
             begin, stop = times.streams[index]
             add("pp", BUSY, stop - begin)
@@ -62,6 +57,14 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         whole = sum(parts.values())
         for axes, seconds in parts.items():
             add(axes, EXPOSED, seconds / whole * min(waited, whole) if whole else 0.0)
+    for first, number in passes.values():
+        for collective in steps[first].collectives:
+            add(collective.axes, BYTES, number * collective.sent_bytes)
+        cost = durations.phase(steps[first])
+        whole = sum(cost.communication.values())
+        for axes, seconds in cost.communication.items():
+            add(axes, BUSY, number * seconds)
+            add(axes, EXPOSED, number * cost.exposed * seconds / whole if whole else 0.0)
     return sums
 
 
