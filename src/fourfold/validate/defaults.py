@@ -68,7 +68,8 @@ DEFAULTS: dict[str, str] = {
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
     "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo all of the matrix.",
-    "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB.",
+    "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB; Megatron and its forks report MiB, "
+    "of which tables make GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",
     "tokens_dropped": "Experts with a capacity are predicted as dropless with even loads.",
     "optimizer": "Another optimizer than Adam is predicted as Adam.",

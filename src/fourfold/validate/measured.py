@@ -6,13 +6,13 @@ from fourfold.config import ModelConfig
 from fourfold.validate.case import Measured, MemoryKind, StepSource
 from fourfold.validate.defaults import Filled
 from fourfold.validate.flops import step_flops
-from fourfold.validate.row import ReportedFigures, Row
+from fourfold.validate.row import GIGABYTES, ReportedFigures, Row
 from fourfold.validate.stack import Stack
 
 _DIFFERS = 0.02
 _DAY_SECONDS = 86400.0
-_UNITS: dict[str, tuple[float, MemoryKind]] = {"nanotron": (2.0**30 / 1e9, "allocated")}
-"""Frameworks that print a unit other than they name: factor, and what they count."""
+_GIBIBYTES: tuple[tuple[str, MemoryKind], ...] = (("nanotron", "allocated"), ("megatron", "unstated"))
+"""Frameworks (how their names begin) whose GB is 2^30 bytes, and what they count."""
 
 
 def measured_of(
@@ -118,10 +118,10 @@ def _memory(row: Row, stack: Stack, filled: Filled) -> tuple[float | None, Memor
     value, kind = row.figures.memory_bytes, row.figures.memory_kind
     if value is None:
         return None, "unstated"
-    if kind == "unstated" and re.search(r"nvidia-smi|by the driver", row.notes, re.I):
+    if kind.startswith("unstated") and re.search(r"nvidia-smi|by the driver", row.notes, re.I):
         return value, "device"
-    if kind == "unstated" and stack.framework in _UNITS:
+    counted = next((counted for name, counted in _GIBIBYTES if stack.framework.startswith(name)), None)
+    if kind == GIGABYTES and counted:
         filled.approximate("memory_unit")
-        factor, counted = _UNITS[stack.framework]
-        return value * factor, counted
+        return value * 2.0**30 / 1e9, counted
     return value, kind if kind in ("allocated", "reserved", "device") else "unstated"  # type: ignore[return-value]

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+GIGABYTES = "unstated, in GB"
+"""Of memory: what was counted is not said, and whether a GB is 1e9 bytes or 2^30 neither."""
+
 
 @dataclass(frozen=True)
 class StatedModel:
@@ -77,7 +80,8 @@ class StatedLayout:
 @dataclass(frozen=True)
 class ReportedFigures:
     """Times in seconds, rates per second, `mfu` as a fraction. `memory_kind`: `allocated` and `reserved` (the allocator's own
-    peaks), `device` (what the driver shows), `unstated`; `last_rank_alone`: the memory is that of the last rank of the job."""
+    peaks), `device` (what the driver shows), `unstated`, or `GIGABYTES`; `last_rank_alone`: the memory is that of the last rank
+    of the job."""
 
     step_seconds: float | None = None
     tokens_per_second_per_device: float | None = None

@@ -8,7 +8,7 @@ from typing import Any
 from fourfold.config import UserError
 from fourfold.validate.fields import Fields
 from fourfold.validate.flags import flags_row
-from fourfold.validate.row import ReportedFigures, Row, StatedHardware, StatedLayout, StatedModel, Unread
+from fourfold.validate.row import GIGABYTES, ReportedFigures, Row, StatedHardware, StatedLayout, StatedModel, Unread
 
 _LARGEST_FILE_BYTES = 64_000_000
 _MOST_ROWS = 200_000
@@ -231,12 +231,14 @@ def _figures(measured: Fields) -> ReportedFigures:
 _MEMORY_KEYS = (
     ("peak_alloc_gib", 2.0**30, "allocated"),
     ("peak_reserved_gib", 2.0**30, "reserved"),
+    ("peak_alloc_gb", 1e9, "allocated"),
+    ("peak_reserved_gb", 1e9, "reserved"),
     ("nvidia_smi_gib", 2.0**30, "device"),
     ("nvidia_smi_gb", 1e9, "device"),
     ("peak_mem_gib", 2.0**30, "unstated"),
-    ("peak_mem_gb", 1e9, "unstated"),
+    ("peak_mem_gb", 1e9, GIGABYTES),
     ("mem_gib", 2.0**30, "unstated"),
-    ("mem_gb", 1e9, "unstated"),
+    ("mem_gb", 1e9, GIGABYTES),
 )
 
 
