@@ -1,6 +1,6 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 30] [--sweep-rows 150] [--rounds 2] [--jobs 2]
+    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 40] [--sweep-rows 150] [--rounds 2] [--jobs 2]
 
 DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts. Every constant is its prior
 times the departures of its branch and of itself (`fit_table.py`), each held to none: a device with few rows stays near its
@@ -28,7 +28,20 @@ import tomli_w
 
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
-from fit_table import NAMES, Constants, Node, Numbers, Table, constants_of, family_of, nodes_of, written
+from fit_table import (
+    NAMES,
+    Constants,
+    Node,
+    Numbers,
+    Table,
+    constants_of,
+    copied,
+    family_of,
+    moved_by,
+    nodes_of,
+    weights_of,
+)
+from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, framework_of
 from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
@@ -50,15 +63,8 @@ COLLECTED, MEASURED = (
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
 DISTURBED = ("nanotron_old_bench_slow",)
 """Files of runs that something outside their configuration held up: they are predicted, and inform nothing."""
-OUTLIER, HOLD, ROUNDS = 0.12, 0.35, 10
+OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 SWEEP_FACTOR = 4.0
-
-
-def weights_of(cases: list[Case]) -> Numbers:
-    count: dict[str, int] = defaultdict(int)
-    for case in cases:
-        count[case.file] += 1
-    return np.array([count[case.file] ** -0.25 for case in cases])
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Model:
         matrix, errors = self.matrix[kept] * spread, self.errors[kept]
         weights = weights_of([case for case in self.cases if case.file != file]) / OUTLIER
         found = np.zeros(len(spread))
-        for _ in range(ROUNDS):
+        for _ in range(REWEIGHTED):
             now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
             held = matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread))
             found = np.linalg.solve(held, -matrix.T @ (now * errors))
@@ -111,7 +117,7 @@ def _says_nothing(part: str, case: Case) -> bool:
 
 
 def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
-    """Rows to fit step times on: of each file as many, of sweeps more, and none that are far from the best of their cell."""
+    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages."""
     generator, by_file, best = random.Random(7), defaultdict(list), {}
     for case in cases:
         if case.measured.step_seconds and case.measured.time_counts:
@@ -126,15 +132,15 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
 
 def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
     """The prior moved to the rows of all files but one. What a framework that only that file has is known by is left out too."""
+    all_stacks = {case.stack for case in (*model.cases, *held.cases)}
     rows, held = [case for case in model.cases if case.file != file], held.without(file)
     known = {case.stack for case in (*rows, *held.cases)}
-    gone = {case.stack for case in model.cases if case.file == file} - known
-    table = json.loads(json.dumps(prior))
+    gone, table = all_stacks - known, copied(prior)
     for stack in gone:
         table["stack"].pop(stack, None)
         if framework_of(stack) not in map(framework_of, known):
             table["stack"].pop(framework_of(stack), None)
-    before, table = table, written(table, model.departures(file), known)
+    before, table = table, moved_by(table, model.departures(file), known)
     fit_memory(held, before, table)
     _about(table, rows, held.cases)
     return table
@@ -142,9 +148,10 @@ def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None
 
 def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
     """Every entry's `rows`, `memory_rows` and `fitted_on`."""
-    parts: list[tuple[dict, list[Case]]] = [(table["link"], rows)]
+    parts: list[tuple[dict, list[Case]]] = [(table["link"], [row for row in rows if not _says_nothing("link", row)])]
+    telling = [row for row in rows if not _says_nothing("device", row)]
     for device, entry in table["device"].items():
-        parts.append((entry, [row for row in rows if family_of(row.device) == family_of(device)]))
+        parts.append((entry, [row for row in telling if family_of(row.device) == family_of(device)]))
     for stack, entry in table["stack"].items():
         parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
         number = sum(stack in (case.stack, framework_of(case.stack)) for case in held)
@@ -155,10 +162,10 @@ def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
 
 
 def with_memory(cases: list[Case], per_file: int) -> list[Case]:
-    """Rows to fit memory on: of each file as many."""
+    """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory."""
     generator, by_file = random.Random(11), defaultdict(list)
     for case in cases:
-        if case.measured.memory_bytes and not case.measured.failed and case.layout.pp <= 16:
+        if case.measured.memory_bytes and not (case.measured.failed or case.offloaded) and case.layout.pp <= 16:
             by_file[case.file].append(case)
     return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]
 
@@ -210,12 +217,17 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write fitted.toml")
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
-    parser.add_argument("--rows", type=int, default=30)
+    parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    rows, _ = read_rows(options.folders, strict=False)
+    if options.rounds < 1:
+        parser.error("--rounds: 1 at least")
+    try:
+        rows, _ = read_rows(options.folders, strict=False)
+    except UserError as error:
+        parser.error(str(error))
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
     cases = [case for case in cases if "row" not in case.from_memory and case.file not in DISTURBED]
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))

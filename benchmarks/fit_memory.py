@@ -1,13 +1,11 @@
 """The fit of what stacks hold in memory: four constants, each its prior plus its framework's departure plus its own."""
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fit_rows import Lowered, say
-from fit_table import Constants, Numbers, Table, constants_of, put
+from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.stack import Stack
@@ -20,8 +18,8 @@ UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
 NAMES = ("extra", *UNITS)
 SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_bytes": 0.28}
 """How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
-LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 0.75}
-SMALL_ERROR, ROUNDS = 0.03, 10
+LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5}
+SMALL_ERROR, REWEIGHTED = 0.03, 10
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,14 @@ class Held:
     cases: list[Case]
     parts: Numbers
 
+    def of_known(self) -> "Held":
+        return self._kept([case.stack.partition("-")[0] != UNKNOWN for case in self.cases])
+
     def without(self, file: str | None) -> "Held":
-        kept = [i for i, case in enumerate(self.cases) if case.file != file]
+        return self._kept([case.file != file for case in self.cases])
+
+    def _kept(self, which: list[bool]) -> "Held":
+        kept = [i for i, keeps in enumerate(which) if keeps]
         return Held([self.cases[i] for i in kept], self.parts[kept])
 
 
@@ -66,7 +70,9 @@ def _peak(row: Lowered, stack: Stack) -> int:
 
 def fit_memory(held: Held, prior: Table, table: Table) -> None:
     """Sets the four constants of every stack and framework of the rows in `table`, by least absolute relative errors."""
-    before = Constants(prior)
+    before, held = Constants(prior), held.of_known()
+    if not held.cases:
+        return
     leaves = sorted({case.stack for case in held.cases})
     owners = sorted({framework_of(stack) for stack in leaves})
     columns = {(level, owner): i for level, names in (("f", owners), ("s", leaves)) for i, owner in enumerate(names)}
@@ -78,8 +84,8 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
     member = np.zeros((len(held.cases), len(spread)))
     for row, both in enumerate(of):
         member[row, both] = 1.0
-    moved, weights = np.zeros_like(spread), _weights(held.cases)
-    for _ in range(ROUNDS):
+    moved, weights = np.zeros_like(spread), weights_of(held.cases)
+    for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
         inner = held.parts[:, 0] + (held.parts[:, 1:] * now[:, 1:]).sum(1)
         error = (1 + now[:, 0]) * inner - 1
@@ -104,11 +110,3 @@ def _put(table: Table, owner: str, values: Numbers) -> None:
     for name, value in zip(NAMES, values, strict=True):
         value = min(max(float(value), 0.0), LARGEST[name]) * UNITS.get(name, 1.0)
         put(table, "stack", owner, name, max(value, 1.0) if name == "logits_bytes" else value)
-
-
-def _weights(cases: Iterable[Case]) -> Numbers:
-    cases = list(cases)
-    count: dict[str, int] = defaultdict(int)
-    for case in cases:
-        count[case.file] += 1
-    return np.array([count[case.file] ** -0.25 for case in cases])

@@ -13,15 +13,15 @@ import numpy as np
 
 from fit_table import NAMES, Constants, Numbers, Table, constants_of, scaled
 from fourfold.config import UserError
-from fourfold.cost.fitted import Fitted
+from fourfold.cost.fitted import Fitted, fitted
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.simulate.step import simulate, steady_microbatches, with_microbatches
 from fourfold.validate import Case
-from fourfold.validate.predict import case_facts, case_prices, check_size
+from fourfold.validate.predict import case_facts, case_prices, check_size, host_update_seconds, settle
 
 _Found = TypeVar("_Found")
-STEP = 0.1
+VARIED = 0.1
 """By how much the logarithm of a constant is varied."""
 
 
@@ -41,7 +41,8 @@ class Lowered:
     def seconds(self, constants: Fitted) -> float:
         prices = case_prices(self.case, self.facts, constants)
         times = [simulate(facts, prices, programs).seconds for facts, programs in self.runs]
-        return times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0])
+        host = host_update_seconds(self.facts) if self.case.offloaded == "optimizer" else 0.0
+        return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 
 def lowered(case: Case) -> Lowered:
@@ -57,10 +58,11 @@ def lowered(case: Case) -> Lowered:
 
 
 def prepare(cases: list[Case]) -> list[Lowered]:
+    """What a source leaves open is taken as it is predicted, by the constants that ship."""
     rows = []
     for case in cases:
         try:
-            rows.append(lowered(case))
+            rows.append(lowered(settle(case, fitted())[0]))
         except UserError as error:
             say(f"{case.id}: {error}")
     gc.collect()
@@ -85,8 +87,8 @@ def timed_rows(rows: list[Lowered], table: Table) -> Timed:
     cases, constants = [row.case for row in rows], Constants(table)
     base, columns = logs(rows, table), []
     for part, name in NAMES:
-        varied = scaled(table, cases, part, name, float(np.exp(-STEP)))
-        columns.append((base - logs(rows, varied)) / STEP)
+        varied = scaled(table, cases, part, name, float(np.exp(-VARIED)))
+        columns.append((base - logs(rows, varied)) / VARIED)
     values = [[np.log(max(constants.of(part, case, name), 1e-30)) for part, name in NAMES] for case in cases]
     return Timed(cases, base, np.array(columns).T, np.array(values))
 

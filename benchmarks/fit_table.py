@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.cost.fitted import Fitted, framework_of
+from fourfold.cost.fitted import ABOUT, Fitted, framework_of
 from fourfold.validate import Case
 
 Numbers = NDArray[np.float64]
@@ -23,6 +23,7 @@ FAMILIES = {
         "rtx-3090",
         "rtx-a5000",
         "rtx-a6000",
+        "a100-custom-64",
         "a100-pcie-40",
         "a100-pcie-80",
         "a100-sxm-40",
@@ -30,7 +31,8 @@ FAMILIES = {
         "a800-sxm-80",
     ),
     "ada": ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
-    "hopper": ("gh200-96", "gh200-144", "h100-nvl", "h100-pcie", "h100-sxm", "h200-sxm", "h800-sxm"),
+    "hopper": ("gh200-96", "gh200-144", "h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
+    "gaudi": ("gaudi-2", "gaudi-3"),
     "blackwell": ("b200", "gb200"),
     "blackwell ultra": ("b300", "gb300"),
     "blackwell workstation": ("rtx-5090", "rtx-pro-6000"),
@@ -40,6 +42,7 @@ FAMILIES = {
     "tpu of 128 x 128": ("tpu-v4", "tpu-v5p"),
     "tpu": ("tpu-v7x", "tpu-v5e", "tpu-v6e"),
 }
+UNKNOWN = "unknown"
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
 STACK = {
@@ -60,13 +63,22 @@ LIMITS = {
     "fused": (0.05, 1.0),
     "share": (0.5, 0.9),
     "network_share": (0.7, 1.15),
-    "product_share": (0.3, 0.9),
+    "product_share": (0.3, 0.97),
     "attention_share": (0.15, 0.9),
-    "memory_share": (0.4, 0.95),
+    "memory_share": (0.4, 0.97),
     "grouped_share": (0.4, 1.0),
     "low_share": (0.5, 1.0),
 }
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
+
+
+def weights_of(cases: Iterable[Case]) -> Numbers:
+    """Of each row's residual: every file weighs by the square root of its rows."""
+    cases = list(cases)
+    count: dict[str, int] = {}
+    for case in cases:
+        count[case.file] = count.get(case.file, 0) + 1
+    return np.array([count[case.file] ** -0.25 for case in cases])
 
 
 def family_of(device: str) -> str:
@@ -81,7 +93,7 @@ def copied(table: Table) -> Table:
     return json.loads(json.dumps(table))
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Node:
     """One departure: of a link, a family, a device, a framework or a stack."""
 
@@ -95,11 +107,13 @@ class Node:
 
 
 def nodes_of(part: str, case: Case, name: str) -> tuple[Node, ...]:
-    """The departures that a case's constant is made of."""
+    """The departures that a case's constant is made of: software that nobody knows has none."""
     if part == "link":
         return (Node("link", "", name),)
     if part == "device":
         return Node("family", family_of(case.device), name), Node("device", case.device, name)
+    if framework_of(case.stack) == UNKNOWN:
+        return ()
     return Node("framework", framework_of(case.stack), name), Node("stack", case.stack, name)
 
 
@@ -142,15 +156,16 @@ def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
         table["link"][name] = value
         return
     if part == "stack" and owner not in table["stack"]:
-        table["stack"][owner] = dict(constants_of(table).entry(owner))
+        taken = constants_of(table).entry(owner)
+        table["stack"][owner] = {key: each for key, each in taken.items() if key not in ABOUT}
     entry = table[part].setdefault(owner, {})
     if name == "attention_share":
-        default = table["device"]["default"]
-        entry["attention_backward_share"] = value * default["attention_backward_share"] / default["attention_share"]
+        before = {**table["device"]["default"], **entry}
+        entry["attention_backward_share"] = value * before["attention_backward_share"] / before["attention_share"]
     entry[name] = value
 
 
-def written(prior: Table, departures: Mapping[Node, float], stacks: Iterable[str]) -> Table:
+def moved_by(prior: Table, departures: Mapping[Node, float], stacks: Iterable[str]) -> Table:
     """The prior moved by the departures: links, all devices of known families, the frameworks of the stacks, the stacks."""
     table, before = copied(prior), Constants(prior)
     for name in LINK:
@@ -161,7 +176,7 @@ def written(prior: Table, departures: Mapping[Node, float], stacks: Iterable[str
             moved = _factor(departures, Node("family", family_of(device), name), Node("device", device, name))
             if moved != 1.0 or device in table["device"]:
                 put(table, "device", device, name, before.value("device", device, name) * moved)
-    stacks = set(stacks)
+    stacks = {stack for stack in stacks if framework_of(stack) != UNKNOWN}
     for owner in sorted({framework_of(stack) for stack in stacks}) + sorted(stacks):
         for name in STACK:
             moved = _factor(departures, Node("framework", framework_of(owner), name), Node("stack", owner, name))

@@ -24,6 +24,7 @@ DEVICES = [
     "v100-sxm-32",
     "a100-sxm-40",
     "a100-sxm-80",
+    "a100-custom-64",
     "a100-pcie-40",
     "a100-pcie-80",
     "a800-sxm-80",

@@ -119,3 +119,13 @@ def test_a_message_goes_by_the_innermost_tier_that_joins_both() -> None:
     assert far == pytest.approx(1e9 / 50e9, rel=0.01)
     with pytest.raises(ValueError, match="not both in a cluster"):
         transfer_seconds(1.0, 0, 10**6, H100)
+
+
+def test_a_torus_has_a_ring_for_every_dimension_that_a_group_spans() -> None:
+    torus = Tier("ici", "torus", 4096, 50e9, 0.0, dimensions=(16, 16, 16), wrap_multiple=4)
+    cluster = replace(H100, tiers=(torus,), devices=4096)
+    for ranks, rings in ((4, 1), (16, 2), (64, 3), (4096, 3)):
+        seconds = _seconds("all_gather", 1e9, range(ranks), cluster)
+        assert seconds == pytest.approx((ranks - 1) / ranks * 1e9 / (2 * 50e9 * rings)), ranks
+    flat = replace(torus, kind="switch", dimensions=())
+    assert _seconds("all_gather", 1e9, range(64), replace(cluster, tiers=(flat,))) == pytest.approx(63 / 64 * 1e9 / 50e9)

@@ -9,7 +9,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.masks import masked_share
 from fourfold.validate import DEFAULTS, Case, Skip, read_rows, translate
 from fourfold.validate.machine import link_rate
-from fourfold.validate.predict import case_facts, case_prices, predict_case
+from fourfold.validate.predict import case_cluster, case_facts, case_prices, predict_case
 from fourfold.validate.stack import stack_of
 
 ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
@@ -84,7 +84,7 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
     ("text", "master", "gradients"),
     [
         ("bf16", "fp32", "fp32"),
-        ("bf16 (weights and moments too)", "bf16", "fp32"),
+        ("bf16 (weights and moments too)", "bf16", "bf16"),
         ("bf16 (weights, gradients and moments too, no wider copy)", "bf16", "bf16"),
         ("pure bf16", "bf16", "bf16"),
         ("bf16 (autocast, weights fp32)", "fp32", "fp32"),
@@ -212,3 +212,80 @@ def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
     assert (compiled.eager, eager.eager) == (False, True)
     assert DEFAULTS["eager"] in eager.defaults
     assert (predict_case(eager).step_seconds or 0.0) > (predict_case(compiled).step_seconds or 1e9)
+
+
+@pytest.mark.parametrize(
+    ("source", "precision", "notes", "gradients"),
+    [
+        ("Megatron-LM, 2021", "fp16", "", "fp16"),
+        ("Megatron-LM, 2025", "bf16", "", "fp32"),
+        ("Megatron-DeepSpeed, 2022", "fp16", "", "fp32"),
+        ("DeepSpeed blog, 2024", "bf16", "", "bf16"),
+        ("DeepSpeed blog, 2024", "bf16", "fp32 gradients reduced", "fp32"),
+        ("DeepSpeed blog, 2024", "bf16 (autocast)", "", "fp32"),
+        ("a trainer, 2024", "bf16", "", "fp32"),
+        ("a trainer, 2024", "bf16 (gradients bf16)", "", "bf16"),
+    ],
+)
+def test_in_what_gradients_are_summed(source: str, precision: str, notes: str, gradients: str) -> None:
+    case = translate(replace(ROWS["vendor:10"], source=source, precision=precision, notes=notes))
+    assert isinstance(case, Case)
+    assert case.precision.gradients == gradients
+
+
+@pytest.mark.parametrize(
+    ("precision", "compute", "low"),
+    [
+        ("fp32 (not said; the FP16 table is empty)", "fp32", None),
+        ("amp_bf16 (autocast, weights and moments fp32)", "bf16", None),
+        ("bf16 (weights without fp32 master, moments fp8, gradients bf16)", "bf16", None),
+        ("fp8 (current scaling, mixed with bf16)", "bf16", "fp8"),
+        ("fp8 (blockwise e4m3)", "bf16", "fp8-block"),
+        ("float8 tensorwise, rest bf16", "bf16", "fp8"),
+    ],
+)
+def test_what_stands_before_a_bracket_names_the_format_of_products(
+    precision: str, compute: str, low: str | None
+) -> None:
+    case = translate(replace(ROWS["vendor:10"], precision=precision, notes=""))
+    assert isinstance(case, Case)
+    assert (case.precision.compute, case.precision.low) == (compute, low)
+
+
+@pytest.mark.parametrize(
+    ("notes", "eager", "unfused"),
+    [
+        ("no torch.compile said", False, False),
+        ("compile not set", True, False),
+        ("eager attention off", False, False),
+        ("flash attention; RMSNorm not fused", False, False),
+        ("no fused attention", False, True),
+        ("no fused AdamW", False, False),
+    ],
+)
+def test_what_a_note_leaves_out_is_not_what_it_denies(notes: str, eager: bool, unfused: bool) -> None:
+    case = translate(replace(ROWS["vendor:10"], notes=notes))
+    assert isinstance(case, Case)
+    assert (case.eager, case.attention == "unfused") == (eager, unfused)
+
+
+def test_a_loss_in_chunks_holds_few_logits() -> None:
+    row = ROWS["torchtitan:1"]
+    whole, chunked = translate(row), translate(replace(row, notes="Liger kernels"))
+    assert isinstance(whole, Case)
+    assert isinstance(chunked, Case)
+    assert (predict_case(chunked).memory_bytes or 1e18) < (predict_case(whole).memory_bytes or 0.0)
+
+
+def test_a_tpu_is_a_chip_of_one_torus() -> None:
+    row = ROWS["vendor:10"]
+    hardware = replace(
+        row.hardware, device="TPU v5p", devices_per_node=4, memory_gb=95, internode="", nvlink_domain=None
+    )
+    case = translate(replace(row, hardware=hardware))
+    assert isinstance(case, Case)
+    assert case.network.nvlink_domain == 8960
+    assert [(tier.kind, tier.devices) for tier in case_cluster(case).tiers] == [("torus", case.num_devices)]
+    slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
+    assert isinstance(slices, Case)
+    assert slices.network.nvlink_domain == 32

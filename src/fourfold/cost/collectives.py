@@ -73,7 +73,7 @@ def collective_seconds(
             rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, inner) * (
                 links.network_share if index else 1
             )
-            slowest = max(slowest, volume / inner / rate)
+            slowest = max(slowest, volume / inner / (rate * _rings(tier, span.members[index])))
     return slowest + _latency(kind, size, span, cluster, links)
 
 
@@ -82,6 +82,12 @@ def _bandwidth(tier: Tier, groups: int, members: int) -> float:
     if tier.kind == "shared":
         return tier.bytes_per_second / max(1, groups * members)
     return tier.bytes_per_second * (2 if tier.kind == "torus" else 1)
+
+
+def _rings(tier: Tier, members: int) -> int:
+    """Dimensions of a torus that a group spans: a ring runs along each at once, each with a part of the buffer. A slice is as near
+    to a cube as it can be, four chips a side at least (16 of two dimensions, 64 of three)."""
+    return max(1, min(len(tier.dimensions), int(log2(members) / 2))) if tier.kind == "torus" else 1
 
 
 def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> float:

@@ -81,7 +81,8 @@ def framework_of(stack: str) -> str:
 def _months(date: str) -> int | None:
     """Since the year 0, of a year (`2026`) or of a release's month within one (`2026.06`); None for anything else."""
     year, _, month = date.partition(".")
-    if len(year) != 4 or not f"{year}{month}".isdigit():
+    digits = f"{year}{month}"
+    if len(year) != 4 or not (digits.isascii() and digits.isdigit()) or date.endswith(".") or int(month or 0) > 12:
         return None
     return 12 * int(year) + int(month or 0)
 

@@ -21,7 +21,7 @@ class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
     `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
-    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that document masks leave. `top_k`: experts
+    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
 
@@ -131,7 +131,6 @@ class Prices:
             per_stage = self.layout.world_size // self.layout.pp
             ends = (source * per_stage, target * per_stage)
             found = transfer_seconds(size / self._link_share, *ends, self.cluster, per_stage, self._stack_links)
-            found += self.stack.transfer_seconds
             self._collectives[key] = found
         return found
 

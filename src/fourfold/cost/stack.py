@@ -7,22 +7,21 @@ from dataclasses import dataclass
 class Stack:
     """A framework of a year. `fourfold` itself is the default.
 
-    Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are
-    waited for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `contention`: how much
-    of the time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the
-    host needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a
-    segment's collective adds to that for each rank of its group while stages send to one another between nodes.
-    `host_route_seconds`: what a pass over routed experts adds to that: the choice of experts, permutations, the wait for how many
-    tokens each has. `step_seconds`: what a step costs beside its program. `fused`: how far passes over memory are those of fused
-    kernels (1) rather than one operator after the other (0). `expert_launches`: what starting one more expert's product costs
-    beside starting a kernel (0: all are one grouped kernel). `product_speed`, `attention_speed`, `link_speed`: its kernels and
-    links beside the constants of device and links. `network_hops`: what a hop between nodes costs beside the constant of links.
-    `transfer_seconds`: what a message between stages costs beside its bytes. `dispatch_first`: tokens go to experts before they
-    are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of its, not once to every
-    expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to experts and back runs
-    beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `products`: the format of matrix products where
-    it is not the compute format; the head's are in that. `fused_attention`: flash attention; else the matrix of scores is written,
-    `attention_recomputed` again in backward.
+    Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are waited
+    for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `contention`: how much of the
+    time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the host
+    needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
+    collective adds to that for each rank of its group while stages send to one another between nodes. `host_route_seconds`: what a
+    pass over routed experts adds to that: the choice of experts, permutations, the wait for how many tokens each has.
+    `step_seconds`: what a step costs beside its program. `fused`: how far passes over memory are those of fused kernels (1) rather
+    than one operator after the other (0). `expert_launches`: what starting one more expert's product costs beside starting a kernel
+    (0: all are one grouped kernel). `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of
+    device and links. `network_hops`: what a hop between nodes costs beside the constant of links. `dispatch_first`: tokens go to
+    experts before they are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of
+    its, not once to every expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to
+    experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `products`: the format of
+    matrix products where it is not the compute format; the head's are in that. `fused_attention`: flash attention; else the matrix
+    of scores is written, `attention_recomputed` again in backward.
 
     Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
     beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`:
@@ -49,7 +48,6 @@ class Stack:
     attention_speed: float = 1.0
     link_speed: float = 1.0
     network_hops: float = 1.0
-    transfer_seconds: float = 0.0
     dispatch_first: bool = False
     dispatch_once: bool = False
     overlap_experts: bool = False

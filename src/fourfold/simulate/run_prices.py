@@ -59,7 +59,7 @@ def stack_named(name: str | None) -> Stack:
         own = OWN_STACK if OWN_STACK in constants.stacks else "default"
         return replace(constants.stack(own), name=OWN_STACK)
     allowed = [OWN_STACK, *stack_names()]
-    if name in allowed or framework_of(name) in map(framework_of, allowed):
+    if name in allowed or framework_of(name) in map(framework_of, stack_names()):
         return constants.stack(name)
     near = nearest(name, allowed)
     hint = f"did you mean {near}? " if near else ""

@@ -104,7 +104,8 @@ class Case:
     top; `recompute_open`, `microbatch_open`, `zero_open`: the source does not say what is recomputed, what runs at once, what is
     sharded; `offloaded`: what lies in the host's memory; `dispatch_once`: as in `cost.Stack`, where the source says;
     `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says that nothing is
-    compiled; `defaults`: what was filled in, or contradicts itself, in words.
+    compiled; `chunked_loss`: that the logits of a few tokens are made at a time; `defaults`: what was filled in, or contradicts
+    itself, in words.
     """
 
     id: str
@@ -133,6 +134,7 @@ class Case:
     dispatch_once: bool | None = None
     attention_share: float = 1.0
     eager: bool = False
+    chunked_loss: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 
@@ -181,9 +183,11 @@ class Untranslatable(Exception):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the planner says of a case. `fits`: whether its memory does; `refused`: why there is no prediction."""
+    """What the planner says of a case. `fits`: whether its memory does; `refused`: why there is no prediction; `taken`: what of the
+    layout was taken other than the case says, in words."""
 
     step_seconds: float | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     refused: str | None = None
+    taken: tuple[str, ...] = ()

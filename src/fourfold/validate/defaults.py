@@ -58,8 +58,8 @@ DEFAULTS: dict[str, str] = {
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
-    "gradients": "llm-foundry's FSDP sums gradients in bf16 (its pure mixed precision), DeepSpeed in the format computed "
-    "in, Megatron in fp32 with bf16 and in fp16 with fp16.",
+    "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities) and DeepSpeed sum gradients in the format computed "
+    "in, without autocast; Megatron in fp32 with bf16 and in fp16 with fp16; Megatron-DeepSpeed in fp32.",
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
     "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "

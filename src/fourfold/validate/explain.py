@@ -27,8 +27,10 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
     if case.measured.last_rank_alone:
         rank = len(step.device_bytes) - 1
     peak = simulation.peaks[rank]
-    counted = prediction.memory_bytes or 0.0
-    held = {**peak.by_kind(), "beyond the program's buffers": counted - peak.bytes}
+    held: dict[str, float] = dict(peak.by_kind())
+    if prediction.memory_bytes is not None:
+        held["beyond the program's buffers"] = prediction.memory_bytes - peak.bytes
+    offloaded = (prediction.step_seconds or step.seconds) - step.seconds
     return {
         "id": case.id,
         "source": case.source,
@@ -41,11 +43,14 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
         "filled": list(case.defaults),
         "measured": _stated(asdict(case.measured)),
         "predicted": {
-            "step_seconds": step.seconds,
+            "step_seconds": step.seconds + offloaded,
             "memory_bytes": prediction.memory_bytes,
             "fits": prediction.fits,
         },
-        "seconds": {k: v * scale for k, v in sorted(total.items(), key=lambda item: -item[1])},
+        "seconds": {
+            **{k: v * scale for k, v in sorted(total.items(), key=lambda item: -item[1])},
+            **({"optimizer in the host's memory": offloaded} if offloaded > 0 else {}),
+        },
         "memory": {"pp_rank": rank, "at": simulation.programs[rank].instructions[peak.index].short, "bytes": held},
     }
 
@@ -67,6 +72,8 @@ def explanation_lines(document: dict[str, Any]) -> list[str]:
         for kind, seconds in document["seconds"].items()
     ]
     memory = document["memory"]
+    if predicted["memory_bytes"] is None:
+        return [*lines, "memory is not predicted: part of it lies in the host's memory"]
     lines.append(
         f"predicted {predicted['memory_bytes'] / 1e9:.4g} GB on pipeline rank {memory['pp_rank']}, most at `{memory['at']}`: "
         + ("fits" if predicted["fits"] else "does not fit")

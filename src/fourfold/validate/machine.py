@@ -59,7 +59,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
 """The first pattern found in the device's name wins."""
 
 _BY_MEMORY = {
-    "a100-sxm-80": {40: "a100-sxm-40"},
+    "a100-sxm-80": {40: "a100-sxm-40", 64: "a100-custom-64"},
     "a100-pcie-80": {40: "a100-pcie-40"},
     "v100-sxm-32": {16: "v100-sxm-16"},
     "gh200-96": {141: "gh200-144", 144: "gh200-144"},
@@ -67,6 +67,9 @@ _BY_MEMORY = {
 DEVICE_KEYS: tuple[str, ...] = tuple(
     sorted({key for _, key in _KEYS} | {key for sizes in _BY_MEMORY.values() for key in sizes.values()})
 )
+TPU_PODS = {"tpu-v4": 4096, "tpu-v5e": 256, "tpu-v5p": 8960, "tpu-v6e": 256, "tpu-v7x": 9216}
+"""Chips that links join to one torus; what a row calls a node of up to `LARGEST_TPU_HOST` is one host of them."""
+LARGEST_TPU_HOST = 8
 NODE_LINKS: tuple[tuple[str, float], ...] = (
     ("rtx-", 20e9),
     ("l4", 20e9),
@@ -76,11 +79,11 @@ NODE_LINKS: tuple[tuple[str, float], ...] = (
     ("h100-pcie", 45e9),
     ("h100-nvl", 45e9),
     ("gh200", 150e9),
+    ("mi35", 537e9),
     ("mi3", 448e9),
     ("mi100", 90e9),
     ("gaudi-2", 262e9),
     ("gaudi-3", 525e9),
-    ("tpu-v7x", 200e9),
     ("trainium2", 128e9),
     ("trainium", 48e9),
 )
@@ -135,7 +138,8 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
             else 8
         )
         per_node = filled.fill("devices_per_node", usual)
-    domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else per_node)
+    pod = TPU_PODS.get(device, 0) if per_node <= LARGEST_TPU_HOST else 0
+    domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else max(pod, per_node))
     rate = link_rate(hardware.internode, per_node)
     if rate is None and "NIC" in notes.upper():
         rate = link_rate(notes, per_node)

@@ -7,12 +7,14 @@ from fourfold.validate.defaults import Filled
 
 WINDOWS: tuple[tuple[str, int, float], ...] = (
     (r"gpt-?oss", 128, 1 / 2),
-    (r"gemma-?2", 4096, 1 / 2),
-    (r"gemma-?3", 1024, 5 / 6),
+    (r"gemma[-_ ]?2(?!\d*b)", 4096, 1 / 2),
+    (r"gemma[-_ ]?3", 1024, 5 / 6),
 )
 """Model, tokens of its sliding windows, share of its layers that have one (released configurations)."""
 DOCUMENT_TOKENS = 512
-_DOCUMENTS = re.compile(r"block[- ]diagonal|document (attention )?mask|within (short |packed )*documents", re.I)
+_DOCUMENTS = re.compile(
+    r"block[- ]diagonal|(?<!no )(?<!without )document (attention )?mask|within (short |packed )*documents", re.I
+)
 
 
 def attention_share(model_name: str, notes: str, sequence_length: int, filled: Filled) -> float:

@@ -12,6 +12,8 @@ from fourfold.validate.null_model import null_times
 
 Numbers = NDArray[np.float64]
 SMALLEST_GROUP = 3
+EXACT = 1e-9
+"""A null model that is fitted on one run a group has no error, and there is no skill beside it."""
 HEALTHY_NODES = 8
 HEALTHY_FACTOR = 3.0
 
@@ -85,7 +87,7 @@ def measure(cases: Sequence[Case], predictions: Sequence[Prediction]) -> Metrics
     return Metrics(
         step=step,
         null_mean=null,
-        skill=step.mean / null if null and step.mean is not None else None,
+        skill=step.mean / null if null and null > EXACT and step.mean is not None else None,
         healthy=errors(predicted[healthy], measured[healthy]),
         memory=_memory(pairs),
         ranking=ranking([c.cell for c in kept], predicted, measured, feasible),

@@ -130,7 +130,7 @@ def predicted_row(case: Case, prediction: Prediction) -> RowOutcome:
         failed=measured.failed,
         time_counts=measured.time_counts,
         skipped=prediction.refused,
-        defaults=case.defaults,
+        defaults=(*case.defaults, *prediction.taken),
         from_memory=case.from_memory,
     )
 

@@ -24,6 +24,8 @@ HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
 """Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
 EAGER_FUSED = 0.3
 """At most: of passes over memory in operators that run one by one, where norms, rotations and the loss may still be kernels."""
+CHUNKED_LOGITS_BYTES = 1.0
+"""Of every logit of a microbatch, where a few tokens' are made at a time: one in sixteen of them, with its gradient, in fp32."""
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
@@ -31,27 +33,46 @@ MOST_DIVISIONS = 50_000_000
 
 def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
     """Raises `UserError` where the layout cannot be."""
-    return settle(case, constants or fitted())[1]
+    settled, found = settle(case, constants or fitted())
+    return replace(found, taken=settled.defaults[len(case.defaults) :])
 
 
 def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
     """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
-    `_lighter` that does, or the last. It fits if it does with full recomputation; whoever may choose comes closer to the limit than
-    memory is predicted, so that its time is not taken. Raises `UserError`."""
-    found = _predicted(case, constants)
+    `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation; whoever may choose comes
+    closer to the limit than memory is predicted, so that its time is not taken. Raises `UserError`."""
+    usual, found = case, _predicted(case, constants)
     for lighter in _lighter(case):
         if found.fits is not False:
             break
-        case, found = lighter, _predicted(lighter, constants)
+        try:
+            case, found = lighter, _predicted(lighter, constants)
+        except UserError:  # a layout that cannot be is none to fall back on
+            continue
     if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
         full = replace(case, layout=replace(case.layout, recompute="full"))
         found = replace(found, fits=_predicted(full, constants).fits)
-    return case, found
+    return _said(case, usual), found
+
+
+def _said(case: Case, usual: Case) -> Case:
+    """With a remark where it is lighter than usual."""
+    names = [
+        name
+        for name in ("microbatch_sequences", "zero", "recompute")
+        if getattr(case.layout, name) != getattr(usual.layout, name)
+    ]
+    if not names:
+        return case
+    taken = ", ".join(f"{name} = {getattr(case.layout, name)}" for name in names)
+    return replace(
+        case, defaults=(*case.defaults, f"{taken}: what is usual would not fit, and the source leaves it open")
+    )
 
 
 def _lighter(case: Case) -> Iterator[Case]:
     """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
-    selective recomputation; parameters sharded too, without a pipeline."""
+    selective recomputation; parameters sharded too, without a pipeline and outside Megatron and its kin."""
     layout = case.layout
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()
@@ -62,7 +83,7 @@ def _lighter(case: Case) -> Iterator[Case]:
     if case.recompute_open and layout.recompute == "none":
         layout = replace(layout, recompute="selective")
         yield replace(case, layout=layout)
-    if case.zero_open and layout.zero < 3 and layout.dp_shard > 1 and layout.pp == 1:
+    if case.zero_open and layout.zero < 3 and layout.dp_shard > 1 and layout.pp == 1 and not case.even_stages:
         layout = replace(layout, zero=3)
         yield replace(case, layout=layout)
 
@@ -73,14 +94,14 @@ def _predicted(case: Case, constants: Fitted) -> Prediction:
     prices = case_prices(case, facts, constants)
     step = predict_step(facts, prices)
     if case.offloaded == "optimizer":
-        return Prediction(step.seconds + _host_update_seconds(facts))
+        return Prediction(step.seconds + host_update_seconds(facts))
     if case.offloaded:
         return Prediction(step.seconds)
     held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
     return Prediction(step.seconds, counted_bytes(held, case, prices.stack), _fits(max(step.device_bytes), prices))
 
 
-def _host_update_seconds(facts: Lowering) -> float:
+def host_update_seconds(facts: Lowering) -> float:
     """What an update in the host's memory adds: of the fullest stage, over the device's link to the host."""
     rows = [
         sum(at.flats[unit].shard_numel if at.zero_of(unit) else at.flats[unit].padded_numel for unit in at.flats)
@@ -174,6 +195,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
+    if case.chunked_loss:
+        stack = replace(stack, logits_bytes=min(stack.logits_bytes, CHUNKED_LOGITS_BYTES))
     if case.eager:
         stack = replace(stack, fused=min(stack.fused, EAGER_FUSED))
     compute = case.precision.compute
@@ -187,7 +210,7 @@ def case_cluster(case: Case) -> Cluster:
     network = case.network
     inner = min(network.nvlink_domain, case.num_devices)
     within, *beyond = usual_tiers(case.device)
-    tiers = [Tier("node", "switch", max(1, inner), within.bytes_per_second, within.latency_seconds)]
+    tiers = [replace(within, devices=max(1, inner), part_multiple=None, scalable=False)]
     if case.num_devices > inner:
         usual = beyond[0] if beyond else within
         outside = network.internode_bytes_per_second or usual.bytes_per_second

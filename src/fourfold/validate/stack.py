@@ -46,7 +46,8 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("picotron", Stack("picotron", 2024)),
     ("llm-foundry", Stack("llm-foundry", 2023)),
     ("llm foundry", Stack("llm-foundry", 2023)),
-    ("libai", Stack("oneflow", 2022)),
+    ("modalities", Stack("modalities", 2024)),
+    ("paddle", Stack("paddlenlp", 2023)),
     ("internevo", Stack("internevo", 2024)),
     ("vtrain", Stack("vtrain-megatron-deepspeed", 2022, True)),
     ("maxtext", Stack("maxtext", 2024)),
@@ -115,5 +116,10 @@ def _with_year(stack: Stack, source: str) -> Stack:
     if container:
         year, month = 2000 + int(container[1]), int(container[2])
     release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)
-    sharded = stack.sharded_optimizer or (stack.framework.startswith("megatron") and year >= SHARDED_SINCE)
+    sharded = stack.sharded_optimizer or (_is_megatron(stack) and year >= SHARDED_SINCE)
     return replace(stack, year=year, release=release, sharded_optimizer=sharded)
+
+
+def _is_megatron(stack: Stack) -> bool:
+    """Whether it has Megatron's distributed optimizer."""
+    return stack.framework.startswith("megatron") and "deepspeed" not in stack.framework

@@ -73,6 +73,7 @@ def _case(row: Row) -> Case:
         dispatch_once=_dispatch_once(row),
         attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
         eager=_is_eager(row, filled),
+        chunked_loss=bool(_CHUNKED.search(row.notes)),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -115,7 +116,11 @@ def _dispatch_once(row: Row) -> bool | None:
     return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
 
 
-_EAGER = re.compile(r"compile (is )?off|(no|without) (torch\.)?compile|not compiled|\beager\b(?! att)", re.I)
+_CHUNKED = re.compile(r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross", re.I)
+_EAGER = re.compile(
+    r"compile (is )?off|(no|without) (torch\.)?compile\b(?! (said|stated))|compile not set|not compiled|\beager\b(?! att)",
+    re.I,
+)
 
 
 def _is_eager(row: Row, filled: Filled) -> bool:

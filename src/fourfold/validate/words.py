@@ -11,40 +11,53 @@ _BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
-    """Number formats; only what the text says, then the default."""
+    """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
     text = (row.precision or "").lower().replace("float8", "fp8")
     if not text:
         filled.fill("precision", "bf16")
-    compute = "bf16" if "bf16" in text else "fp16" if "fp16" in text else "fp32" if "fp32" in text else "bf16"
+    head = text.partition("(")[0]
+    head = head if re.search(r"(bf|fp)\d", head) else text
+    compute = _format(head) or _format(text) or "bf16"
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
-    narrow = compute != "fp32" and re.search(r"weights[^;:)]*\b(too|moments)|pure (bf16|fp16)", text)
+    narrow = (
+        re.search(r"weights[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)", text) if compute != "fp32" else None
+    )
     master, gradients = compute if narrow else "fp32", "fp32"
-    if narrow and ("gradients" in narrow[0] or "pure" in narrow[0]):
-        gradients = compute
-    if stack.framework == "llm-foundry":
-        gradients = filled.fill("gradients", "bf16")
-    elif _sums_as_computed(stack, compute) and not re.search(r"gradients? [^,;]*(fp32|32 bit)", text):
-        gradients = filled.fill("gradients", compute)
-    return Precision(compute, _low(text, device, filled), master, gradients)
+    if stated := re.search(r"gradients (?:\w+ ){0,2}(bf16|fp16)", text):
+        gradients = stated[1]
+    elif not _WIDE_SUMS.search(f"{text} {row.notes.lower()}"):
+        gradients = compute if narrow else gradients
+        if _sums_as_computed(stack, compute):
+            gradients = filled.fill("gradients", compute)
+    return Precision(compute, _low(head, text, device, filled), master, gradients)
+
+
+def _format(text: str) -> str | None:
+    return next((name for name in ("bf16", "fp16", "fp32") if name in text), None)
+
+
+NARROW_SUMS = ("deepspeed", "fsdp", "llm-foundry", "modalities")
+"""Frameworks that sum gradients in the format computed in: FSDP's usual mixed precision, DeepSpeed."""
+_WIDE_SUMS = re.compile(r"fp32 gradients|gradients? [^,;]*(fp32|32 bit)|autocast")
 
 
 def _sums_as_computed(stack: Stack, compute: str) -> bool:
-    if stack.framework == "deepspeed":
+    if stack.framework in NARROW_SUMS:
         return compute != "fp32"
     return compute == "fp16" and stack.is_megatron_kin and "deepspeed" not in stack.framework
 
 
-def _low(text: str, device: str, filled: Filled) -> str | None:
+def _low(head: str, text: str, device: str, filled: Filled) -> str | None:
     """The flavour of products in fewer than 16 bits."""
     finer = "mxfp8" if device in _BLACKWELL else "fp8-block"
-    if "nvfp4" in text or "fp4" in text:
+    if "fp4" in head:
         return "nvfp4"
+    if "fp8" not in head:
+        return None
     if "mxfp8" in text or "fp8-mx" in text:
         return "mxfp8"
-    if "fp8" not in text:
-        return None
-    if "finer" in text or "block" in text or "fp8-sc" in text or "mixed" in text:
+    if "finer" in text or "block" in text or "fp8-sc" in text or "mixed" in head:
         return filled.fill("precision", finer, "fp8_flavour")
     if "fp8-cs" in text or "delayed" in text or "tensor" in text:
         return "fp8"
@@ -111,7 +124,7 @@ def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     if row.attention is not None:
         return row.attention
     words = f"{row.source} {row.notes}".lower()
-    if re.search(r"\b(unfused|math|naive) attention|(no|without|not) (fused|flash)", words):
+    if re.search(r"\b(unfused|math|naive) attention|(no|without|not) (flash|fused[- ]att)", words):
         return "unfused"
     if re.search(r"flash[- ]?att", words):
         return "flash"

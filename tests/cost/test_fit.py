@@ -1,0 +1,116 @@
+"""The fit of constants: it finds what made the rows, stays within its limits and leaves out what it says."""
+
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fourfold.config.hardware import device_names
+from fourfold.cost.fitted import fitted
+from fourfold.validate import Case, read_rows, translate
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from fit_constants import Model, fitted_table  # noqa: E402
+from fit_memory import LARGEST, UNITS, Held, fit_memory  # noqa: E402
+from fit_rows import Timed  # noqa: E402
+from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by  # noqa: E402
+
+PRIOR = tomllib.loads((ROOT / "benchmarks" / "prior_constants.toml").read_text(encoding="utf-8"))
+ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "validate" / "rows"])[0]}
+
+
+def case(file: str, source: str) -> Case:
+    found = translate(replace(ROWS["torchtitan:1"], file=file, source=source, notes="", id=f"{file}:{source}"))
+    assert isinstance(found, Case)
+    return found
+
+
+def timed(rows: list[tuple[Case, float]], name: str = "product_speed") -> Timed:
+    """Rows whose time is inverse to one constant of the stack, and off by a factor."""
+    column = NAMES.index(("stack", name))
+    slopes = np.zeros((len(rows), len(NAMES)))
+    slopes[:, column] = -1.0
+    constants = Constants(PRIOR)
+    values = np.array([[np.log(max(constants.of(part, c, n), 1e-30)) for part, n in NAMES] for c, _ in rows])
+    return Timed([c for c, _ in rows], np.log([factor for _, factor in rows]), slopes, values)
+
+
+def test_what_made_the_rows_is_found_and_a_framework_shares_it() -> None:
+    rows = [(case(f"file{i}", f"torchtitan, {year}"), 1.04) for i in range(40) for year in (2024, 2026)]
+    model = Model.of([timed(rows)], PRIOR)
+    found = model.departures()
+    shared = found[Node("framework", "torchtitan", "product_speed")]
+    total = {year: shared + found[Node("stack", f"torchtitan-{year}", "product_speed")] for year in (2024, 2026)}
+    assert total[2024] == pytest.approx(np.log(1.04), rel=0.1), "slower by that factor: faster constants"
+    assert total[2026] == pytest.approx(total[2024])
+    assert shared > 0.005
+    table = moved_by(PRIOR, found, {"torchtitan-2024", "torchtitan-2026"})
+    before, after = Constants(PRIOR), Constants(table)
+    for stack in ("torchtitan-2024", "torchtitan-2026", "torchtitan-2030"):
+        assert after.value("stack", stack, "product_speed") > before.value("stack", stack, "product_speed") * 1.005, (
+            stack
+        )
+    assert after.value("stack", "nanotron-2025", "product_speed") == before.value(
+        "stack", "nanotron-2025", "product_speed"
+    )
+
+
+def test_a_file_that_is_left_out_informs_nothing() -> None:
+    rows = [
+        (case("kept", "torchtitan, 2024"), 1.0),
+        *((case("gone", "halo, throughput, 2026"), 1.3) for _ in range(30)),
+    ]
+    model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
+    whole = fitted_table(model, held, PRIOR)
+    assert whole["stack"]["halo-2026"]["rows"] == 30
+    assert Constants(whole).value("stack", "halo-2026", "product_speed") > 0.91
+    without = fitted_table(model, held, PRIOR, "gone")
+    assert not [name for name in without["stack"] if name.startswith("halo")]
+    assert Constants(without).value("stack", "halo-2026", "product_speed") == PRIOR["stack"]["default"]["product_speed"]
+
+
+def test_software_that_nobody_knows_is_not_fitted() -> None:
+    model = Model.of([timed([(case("file", "somebody's trainer"), 1.5) for _ in range(20)])], PRIOR)
+    assert not [node for node in model.nodes if node.level in ("framework", "stack")]
+    assert not [name for name in fitted().stacks if name.startswith("unknown")]
+
+
+def test_memory_constants_are_recovered() -> None:
+    """Rows of two shapes made with twice the saved bytes of the prior."""
+    one = case("file", "torchtitan, 2026")
+    start = Constants(PRIOR)
+    saved, logits = (start.value("stack", one.stack, name) for name in ("saved_bytes", "logits_bytes"))
+    wanted = saved + 2.0
+    rows = []
+    for activations, head in ((0.5, 0.1), (0.1, 0.5), (0.3, 0.3), (0.6, 0.0)) * 10:
+        parts = np.array([0.4, activations, 0.0, head])
+        parts /= parts[0] + activations * wanted / UNITS["saved_bytes"] + head * logits / UNITS["logits_bytes"]
+        rows.append(parts)
+    table = copied(PRIOR)
+    fit_memory(Held([one] * len(rows), np.array(rows)), PRIOR, table)
+    assert Constants(table).value("stack", one.stack, "saved_bytes") == pytest.approx(wanted, rel=0.1)
+    assert Constants(table).value("stack", one.stack, "logits_bytes") == pytest.approx(logits, rel=0.1)
+
+
+def test_what_ships_stands_within_the_limits_and_says_its_own_source() -> None:
+    tables = {"prior": PRIOR, "fitted": {"device": fitted().devices, "stack": fitted().stacks, "link": fitted().links}}
+    for name, table in tables.items():
+        for part in ("device", "stack"):
+            for owner, entry in table[part].items():
+                if owner == "fourfold":  # its programs say what it does: nothing of it is fitted
+                    continue
+                for key, (low, high) in LIMITS.items():
+                    assert low <= entry.get(key, low) <= high, (name, owner, key)
+                for key, high in LARGEST.items():
+                    assert 0 <= entry.get(key, 0.0) <= high * UNITS.get(key, 1.0), (name, owner, key)
+    default = PRIOR["stack"]["default"]["source"]
+    assert [owner for owner, entry in fitted().stacks.items() if entry.get("source") == default] == ["default"]
+
+
+def test_every_device_has_a_family() -> None:
+    assert {member for members in FAMILIES.values() for member in members} == set(device_names())
