@@ -29,6 +29,7 @@ import tomli_w
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
 from fit_table import (
+    MEASURED,
     NAMES,
     Constants,
     Node,
@@ -55,10 +56,7 @@ HEAD = """\
 # Written by benchmarks/fit_constants.py.
 
 """
-COLLECTED, MEASURED = (
-    {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")},
-    ("ampere", "hopper", "blackwell", "blackwell ultra"),
-)
+COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
 DISTURBED = ("nanotron_old_bench_slow",)

@@ -18,11 +18,6 @@ Table = dict[str, dict]
 FAMILIES = {
     "volta": ("v100-sxm-16", "v100-sxm-32"),
     "ampere": (
-        "a10g",
-        "a40",
-        "rtx-3090",
-        "rtx-a5000",
-        "rtx-a6000",
         "a100-custom-64",
         "a100-pcie-40",
         "a100-pcie-80",
@@ -30,6 +25,7 @@ FAMILIES = {
         "a100-sxm-80",
         "a800-sxm-80",
     ),
+    "ampere workstation": ("a10g", "a40", "rtx-3090", "rtx-a5000", "rtx-a6000"),
     "ada": ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
     "hopper": ("gh200-96", "gh200-144", "h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
     "gaudi": ("gaudi-2", "gaudi-3"),
@@ -50,12 +46,14 @@ STACK = {
     "attention_speed": 0.08,
     "link_speed": 0.056,
     "fused": 0.084,
-    "host_launch_seconds": 0.25,
-    "host_route_seconds": 0.6,
-    "host_crowded_seconds": 0.3,
-    "network_hops": 0.5,
+    "host_launch_seconds": 0.12,
+    "host_route_seconds": 0.25,
+    "host_crowded_seconds": 0.15,
+    "network_hops": 0.15,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
+MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
+"""Families whose priors are measurements of single operators, and how much nearer to them they and their devices stay."""
 SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "stack": 2.0}
 """How far one of that level is likely to be, beside those. These and the spreads of stacks were chosen on the linearised model: of
 those that predict a file best that was left out, which hardly tells them apart, the widest."""
@@ -65,6 +63,9 @@ LIMITS = {
     "network_share": (0.7, 1.15),
     "product_share": (0.3, 0.97),
     "attention_share": (0.15, 0.9),
+    "attention_speed": (0.3, 2.2),
+    "link_speed": (0.1, 2.0),
+    "network_hops": (0.3, 12.0),
     "memory_share": (0.4, 0.97),
     "grouped_share": (0.4, 1.0),
     "low_share": (0.5, 1.0),
@@ -103,7 +104,8 @@ class Node:
 
     @property
     def spread(self) -> float:
-        return {**LINK, **DEVICE, **STACK}[self.name] * SPREAD[self.level]
+        known = KNOWN if self.level in ("family", "device") and family_of(self.owner) in MEASURED else 1.0
+        return {**LINK, **DEVICE, **STACK}[self.name] * SPREAD[self.level] * known
 
 
 def nodes_of(part: str, case: Case, name: str) -> tuple[Node, ...]:
