@@ -128,4 +128,6 @@ def test_a_torus_has_a_ring_for_every_dimension_that_a_group_spans() -> None:
         seconds = _seconds("all_gather", 1e9, range(ranks), cluster)
         assert seconds == pytest.approx((ranks - 1) / ranks * 1e9 / (2 * 50e9 * rings)), ranks
     flat = replace(torus, kind="switch", dimensions=())
-    assert _seconds("all_gather", 1e9, range(64), replace(cluster, tiers=(flat,))) == pytest.approx(63 / 64 * 1e9 / 50e9)
+    assert _seconds("all_gather", 1e9, range(64), replace(cluster, tiers=(flat,))) == pytest.approx(
+        63 / 64 * 1e9 / 50e9
+    )
