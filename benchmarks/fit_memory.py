@@ -75,15 +75,13 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
         return
     leaves = sorted({case.stack for case in held.cases})
     owners = sorted({framework_of(stack) for stack in leaves})
-    columns = {(level, owner): i for level, names in (("f", owners), ("s", leaves)) for i, owner in enumerate(names)}
+    nodes = [("framework", owner) for owner in owners] + [("stack", stack) for stack in leaves]
+    columns = {node: column for column, node in enumerate(nodes)}
     start = np.array([_start(before, case.stack) for case in held.cases])
-    of = [(columns["f", framework_of(case.stack)], len(owners) + columns["s", case.stack]) for case in held.cases]
-    spread = np.array(
-        [[SPREAD[name] for name in NAMES]] * len(owners) + [[SPREAD[name] for name in NAMES]] * len(leaves)
-    )
-    member = np.zeros((len(held.cases), len(spread)))
-    for row, both in enumerate(of):
-        member[row, both] = 1.0
+    spread = np.array([[SPREAD[name] for name in NAMES]] * len(nodes))
+    member = np.zeros((len(held.cases), len(nodes)))
+    for row, case in enumerate(held.cases):
+        member[row, [columns["framework", framework_of(case.stack)], columns["stack", case.stack]]] = 1.0
     moved, weights = np.zeros_like(spread), weights_of(held.cases)
     for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
@@ -96,10 +94,11 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
         found = np.linalg.solve(weighted.T @ matrix + np.eye(len(at)), weighted.T @ (matrix @ at - error))
         moved = (at + 0.7 * (found - at)).reshape(spread.shape) * spread
     say(f"memory: {len(error)} rows, mean |error| {np.abs(error).mean():.3f}")
-    for i, owner in enumerate(owners):
-        _put(table, owner, _start(before, owner) + moved[i])
-    for i, stack in enumerate(leaves):
-        _put(table, stack, _start(before, stack) + moved[columns["f", framework_of(stack)]] + moved[len(owners) + i])
+    for owner in owners:
+        _put(table, owner, _start(before, owner) + moved[columns["framework", owner]])
+    for stack in leaves:
+        departed = moved[columns["framework", framework_of(stack)]] + moved[columns["stack", stack]]
+        _put(table, stack, _start(before, stack) + departed)
 
 
 def _start(prior: Constants, stack: str) -> Numbers:

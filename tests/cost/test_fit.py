@@ -10,7 +10,8 @@ import pytest
 
 from fourfold.config.hardware import device_names
 from fourfold.cost.fitted import fitted
-from fourfold.validate import Case, read_rows, translate
+from fourfold.validate import Case, translate
+from tests.support.published import ROWS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -21,7 +22,6 @@ from fit_rows import Timed  # noqa: E402
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by  # noqa: E402
 
 PRIOR = tomllib.loads((ROOT / "benchmarks" / "prior_constants.toml").read_text(encoding="utf-8"))
-ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "validate" / "rows"])[0]}
 
 
 def case(file: str, source: str) -> Case:

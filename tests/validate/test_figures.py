@@ -1,16 +1,13 @@
 """Model FLOPs by their conventions, and step times from whatever a source states."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fourfold.config import ModelConfig
-from fourfold.validate import Case, read_rows, translate
+from fourfold.validate import Case, translate
 from fourfold.validate.flops import active_parameters, step_flops
-
-ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
-CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
+from tests.support.published import CASES, ROWS
 
 
 def test_hardware_flops_are_equation_3_of_narayanan() -> None:

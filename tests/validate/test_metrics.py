@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,14 +9,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fourfold.validate import Case, Prediction, measure, null_times, read_rows, translate
+from fourfold.validate import Case, Prediction, measure, null_times
 from fourfold.validate.metrics import errors, ranking, spearman
 from fourfold.validate.null_model import device_work
+from tests.support.published import CASES
 
 POSITIVE = st.floats(0.01, 100)
-CASES = {
-    row.id: case for row in read_rows([Path(__file__).parent / "rows"])[0] if isinstance(case := translate(row), Case)
-}
 
 
 def _timed(seconds: Sequence[float], **changes: object) -> list[Case]:

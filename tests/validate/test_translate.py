@@ -1,7 +1,6 @@
 """What a row states is taken as stated; what it leaves out is filled by a documented default, and the case says so."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -11,12 +10,10 @@ from fourfold.cost.fitted import fitted
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
-from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, read_rows, translate
+from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, translate
 from fourfold.validate.predict import predict_case, settle
 from fourfold.validate.row import StatedLayout
-
-ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
-CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
+from tests.support.published import CASES, ROWS
 
 
 def _reason(name: str) -> str:

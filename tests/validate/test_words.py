@@ -1,19 +1,16 @@
 """What a row's words say of its machine, its software and its number formats."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.cost.masks import masked_share
-from fourfold.validate import DEFAULTS, Case, Skip, read_rows, translate
+from fourfold.validate import DEFAULTS, Case, Skip, translate
 from fourfold.validate.machine import link_rate
 from fourfold.validate.predict import case_cluster, case_facts, case_prices, predict_case
 from fourfold.validate.stack import stack_of
-
-ROWS = {row.id: row for row in read_rows([Path(__file__).parent / "rows"])[0]}
-CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
+from tests.support.published import CASES, ROWS
 
 
 def test_number_formats() -> None:

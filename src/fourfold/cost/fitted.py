@@ -30,12 +30,9 @@ class Fitted:
     def entry(self, name: str) -> dict[str, Any]:
         """A stack's constants. What its own entry leaves out is its framework's, then its family's (the first word of its name),
         then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
-        framework = self.stacks.get(framework_of(name), {})
-        own = self.stacks.get(name)
-        if own is None:
-            own = {**self.stacks.get(self._nearest(name), {}), **framework}
-        family = self.stacks.get(name.partition("-")[0], {})
-        return {**self.stacks.get("default", {}), **family, **framework, **own}
+        nearest = self._nearest(name) if name not in self.stacks else ""
+        layers = ("default", name.partition("-")[0], nearest, framework_of(name), name)
+        return {key: each for layer in layers for key, each in self.stacks.get(layer, {}).items()}
 
     def _nearest(self, name: str) -> str:
         framework, _, date = name.rpartition("-")

@@ -26,6 +26,15 @@ from fourfold.simulate.shared_cores import shared_times
 IDLE = "waiting for other stages"
 
 
+@dataclass
+class Passes:
+    """Passes of one rank over one segment that cost the same: one of them, how many there are, their seconds together."""
+
+    step: Instruction
+    number: int = 0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Simulation:
     """A simulated step of all pipeline ranks."""
@@ -46,6 +55,20 @@ class Simulation:
         return rank_durations(self.facts, self.prices)
 
     @cached_property
+    def passes(self) -> tuple[tuple[Passes, ...], ...]:
+        """Of every pipeline rank, what it computes, those that are alike together."""
+        return tuple(self._passes(rank) for rank in range(len(self.programs)))
+
+    def _passes(self, rank: int) -> tuple[Passes, ...]:
+        times, found = self.times.ranks[rank], dict[tuple[Op, str | None, int], Passes]()
+        for step, start, end in zip(self.programs[rank].instructions, times.starts, times.ends, strict=True):
+            if step.op in COMPUTE_OPS:
+                alike = found.setdefault((step.op, step.segment, id(step.collectives)), Passes(step))
+                alike.number += 1
+                alike.seconds += end - start
+        return tuple(found.values())
+
+    @cached_property
     def spent(self) -> tuple[dict[str, float], ...]:
         """Of every pipeline rank, where its seconds went: kinds of kernels, communication that was waited for by its group,
         waiting for other stages and for transfers from and to them, the optimizer. They sum to the makespan."""
@@ -55,7 +78,6 @@ class Simulation:
         durations = self.durations[rank]
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
         latest: dict[str, int] = {}
-        passes: dict[tuple[Op, str | None], list[float]] = {}
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
@@ -71,9 +93,6 @@ class Simulation:
         for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
             op = step.op
             if op in COMPUTE_OPS:
-                found = passes.setdefault((op, step.segment), [index, 0, 0.0])
-                found[1] += 1
-                found[2] += end - start
                 continue
             latest[step.short] = index
             if op is Op.WAIT:
@@ -88,13 +107,13 @@ class Simulation:
                 early = before_others(step, index, start, end)
                 add(IDLE, early)
                 add("optimizer" if op is Op.UPDATE else "norm and other sums", end - start - early)
-        for (op, _), (first, number, seconds) in passes.items():
-            cost = durations.phase(steps[int(first)])
+        for alike in self.passes[rank]:
+            cost, number = durations.phase(alike.step), alike.number
             for kind, each in cost.busy.items():
-                add("recomputation" if op is Op.RECOMPUTE else kind, number * each)
+                add("recomputation" if alike.step.op is Op.RECOMPUTE else kind, number * each)
             add(f"{'+'.join(cost.communication) or 'collectives'} inside segments", number * cost.exposed)
             add("host", number * cost.host)
-            add("kernels slowed by collectives", seconds - number * cost.seconds)
+            add("kernels slowed by collectives", alike.seconds - number * cost.seconds)
         add(IDLE, self.times.makespan - sum(sums.values()))
         return sums
 

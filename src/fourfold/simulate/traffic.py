@@ -21,7 +21,6 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     durations = simulation.durations[rank]
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     started: dict[str, int] = {}
-    passes: dict[tuple[Op, str | None, int], list[int]] = {}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
@@ -30,8 +29,6 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
 
     for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
         if step.op in COMPUTE_OPS:
-            alike = passes.setdefault((step.op, step.segment, id(step.collectives)), [index, 0])
-            alike[1] += 1
             continue
         for collective in step.collectives:
             add(collective.axes, BYTES, collective.sent_bytes)
@@ -57,10 +54,10 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         whole = sum(parts.values())
         for axes, seconds in parts.items():
             add(axes, EXPOSED, seconds / whole * min(waited, whole) if whole else 0.0)
-    for first, number in passes.values():
-        for collective in steps[first].collectives:
+    for alike in simulation.passes[rank]:
+        number, cost = alike.number, durations.phase(alike.step)
+        for collective in alike.step.collectives:
             add(collective.axes, BYTES, number * collective.sent_bytes)
-        cost = durations.phase(steps[first])
         whole = sum(cost.communication.values())
         for axes, seconds in cost.communication.items():
             add(axes, BUSY, number * seconds)

@@ -1,8 +1,9 @@
 """Device, node and network of a published row."""
 
 import re
+from functools import lru_cache
 
-from fourfold.config.hardware import Device, load_device
+from fourfold.config.hardware import Device, Tier, cluster_names, load_cluster, load_device
 from fourfold.validate.case import Network, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row, StatedHardware
@@ -67,9 +68,8 @@ _BY_MEMORY = {
 DEVICE_KEYS: tuple[str, ...] = tuple(
     sorted({key for _, key in _KEYS} | {key for sizes in _BY_MEMORY.values() for key in sizes.values()})
 )
-TPU_PODS = {"tpu-v4": 4096, "tpu-v5e": 256, "tpu-v5p": 8960, "tpu-v6e": 256, "tpu-v7x": 9216}
-"""Chips that links join to one torus; what a row calls a node of up to `LARGEST_TPU_HOST` is one host of them."""
 LARGEST_TPU_HOST = 8
+"""Chips: what a row calls a node of up to so many is one host of a pod, whose links join all of its chips to one torus."""
 NODE_LINKS: tuple[tuple[str, float], ...] = (
     ("rtx-", 20e9),
     ("l4", 20e9),
@@ -138,12 +138,24 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
             else 8
         )
         per_node = filled.fill("devices_per_node", usual)
-    pod = TPU_PODS.get(device, 0) if per_node <= LARGEST_TPU_HOST else 0
-    domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else max(pod, per_node))
+    within = usual_tiers(device)[0]
+    pod = within.devices if within.kind == "torus" and per_node <= LARGEST_TPU_HOST else per_node
+    domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else pod)
     rate = link_rate(hardware.internode, per_node)
     if rate is None and "NIC" in notes.upper():
         rate = link_rate(notes, per_node)
     return Network(per_node, domain, rate, hardware.internode[:500])
+
+
+@lru_cache(maxsize=64)
+def usual_tiers(device: str) -> tuple[Tier, ...]:
+    """The inner tiers of the first shipped cluster of that device: its links within a node and the network beyond."""
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        if cluster.device.key == device:
+            return cluster.tiers
+    within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
+    return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, Tier, cluster_names, load_cluster, load_device
+from fourfold.config.hardware import Cluster, Tier, load_device
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
@@ -16,7 +15,7 @@ from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
-from fourfold.validate.machine import NODE_LINKS
+from fourfold.validate.machine import usual_tiers
 
 LARGEST_PROGRAM = 500_000
 """Passes over segments in one simulated step."""
@@ -226,14 +225,3 @@ def case_cluster(case: Case) -> Cluster:
         mean_hours_between_failures_per_device=None,
         watts_per_device=None,
     )
-
-
-@lru_cache(maxsize=64)
-def usual_tiers(device: str) -> tuple[Tier, ...]:
-    """The inner tiers of the first shipped cluster of that device: its links within a node and the network beyond."""
-    for name in cluster_names():
-        cluster = load_cluster(name)
-        if cluster.device.key == device:
-            return cluster.tiers
-    within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))

@@ -1,0 +1,8 @@
+"""Published rows in every form that the readings know, and the cases that they are."""
+
+from pathlib import Path
+
+from fourfold.validate import Case, read_rows, translate
+
+ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "validate" / "rows"])[0]}
+CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
