@@ -1,6 +1,6 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 40] [--sweep-rows 150] [--rounds 2] [--jobs 2]
+    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 40] [--sweep-rows 150] [--rounds 3] [--jobs 2]
 
 DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts. Every constant is its prior
 times the departures of its branch and of itself (`fit_table.py`), each held to none: a device with few rows stays near its
@@ -76,7 +76,7 @@ class Model:
 
     @classmethod
     def of(cls, parts: list[Timed], prior: Table) -> "Model":
-        """From where the rows were looked at back to the prior."""
+        """From where the rows were looked at back to the prior; what a row says nothing of stays as it was looked at with."""
         before, nodes, entries = Constants(prior), {}, []
         cases = [case for part in parts for case in part.cases]
         errors, slopes, values = (
@@ -85,10 +85,10 @@ class Model:
         for row, case in enumerate(cases):
             for column, (part, name) in enumerate(NAMES):
                 slope, start = slopes[row, column], before.of(part, case, name)
-                if start <= 0 or not slope:
+                if start <= 0 or not slope or _says_nothing(part, case):
                     continue
                 errors[row] += slope * (np.log(start) - values[row, column])
-                for node in () if _says_nothing(part, case) else nodes_of(part, case, name):
+                for node in nodes_of(part, case, name):
                     entries.append((row, nodes.setdefault(node, len(nodes)), slope))
         matrix = np.zeros((len(cases), len(nodes)))
         for row, column, slope in entries:
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--sweep-rows", type=int, default=150)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if options.rounds < 1:
