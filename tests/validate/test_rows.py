@@ -118,6 +118,24 @@ def test_the_second_schema_has_no_ids_and_is_counted_by_position() -> None:
     assert rows[0].num_devices == 8
 
 
+@pytest.mark.parametrize(
+    ("flags", "values", "attention"),
+    [
+        ({}, "lts_dgx_a100.json", None),
+        ({"attention-backend": "unfused"}, "dev_dgx_h100.json", "unfused"),
+        ({"transformer-impl": "local"}, "dev_dgx_h100.json", "unfused"),
+        ({}, "lts_dgxa100_cluster.json", "unfused"),
+        ({"attention-backend": "flash"}, "lts_dgxa100_cluster.json", None),
+    ],
+)
+def test_modules_and_images_without_a_fused_kernel_write_the_scores(
+    tmp_path: Path, flags: dict[str, str], values: str, attention: str | None
+) -> None:
+    row = _first("flags")
+    row = {**row, "source": f"a trainer's golden_values_{values}", "args": {**row["args"], **flags}}
+    assert _read(tmp_path, row)[0].attention == attention
+
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -33,7 +33,7 @@ def flags_row(row: Fields, name: str, file: str) -> Row:
         precision=_precision(args),
         task=_task(args),
         notes=case,
-        attention="unfused" if args.text("attention-backend") == "unfused" else None,
+        attention=_attention(args, row.text("source") or ""),
         from_memory=("row",) if row.table.get("from_memory") else (),
         regression=True,
         remarks=tuple(row.remarks),
@@ -96,6 +96,15 @@ def _recompute(args: Fields) -> str:
         return "none"
     modules = (args.text("recompute-modules") or "core_attn").strip("[]")
     return "full" if granularity == "full" else f"selective:{'+'.join(modules.split())}"
+
+
+def _attention(args: Fields, source: str) -> str | None:
+    """The trainer's own modules write the scores. So do those of the first long-term image, whose values bear the name of the
+    cluster they were recorded on, where nothing else is asked for: it has no deterministic fused kernel."""
+    backend = args.text("attention-backend")
+    if backend == "unfused" or args.text("transformer-impl") == "local" or (not backend and "lts_dgxa100" in source):
+        return "unfused"
+    return None
 
 
 def _precision(args: Fields) -> str:
