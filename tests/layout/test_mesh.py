@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fourfold.config import parse_run, resolve_model
 from fourfold.layout import AXES, Layout, flat_layouts, resolve_layout
-from fourfold.layout.mesh import VIEWS
+from fourfold.layout.mesh import ORDERS, VIEWS
 from fourfold.model.spec import build_segments
 from fourfold.program import Lowering
 from tests.support.programs import make_facts
@@ -33,6 +33,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         stage_ranks=tuple(s % degrees["pp"] for s in range(stages)), zero=draw(st.integers(0, 3)), schedule="1f1b",
         microbatch_sequences=draw(st.integers(1, 3)),
         num_microbatches=draw(st.integers(1, 4)), sequence_length=8, recompute=("none",), prefetch=1,
+        outermost=draw(st.sampled_from(sorted(ORDERS))),
     )  # fmt: skip
 
 
@@ -40,10 +41,12 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts())
 def test_ranks_and_coordinates_are_one_to_one_with_tp_innermost(layout: Layout) -> None:
     """In every view: the mesh itself, and those that divide the experts' ranks, `cp` and `tp` anew."""
+    order = ORDERS[layout.outermost]
+    seen = [tuple(layout.coordinates(rank)[axis] for axis in order) for rank in range(layout.world_size)]
+    assert seen == sorted(set(seen)), "coordinates grow lexicographically in the order of the axes"
     for view in VIEWS:
         seen = [tuple(layout.coordinates(rank)[axis] for axis in view) for rank in range(layout.world_size)]
-        assert seen == sorted(set(seen)), "coordinates grow lexicographically in the order of the axes"
-        assert len(seen) == layout.world_size
+        assert len(set(seen)) == layout.world_size
         for rank in range(layout.world_size):
             assert layout.rank_of(layout.coordinates(rank), view) == rank
     if layout.tp > 1:

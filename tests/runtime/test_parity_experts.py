@@ -29,8 +29,17 @@ SPLITS: dict[str, tuple[int, dict[str, Any]]] = {
     "ep of replicas": (4, {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero": 1}),
     "pipeline": (2, {"pp": 2, "schedule": "zb_h1"}),
     "pipeline of ep": (4, {"pp": 2, "dp_shard": 2, "ep": 2, "zero": 2, "schedule": "1f1b"}),
+    "ep across pipelines": (4, {"pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "outermost": "dp"}),
 }
-QUICK = {"ep", "tp alone", "ep over tp, sequence", "etp over tp", "copies of experts", "pipeline of ep"}
+QUICK = {
+    "ep",
+    "tp alone",
+    "ep over tp, sequence",
+    "etp over tp",
+    "copies of experts",
+    "pipeline of ep",
+    "ep across pipelines",
+}
 
 
 @families

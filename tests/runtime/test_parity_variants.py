@@ -138,3 +138,22 @@ def test_sweep(
     layout = _layout(mesh, zero, accumulation, recompute=recompute, prefetch=prefetch)
     model = {"tie_embeddings": tied, "qk_norm": True}
     check_parity(mesh[0] * mesh[1], model=model, data={"document_mask": masked}, layout=layout)
+
+
+@pytest.mark.parametrize("outermost", ["dp_replicate", "dp"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"pp": 2, "dp_replicate": 2, "zero": 1, "schedule": "zb_h1"},
+        {"pp": 2, "dp_shard": 2, "zero": 3},
+        pytest.param(
+            {"pp": 2, "dp_shard": 2, "zero": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}, marks=sweep
+        ),
+        pytest.param({"pp": 2, "dp_replicate": 2, "zero": 0}, marks=sweep),
+    ],
+    ids=str,
+)
+def test_pipelines_inside_of_replicas(layout: dict[str, Any], outermost: str) -> None:
+    """Ranks that read different data are farther apart than stages; embedding and head are tied, and lie together."""
+    rows = {"microbatch_sequences": 2, "outermost": outermost}
+    check_parity(4, model={"tie_embeddings": True}, layout={**layout, **rows})

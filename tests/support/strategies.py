@@ -5,6 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from fourfold.layout.mesh import ORDERS
 from fourfold.program import Lowering
 from fourfold.program.schedule import SCHEDULES
 from tests.support.programs import make_facts
@@ -52,6 +53,7 @@ def lowerings(
         **experts,
         cp_method=context[0],
         sequence_parallel=mesh["tp"] > 1 and draw(st.booleans()),
+        outermost=draw(st.sampled_from(sorted(ORDERS))),
         schedule=schedule,
         virtual_stages=virtual,
         segments_per_stage=draw(st.none() | _division(model["num_layers"] + 2, mesh["pp"] * virtual)),

@@ -143,7 +143,8 @@ class LayoutSection(Section):
     `schedule`: a name, `file:PATH` of a compute order in text form, or `python:MODULE:FUNCTION` that yields one.
     `segments_per_stage`: how many segments (embedding, blocks, head) each pipeline stage has, in forward order; left out:
     divided evenly by cost. `cp_method`: `ring`, `all_gather`, `ulysses`, or `ring+ulysses:U`, with ulysses of degree U inside a
-    ring of degree cp / U.
+    ring of degree cp / U. `outermost`: which ranks lie farthest apart on the devices: the stages of a pipeline (`pp`), HSDP's
+    replicas, each with a whole pipeline (`dp_replicate`), or all ranks that read different data (`dp`).
 
     `layout = "auto"`, or `auto = true` beside keys that are to be kept: the planner's best for the cluster."""
 
@@ -154,6 +155,7 @@ class LayoutSection(Section):
     segments_per_stage: list[PositiveInt] | None = None
     dp_replicate: PositiveInt = 1
     dp_shard: PositiveInt | None = None
+    outermost: Literal["pp", "dp_replicate", "dp"] = "pp"
     zero: Annotated[int, Field(ge=0, le=3)] = 0
     cp: PositiveInt = 1
     cp_method: str = "ring"

@@ -128,9 +128,9 @@ class Prices:
         key = (f"{source}>{target}", "pp", size)
         found = self._collectives.get(key)
         if found is None:
-            per_stage = self.layout.world_size // self.layout.pp
-            ends = (source * per_stage, target * per_stage)
-            found = transfer_seconds(size / self._link_share, *ends, self.cluster, per_stage, self._stack_links)
+            pipeline = self.layout.group_of(0, ("pp",))
+            ends, senders = (pipeline[source], pipeline[target]), self.layout.world_size // self.layout.pp
+            found = transfer_seconds(size / self._link_share, *ends, self.cluster, senders, self._stack_links)
             self._collectives[key] = found
         return found
 

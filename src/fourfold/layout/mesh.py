@@ -1,4 +1,5 @@
-"""The mesh of ranks, a box with axes `pp, dp_replicate, dp_shard, cp, tp` (tp innermost), its finer views, and the layout on it."""
+"""The mesh of ranks, a box with axes `pp, dp_replicate, dp_shard, cp, tp` (tp innermost), its finer views, where its ranks lie on
+the devices, and the layout on it."""
 
 from dataclasses import dataclass
 from math import gcd, prod
@@ -18,6 +19,14 @@ VIEWS = (
 """Ways of reading the same ranks: experts divide `dp_shard x cp x tp` anew, context parallelism divides `cp`, and key and value
 heads divide `tp` into ranks with different heads and copies of the same."""
 ALL_AXES = (*dict.fromkeys(axis for view in VIEWS for axis in view), "tied")
+Outermost = Literal["pp", "dp_replicate", "dp"]
+ORDERS: dict[Outermost, tuple[str, ...]] = {
+    "pp": AXES,
+    "dp_replicate": ("dp_replicate", "pp", "dp_shard", "cp", "tp"),
+    "dp": ("dp_replicate", "dp_shard", "pp", "cp", "tp"),
+}
+"""Orders in which the axes lie on the devices, by what is farthest apart: the stages of a pipeline (Megatron-LM), whole replicas
+(one of HSDP's a pod), or all ranks that read different data (Llama 3, section 3.3.2)."""
 Recompute = Literal["none", "selective", "full"]
 
 
@@ -26,7 +35,8 @@ class Layout:
     """Degrees of every axis and how a rank's step is arranged, complete and checked (`resolve_layout` makes it).
 
     `recompute`: one policy a segment, in forward order. `stages`: how many segments each pipeline stage has; `stage_ranks`: the pp
-    coordinate of each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard.
+    coordinate of each stage. `global_sequences` = num_microbatches x microbatch_sequences x dp_replicate x dp_shard. `outermost`:
+    a key of `ORDERS`; ranks are numbered in that order. Views read the box of `AXES`, whatever the order.
     """
 
     pp: int
@@ -50,6 +60,7 @@ class Layout:
     ep: int = 1
     etp: int = 1
     tp_head: int = 1
+    outermost: Outermost = "pp"
 
     @property
     def edp(self) -> int:
@@ -112,22 +123,36 @@ class Layout:
     def coordinates(self, rank: int) -> dict[str, int]:
         """Position of a rank on every axis of every view."""
         result: dict[str, int] = {}
+        place = self._renumbered(rank, ORDERS[self.outermost], AXES)
         for view in VIEWS:
-            rest = rank
+            rest = place
             for axis in reversed(view):
                 rest, result[axis] = divmod(rest, self.degree(axis))
         return {axis: result[axis] for axis in ALL_AXES if axis in result}
 
     def rank_of(self, coordinates: dict[str, int], view: tuple[str, ...] = AXES) -> int:
-        rank = 0
+        place = 0
         for axis in view:
-            rank = rank * self.degree(axis) + coordinates[axis]
-        return rank
+            place = place * self.degree(axis) + coordinates[axis]
+        return self._renumbered(place, AXES, ORDERS[self.outermost])
+
+    def _renumbered(self, number: int, order: tuple[str, ...], other: tuple[str, ...]) -> int:
+        """The number in another order of the axes."""
+        if order == other:
+            return number
+        places: dict[str, int] = {}
+        for axis in reversed(order):
+            number, places[axis] = divmod(number, self.degree(axis))
+        for axis in other:
+            number = number * self.degree(axis) + places[axis]
+        return number
 
     def group_of(self, rank: int, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on these axes alone, in mesh order. `tied`: the holders of embedding and head."""
+        """The ranks that differ from `rank` on these axes alone, ascending. `tied`: the holders of embedding and head."""
         view = next(view for view in VIEWS if set(axes) <= {*view, "tied"})
-        base, stride = rank, self.world_size
+        order = ORDERS[self.outermost]
+        rank, stride = self._renumbered(rank, order, AXES), self.world_size
+        base = rank
         offsets = [0]
         for axis in view:
             degree = self.degree(axis)
@@ -137,7 +162,9 @@ class Layout:
                 base -= rank // stride % degree * stride
                 places = sorted(set(self.tied_ranks)) if tied else range(degree)
                 offsets = [offset + place * stride for offset in offsets for place in places]
-        return tuple(base + offset for offset in offsets)
+        if order == AXES:
+            return tuple(base + offset for offset in offsets)
+        return tuple(sorted(self._renumbered(base + offset, AXES, order) for offset in offsets))
 
     def groups(self, axes: tuple[str, ...]) -> list[tuple[int, ...]]:
         """All groups along these axes; together they hold every rank once (`tied`: every rank that shares something)."""

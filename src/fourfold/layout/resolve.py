@@ -61,6 +61,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         sequence_parallel=section.sequence_parallel,
         ep=section.ep,
         etp=section.etp,
+        outermost=section.outermost,
         tp_head=section.tp if model.is_latent else tensor_head_degree(section.tp, model.num_kv_heads),
     )
     _check_tokens(layout, model)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
+from fourfold.layout.mesh import Outermost
 from fourfold.model.spec import build_segments
 from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
 from fourfold.plan.request import Candidate, Request
@@ -31,8 +32,9 @@ EVEN_SHARE = 0.95
 @dataclass(frozen=True)
 class Bounds:
     """Of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic that it
-    may hide; `after_seconds`: what comes after it."""
+    may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another (`placement`)."""
 
+    outermost: Outermost
     shape: BlockShape
     pipelines: tuple[Pipeline, ...]
     pipeline: Indices
@@ -79,17 +81,18 @@ class Bounds:
             etp=shape.etp,
             microbatch_sequences=shape.microbatch_sequences,
             recompute=shape.recompute,
+            outermost=self.outermost,
         )
 
 
-_COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("shape", "pipelines"))
+_COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("outermost", "shape", "pipelines"))
 
 
 class Bounder:
     """Bounds of a request's layouts, shape by shape."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, outermost: Outermost = "pp") -> None:
+        self.request, self.outermost = request, outermost
         self._pricer = BlockPricer(request)
         self._rates: dict[tuple[str, int, int], float] = {}
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
@@ -111,6 +114,7 @@ class Bounder:
         beside, after = self._data_seconds(shape, table)
         after += self._update_seconds(shape, table)
         return Bounds(
+            self.outermost,
             shape,
             table.pipelines,
             table.pipeline,

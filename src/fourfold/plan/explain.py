@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from fourfold.config import UserError
+from fourfold.layout.mesh import ORDERS
 from fourfold.plan.pricing import Priced, predict_candidate
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import Found, search
@@ -33,7 +34,11 @@ def parse_fixed(text: str) -> dict[str, int | str]:
                 f"--explain {part.strip()!r}: not KEY=VALUE with a key of a layout; allowed keys: {', '.join(KEYS)}, dp; "
                 f"a value that works: --explain tp=8,pp=4"
             )
-        if KEYS.get(key) in ("str", str):
+        if key == "outermost" and value not in ORDERS:
+            raise UserError(
+                f"--explain {key}={value}: allowed: {', '.join(ORDERS)}; a value that works: --explain {key}=dp"
+            )
+        if KEYS.get(key) in ("str", str) or key == "outermost":
             result[key] = value
         elif value.isdigit() and 0 <= int(value) <= 1_000_000:
             result[key] = int(value)

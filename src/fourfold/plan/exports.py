@@ -53,6 +53,12 @@ def megatron(request: Request, layout: Candidate) -> Said:
             )
     if layout.dp_replicate > 1 and layout.zero:
         flags.append(f"--num-distributed-optimizer-instances {layout.dp_replicate}")
+    if layout.outermost == "dp":
+        flags.append("--use-tp-pp-dp-mapping")
+    elif layout.outermost == "dp_replicate":
+        missing.append(
+            "dp_replicate outermost: Megatron-LM numbers ranks with pp outermost, or all of dp (--use-tp-pp-dp-mapping)"
+        )
     policy, some, count = layout.recompute.partition(":")
     flags += {
         "none": [],
@@ -112,6 +118,8 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
             missing.append(f"{layout.cp_method}: torchtitan's context parallelism is a ring")
     if layout.ep > 1 or layout.etp > 1:
         lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
+    if layout.outermost != "pp":
+        missing.append(f"{layout.outermost} outermost: torchtitan's mesh has pp outermost")
     mode, some, _ = layout.recompute.partition(":")
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
     if some:
@@ -143,6 +151,10 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
         missing.append(f"ep = {layout.ep}: is an argument of deepspeed.moe.layer.MoE, not of the file")
     if layout.dp_replicate > 1 and layout.zero in (1, 2):
         missing.append("shards within replicas (HSDP): MiCS does so for ZeRO-3 alone")
+    if layout.outermost != "pp":
+        missing.append(
+            f"{layout.outermost} outermost: PipeModelDataParallelTopology has pipe outermost; give another topology"
+        )
     zero = {"stage": min(layout.zero, 1) if layout.pp > 1 else layout.zero, "overlap_comm": True}
     if layout.dp_replicate > 1 and layout.zero == 3:
         zero |= {"mics_shard_size": layout.dp_shard}

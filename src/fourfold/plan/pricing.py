@@ -34,10 +34,11 @@ def price_candidate(request: Request, candidate: Candidate, bound_seconds: float
     return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
 
 
-def predict_candidate(request: Request, candidate: Candidate) -> StepPrediction:
-    """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
+def predict_candidate(request: Request, candidate: Candidate, alike: StepPrediction | None = None) -> StepPrediction:
+    """The step that the runtime would execute. `alike`: of a layout with the same programs. Raises `UserError` where the layout
+    cannot be."""
     facts = candidate_facts(request, candidate)
-    return predict_step(facts, request.prices(facts.layout))
+    return predict_step(facts, request.prices(facts.layout), alike)
 
 
 def candidate_facts(request: Request, candidate: Candidate) -> Lowering:

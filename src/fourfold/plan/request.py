@@ -11,6 +11,7 @@ from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
+from fourfold.layout.mesh import Outermost
 from fourfold.program.facts import Lowering, Transport
 from fourfold.simulate.run_prices import prices_for, transport_on
 
@@ -137,6 +138,7 @@ class Candidate:
     etp: int
     microbatch_sequences: int
     recompute: str
+    outermost: Outermost = "pp"
 
     @property
     def dp(self) -> int:
@@ -159,6 +161,7 @@ class Candidate:
             etp=self.etp,
             microbatch_sequences=self.microbatch_sequences,
             recompute=self.recompute,
+            outermost=self.outermost,
         )
 
     def words(self) -> str:
@@ -173,4 +176,5 @@ class Candidate:
         experts += [f"etp {self.etp}"] if self.etp > 1 else []
         degrees = " x ".join(parts) or "one device"
         policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
+        policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []
         return ", ".join([degrees, *experts, *policies])

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fourfold.config import UserError
+from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
 from fourfold.plan.lighter import WORTH, lighter, mended
+from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Timelines, family, predict_candidate, price_candidate
 from fourfold.plan.request import Candidate, Request
@@ -167,8 +169,11 @@ def _search(
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
     lean = _lean(request, pool, best)
-    partial = _partial(request, best, outgrown, fixed) if time.monotonic() - started < budget_seconds else []
-    every = {priced.candidate: priced for priced in (*best, *lean, *partial)}.values()
+    if time.monotonic() - started < budget_seconds:
+        best += _partial(request, best, outgrown, fixed)
+        if "outermost" not in fixed:
+            best = placed(request, best)
+    every = {priced.candidate: priced for priced in (*best, *lean)}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = timelines.drawn
     threshold = best[0].seconds if best else float("inf")
@@ -212,7 +217,7 @@ def _bound_all(
     request: Request, counts: Counts, deadline: float, progress: Progress | None, fixed: Mapping[str, int | str]
 ) -> Pool:
     """Bounds of all layouts, those of plain shapes first in case the time runs out."""
-    pool, bounder = Pool(request, counts), Bounder(request)
+    pool, bounder = Pool(request, counts), Bounder(request, _outermost(fixed))
     shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
     shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
     for index, shape in enumerate(shapes):
@@ -227,6 +232,10 @@ def _bound_all(
         if progress is not None and index % 32 == 0:
             progress("bounding", index / len(shapes))
     return pool
+
+
+def _outermost(fixed: Mapping[str, int | str]) -> Outermost:
+    return next((order for order in ORDERS if order == fixed.get("outermost")), "pp")
 
 
 def _agrees(shape: BlockShape, fixed: Mapping[str, int | str]) -> bool:

@@ -111,8 +111,9 @@ class Play:
         self._sides[*channel, sends] = ordinal + 1
         meeting = self._meetings.setdefault((*channel, ordinal), Meeting(2))
         meeting.arrived.append((rank.now, rank.index, index))
-        rank.pending[step.short] = meeting
-        rank.origin[step.short] = (rank.index, index)
+        handle = step.short
+        rank.pending[handle] = meeting
+        rank.origin[handle] = (rank.index, index)
         if len(meeting.arrived) == 2:
             seconds = self.prices.transfer(step.collectives[0].bytes, *channel)
             first, latest = meeting.arrived
@@ -126,16 +127,17 @@ class Play:
         """A collective beside computation; where several pipeline ranks take part, once all of them have started it."""
         index, step = rank.at, rank.steps[rank.at]
         seconds = self.durations[rank.index].collectives(step)
-        rank.origin[step.short] = (rank.index, index)
+        handle = step.short
+        rank.origin[handle] = (rank.index, index)
         expected = self._ranks_in(step)
         if expected > 1:
-            rank.pending[step.short] = self._meet(rank, expected, seconds)
+            rank.pending[handle] = self._meet(rank, expected, seconds)
             return
         begin = max(rank.now, rank.free.get(step.stream, 0.0))
         end = begin + seconds
         rank.free[step.stream] = end
         rank.times.streams[index] = (begin, end)
-        rank.pending[step.short] = end
+        rank.pending[handle] = end
         if self.prices.stack.overlap_data:
             rank.in_flight = max(rank.in_flight, end)
         else:

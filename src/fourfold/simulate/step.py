@@ -178,15 +178,21 @@ class StepPrediction:
         ]
 
 
-def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
-    """The whole step, or two shorter ones and the straight line through them."""
+def predict_step(facts: Lowering, prices: Prices, alike: StepPrediction | None = None) -> StepPrediction:
+    """The whole step, or two shorter ones and the straight line through them. `alike`: a prediction of the same programs."""
     wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
     most = simulated_microbatches(facts)
     if most == wanted:
-        whole = simulate(facts, prices)
+        whole = simulate(facts, prices, alike.simulation.programs if alike else None)
         return StepPrediction(whole.seconds, whole.device_bytes, whole)
     fewer = most - period
-    first, second = (simulate(with_microbatches(facts, n), prices) for n in (fewer, fewer + period))
+    known = (
+        (None, None) if alike is None or alike.earlier is None else (alike.earlier.programs, alike.simulation.programs)
+    )
+    first, second = (
+        simulate(with_microbatches(facts, fewer + extra), prices, programs)
+        for extra, programs in zip((0, period), known, strict=True)
+    )
     ratio = (wanted - fewer) / period
     peaks = tuple(
         round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)

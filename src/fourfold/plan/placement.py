@@ -1,0 +1,43 @@
+"""Where the axes of a mesh lie on a cluster's tiers: the order in which ranks are numbered.
+
+With the stages of a pipeline outermost, ranks that read different data are as near as can be, and messages between stages travel
+farthest. Any other order brings stages nearer and data farther apart: it can win no more than what ranks wait for those messages,
+so that bounds for the first order hold for all, and the fastest layouts alone are tried in the others.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fourfold.layout.mesh import ORDERS, Outermost
+from fourfold.plan.pricing import Priced, predict_candidate
+from fourfold.plan.request import Candidate, Request
+
+TRIED = 2
+"""Layouts that are tried in other orders."""
+
+
+def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
+    """Those that put some rank elsewhere, on a cluster where it matters."""
+    if candidate.pp == 1 or request.devices <= request.cluster.tiers[0].devices:
+        return
+    for outermost in ORDERS:
+        moved = {"pp": 1, "dp_replicate": candidate.dp_replicate, "dp": candidate.dp}[outermost]
+        same = outermost == "dp" and candidate.dp_shard == 1
+        if outermost != candidate.outermost and moved > 1 and not same:
+            yield outermost
+
+
+def placed(request: Request, priced: Sequence[Priced]) -> list[Priced]:
+    """The fastest of these layouts with their axes in the order that is best for each; the others as they are."""
+    ordered = sorted(priced, key=lambda p: p.seconds)
+    return [_best_order(request, each) for each in ordered[:TRIED]] + ordered[TRIED:]
+
+
+def _best_order(request: Request, priced: Priced) -> Priced:
+    best, step = priced, None
+    for outermost in other_orders(request, priced.candidate):
+        candidate = replace(priced.candidate, outermost=outermost)
+        step = predict_candidate(request, candidate, step)
+        if step.seconds < best.seconds:
+            best = replace(priced, candidate=candidate, seconds=step.seconds)
+    return best

@@ -1,0 +1,88 @@
+"""In which order the axes lie on the devices: what is nearer is faster, and the program is the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config import ModelSection, UserError, resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.plan.explain import parse_fixed
+from fourfold.plan.exports import EXPORTS
+from fourfold.plan.placement import other_orders, placed
+from fourfold.plan.pricing import Priced, candidate_facts, predict_candidate
+from fourfold.plan.request import Candidate, Request
+from fourfold.plan.search import search
+from fourfold.program import lower_pipeline
+
+WIDE = {"num_layers": 6, "hidden_size": 8192, "num_heads": 64, "num_kv_heads": 8, "ffn_size": 1024, "vocab_size": 512}
+LAYOUT = Candidate(
+    pp=8, schedule="1f1b", virtual_stages=1, dp_replicate=2, dp_shard=2, zero=1, cp=1, cp_method="ring", tp=1, ep=1, etp=1,
+    microbatch_sequences=1, recompute="none",
+)  # fmt: skip
+
+
+def asked(devices: int = 32) -> Request:
+    return Request.of(resolve_model(ModelSection(**WIDE)), load_cluster(f"dgx-h100:{devices}"), 4096, 32)
+
+
+def priced(request: Request, layout: Candidate) -> Priced:
+    step = predict_candidate(request, layout)
+    return Priced(layout, step.seconds, step.device_bytes)
+
+
+def transfer(request: Request, layout: Candidate) -> float:
+    return request.prices(candidate_facts(request, layout).layout).transfer(10**8, 1, 2)
+
+
+def reduction(request: Request, layout: Candidate) -> float:
+    return request.prices(candidate_facts(request, layout).layout).collective("reduce_scatter", "dp_shard", 10**8)
+
+
+def test_messages_between_stages_stay_in_a_node_where_data_is_outermost() -> None:
+    request, near = asked(), replace(LAYOUT, outermost="dp")
+    assert transfer(request, near) < transfer(request, LAYOUT) / 3
+    assert reduction(request, near) > reduction(request, LAYOUT) * 3
+    replicas = replace(LAYOUT, outermost="dp_replicate", dp_shard=1, dp_replicate=4)
+    assert transfer(request, replicas) == transfer(request, near), "whole pipelines in nodes, either way"
+
+
+def test_every_rank_runs_the_same_program_in_any_order() -> None:
+    facts = [candidate_facts(asked(), replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
+    assert len({tuple(program.instructions for program in lower_pipeline(each)) for each in facts}) == 1
+
+
+def test_the_best_order_is_kept() -> None:
+    request = asked()
+    mine = priced(request, LAYOUT)
+    (found,) = placed(request, [mine])
+    every = [priced(request, replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
+    best = min(every, key=lambda p: p.seconds)
+    assert found.seconds == pytest.approx(best.seconds, rel=1e-12)
+    assert found.candidate.outermost == best.candidate.outermost != "pp", "messages outweigh gradients in this model"
+    assert found.seconds < mine.seconds
+
+
+def test_orders_that_change_nothing_are_not_tried() -> None:
+    request = asked()
+    assert list(other_orders(request, LAYOUT)) == ["dp_replicate", "dp"]
+    assert list(other_orders(request, replace(LAYOUT, dp_replicate=1, dp_shard=4))) == ["dp"]
+    assert list(other_orders(request, replace(LAYOUT, dp_replicate=4, dp_shard=1))) == ["dp_replicate"]
+    assert list(other_orders(request, replace(LAYOUT, pp=1, dp_shard=16))) == []
+    assert list(other_orders(asked(8), replace(LAYOUT, pp=2))) == [], "one node: all devices are as near"
+
+
+def test_an_order_that_is_asked_for_is_kept() -> None:
+    found = search(asked(), keep=3, fixed={"outermost": "dp_replicate", "pp": 4})
+    assert {p.candidate.outermost for p in found.best} == {"dp_replicate"}
+    assert parse_fixed("outermost=dp") == {"outermost": "dp"}
+    with pytest.raises(UserError, match="outermost=tp: allowed: pp, dp_replicate, dp"):
+        parse_fixed("outermost=tp")
+
+
+def test_other_trainers_are_told_or_cannot_be() -> None:
+    near = replace(LAYOUT, outermost="dp")
+    assert "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](asked(), near)[0]
+    assert "--use-tp-pp-dp-mapping" not in EXPORTS["megatron"](asked(), LAYOUT)[0]
+    for trainer in ("torchtitan", "deepspeed"):
+        assert any("outermost" in each for each in EXPORTS[trainer](asked(), near)[1])
+        assert not any("outermost" in each for each in EXPORTS[trainer](asked(), LAYOUT)[1])
