@@ -29,6 +29,7 @@ import tomli_w
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
 from fit_table import (
+    LIMITS,
     MEASURED,
     NAMES,
     Constants,
@@ -62,6 +63,8 @@ them ran on devices of less power or on other networks, and what is slow there i
 DISTURBED = ("nanotron_old_bench_slow",)
 """Files of runs that something outside their configuration held up: they are predicted, and inform nothing."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
+FIRM = 1e6
+"""How firmly a constant is held to the limit that it would pass."""
 SWEEP_FACTOR = 4.0
 
 
@@ -73,6 +76,8 @@ class Model:
     errors: Numbers
     matrix: Numbers
     nodes: list[Node]
+    limits: list[tuple[list[int], float, float]]
+    """Of each constant: the departures it is made of, and the least and the most that they may add up to."""
 
     @classmethod
     def of(cls, parts: list[Timed], prior: Table) -> "Model":
@@ -93,7 +98,7 @@ class Model:
         matrix = np.zeros((len(cases), len(nodes)))
         for row, column, slope in entries:
             matrix[row, column] += slope
-        return cls(cases, errors, matrix, list(nodes))
+        return cls(cases, errors, matrix, list(nodes), _limits(nodes, before))
 
     def departures(self, file: str | None = None) -> dict[Node, float]:
         """The departures that are best without the rows of that file, each held to none: the soft L1 of the errors, by
@@ -102,12 +107,40 @@ class Model:
         spread = np.array([node.spread for node in self.nodes])
         matrix, errors = self.matrix[kept] * spread, self.errors[kept]
         weights = weights_of([case for case in self.cases if case.file != file]) / OUTLIER
-        found = np.zeros(len(spread))
+        found, ends = np.zeros(len(spread)), dict[int, float]()
         for _ in range(REWEIGHTED):
             now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
             held = matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread))
-            found = np.linalg.solve(held, -matrix.T @ (now * errors))
+            wanted = -matrix.T @ (now * errors)
+            for which, end in ends.items():
+                row = np.zeros(len(spread))
+                row[self.limits[which][0]] = spread[self.limits[which][0]]
+                held += FIRM * np.outer(row, row)
+                wanted += FIRM * end * row
+            found = np.linalg.solve(held, wanted)
+            ends |= self._passed(found * spread)
         return dict(zip(self.nodes, map(float, found * spread), strict=True))
+
+    def _passed(self, departures: Numbers) -> dict[int, float]:
+        """The limits that these pass, and where they end."""
+        sums = [float(departures[nodes].sum()) for nodes, _, _ in self.limits]
+        ends = [min(most, max(least, each)) for each, (_, least, most) in zip(sums, self.limits, strict=True)]
+        return {which: end for which, (each, end) in enumerate(zip(sums, ends, strict=True)) if abs(each - end) > 1e-3}
+
+
+def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], float, float]]:
+    branch = {"device": "family", "stack": "framework"}
+    found = []
+    for node, index in nodes.items():
+        if node.name not in LIMITS or node.level == "family":
+            continue
+        part = {"link": "link", "device": "device"}.get(node.level, "stack")
+        start = before.value(part, node.owner, node.name)
+        above = family_of(node.owner) if node.level == "device" else framework_of(node.owner)
+        made_of = [index, *(nodes[up] for up in [Node(branch.get(node.level, ""), above, node.name)] if up in nodes)]
+        low, high = LIMITS[node.name]
+        found.append((made_of, float(np.log(low / start)), float(np.log(high / start))))
+    return found
 
 
 def _says_nothing(part: str, case: Case) -> bool:

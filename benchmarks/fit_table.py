@@ -33,7 +33,7 @@ FAMILIES = {
     "blackwell ultra": ("b300", "gb300"),
     "blackwell workstation": ("rtx-5090", "rtx-pro-6000"),
     "cdna": ("mi100", "mi250x-gcd", "mi325x", "mi350x", "mi355x", "mi300x"),
-    "ascend": ("ascend-910c", "ascend-910b"),
+    "ascend": ("ascend-910c", "ascend-910c-die", "ascend-910b"),
     "neuron": ("trainium2", "trainium-core"),
     "tpu of 128 x 128": ("tpu-v4", "tpu-v5p"),
     "tpu": ("tpu-v7x", "tpu-v5e", "tpu-v6e"),

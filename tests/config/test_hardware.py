@@ -69,6 +69,7 @@ DEVICES = [
     "tpu-v7x",
     "ascend-910b",
     "ascend-910c",
+    "ascend-910c-die",
 ]
 
 

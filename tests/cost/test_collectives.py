@@ -98,6 +98,21 @@ def test_hops_between_nodes_cost_more_of_large_messages_than_hops_within() -> No
     assert dear > _seconds("all_gather", 1e8, range(16), H100, links)
 
 
+def test_the_smaller_the_part_that_a_step_hands_on_the_less_a_hop_between_nodes() -> None:
+    """From the stated size of a part on, the hop costs all of it; below, in proportion, so that long rings cost little more."""
+    links = Links()
+
+    def hops(ranks: int) -> float:
+        size = 16 * 4 * links.network_hop_bytes
+        return _seconds("reduce_scatter", size, range(ranks), H100, links) - _seconds(
+            "reduce_scatter", size, range(ranks), H100
+        )
+
+    whole, part = hops(64), hops(128)
+    assert whole == pytest.approx(links.network_hop_seconds * (7 + 56 * links.inner_hop))
+    assert part == pytest.approx(links.network_hop_seconds * (15 + 112 * links.inner_hop) / 2)
+
+
 def test_what_is_spared_beyond_the_node_is_not_sent() -> None:
     span = ranks_span(tuple(range(64)), H100, 64)
     whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)

@@ -60,6 +60,24 @@ def test_what_made_the_rows_is_found_and_a_framework_shares_it() -> None:
     )
 
 
+def test_a_constant_ends_at_its_limit_and_the_rest_is_made_of_others() -> None:
+    """Rows that two constants explain alike: what one may not take, the other takes."""
+    rows = [(case(f"file{i}", "torchtitan, 2026"), 2.0) for i in range(60)]
+    both, alone = timed(rows, "fused"), timed(rows, "fused")
+    both.slopes[:, NAMES.index(("stack", "product_speed"))] = -1.0
+
+    def sums(part: Timed) -> dict[str, float]:
+        found = Model.of([part], PRIOR).departures()
+        names = {node.name for node in found}
+        return {name: sum(each for node, each in found.items() if node.name == name) for name in names}
+
+    start = Constants(PRIOR).value("stack", "torchtitan-2026", "fused")
+    most = np.log(LIMITS["fused"][1] / start)
+    assert sums(alone)["fused"] == pytest.approx(most, abs=2e-3)
+    assert sums(both)["fused"] == pytest.approx(most, abs=2e-3)
+    assert sums(both)["product_speed"] > 0.1
+
+
 def test_a_file_that_is_left_out_informs_nothing() -> None:
     rows = [
         (case("kept", "torchtitan, 2024"), 1.0),

@@ -200,3 +200,18 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     assert not predicted.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+
+
+def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
+    """Parameters that arrive while the next first forward runs: less than waiting for them, never less than not sending them."""
+    degrees = {"pp": 1, "dp_shard": 4, "zero": 1}
+    facts = make_facts(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
+    prices = real_prices(facts)
+    waited, ahead, contended = (
+        simulate(facts, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
+        for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
+    )
+    published = sum(ahead.durations[0].collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)
+    assert 0 < waited.times.makespan - ahead.times.makespan <= published
+    assert contended.times.makespan > ahead.times.makespan
+    assert min(min(spent.values()) for spent in (*ahead.spent, *contended.spent)) >= -1e-12

@@ -1,6 +1,6 @@
 """What depends on the software that runs a program: what it overlaps, what its host costs, what it holds beside the program."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -8,7 +8,9 @@ class Stack:
     """A framework of a year. `fourfold` itself is the default.
 
     Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are waited
-    for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `contention`: how much of the
+    for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `publish_ahead`: what ZeRO-1
+    and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap of parameter
+    gathers). `contention`: how much of the
     time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the host
     needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
     collective adds to that for each rank of its group while stages send to one another between nodes. `host_route_seconds`: what a
@@ -36,6 +38,7 @@ class Stack:
     name: str = "fourfold"
     overlap_inside: bool = True
     overlap_data: bool = True
+    publish_ahead: bool = False
     contention: float = 0.1
     host_launch_seconds: float = 5e-6
     host_collective_seconds: float = 20e-6
@@ -63,6 +66,17 @@ class Stack:
     logits_bytes: float = 0.0
     moment_bytes: float | None = None
     master_bytes: float | None = None
+
+    @property
+    def graphed(self) -> "Stack":
+        """The same with all of a step's kernels started as one graph: the host has nothing to do."""
+        return replace(
+            self,
+            host_launch_seconds=0.0,
+            host_collective_seconds=0.0,
+            host_crowded_seconds=0.0,
+            host_route_seconds=0.0,
+        )
 
     @property
     def whole_head(self) -> bool:

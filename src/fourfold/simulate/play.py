@@ -7,7 +7,7 @@ from fourfold.config import UserError
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.facts import Lowering
-from fourfold.program.instruction import SENDS, Instruction
+from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
 from fourfold.simulate.durations import rank_durations
 
 Place = tuple[int, int]
@@ -50,6 +50,7 @@ class Rank:
         self.pending: dict[str, float | Meeting] = {}
         self.origin: dict[str, Place] = {}
         self.in_flight = 0.0
+        self.ahead = 0.0
         self.ordinals: dict[str, int] = {}
 
 
@@ -129,6 +130,9 @@ class Play:
         seconds = self.durations[rank.index].collectives(step)
         handle = step.short
         rank.origin[handle] = (rank.index, index)
+        if step.op is Op.PUBLISH and self.prices.stack.publish_ahead:
+            self._publish_ahead(rank, handle, seconds)
+            return
         expected = self._ranks_in(step)
         if expected > 1:
             rank.pending[handle] = self._meet(rank, expected, seconds)
@@ -142,6 +146,25 @@ class Play:
             rank.in_flight = max(rank.in_flight, end)
         else:
             rank.now = end
+
+    def _publish_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
+        """A unit's parameters may arrive until the next step uses them, which it does as long after its start as this one did; what
+        its kernels lose meanwhile is this step's."""
+        step = rank.steps[rank.at]
+        use = self._first_use(rank, step.segment or "")
+        begin = max(rank.now, rank.free.get(step.stream, 0.0), rank.ahead)
+        rank.ahead = begin + seconds
+        rank.now += self.prices.stack.contention * min(seconds, use)
+        end = max(rank.now, rank.ahead - use)
+        rank.times.streams[rank.at] = (rank.now, end)
+        rank.pending[handle] = end
+
+    def _first_use(self, rank: Rank, unit: str) -> float:
+        """When this step first used a unit's parameters; at its start, if it is another segment that does."""
+        segment = unit.partition(".")[0]
+        used = (i for i, step in enumerate(rank.steps) if step.segment == segment and step.op in COMPUTE_OPS)
+        first = next(used, None)
+        return 0.0 if first is None else rank.times.starts[first]
 
     def enter(self, rank: Rank) -> bool:
         """A collective that computation waits for. False: others are not there yet."""

@@ -1,6 +1,5 @@
 """The layout of a published row: degrees that divide, schedule, microbatches; cross-checked against one another."""
 
-import re
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
@@ -223,8 +222,3 @@ def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> N
         raise Untranslatable(f"etp = {layout.etp} does not divide the experts' size {model.moe_ffn_size}")
     if ranks % (layout.ep * layout.etp):
         raise Untranslatable(f"ep x etp = {layout.ep} x {layout.etp} does not divide dp x cp x tp = {ranks}")
-
-
-def is_finetuning(task: str | None) -> bool:
-    """Whether a task is full fine-tuning."""
-    return bool(re.search(r"\bsft\b|finetun|fine-tun", task or "", re.I))

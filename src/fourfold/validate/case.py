@@ -104,8 +104,8 @@ class Case:
     top; `recompute_open`, `microbatch_open`, `zero_open`: the source does not say what is recomputed, what runs at once, what is
     sharded; `offloaded`: what lies in the host's memory; `dispatch_once`: as in `cost.Stack`, where the source says;
     `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says that nothing is
-    compiled; `chunked_loss`: that the logits of a few tokens are made at a time; `defaults`: what was filled in, or contradicts
-    itself, in words.
+    compiled; `graphed`: a step's kernels are started as one graph; `chunked_loss`: the logits of a few tokens are made at a time;
+    `defaults`: what was filled in, or contradicts itself, in words.
     """
 
     id: str
@@ -134,6 +134,7 @@ class Case:
     dispatch_once: bool | None = None
     attention_share: float = 1.0
     eager: bool = False
+    graphed: bool = False
     chunked_loss: bool = False
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ DEFAULTS: dict[str, str] = {
     "in five of six: every layer is priced with the mean of their work.",
     "documents": "Attention within documents packed together, of lengths that the row does not state: 512 tokens on average.",
     "eager": "A row that says that nothing is compiled runs one operator after the other, as eager torch does.",
+    "graphs": "CUDA graphs of all of a step, as a row says or runs of MLPerf, leave the host nothing to do.",
     "layer_norm": "Models with experts or latent attention have RMSNorm here, whatever the trainer's norm.",
     "gated_bias": "A gated feed-forward has no biases here, whatever the trainer's.",
     "known_model": "The dimensions of a public model that is named but not described are those of its released configuration.",
@@ -56,10 +57,12 @@ DEFAULTS: dict[str, str] = {
     "attention never writes.",
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
-    "precision": "bf16 products, fp32 master weights, moments and sums of gradients.",
+    "precision": "bf16 products, fp32 master weights, moments and sums of gradients; in MLPerf on Hopper and "
+    "Blackwell fp8 products.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
     "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities) and DeepSpeed sum gradients in the format computed "
-    "in, without autocast; Megatron in fp32 with bf16 and in fp16 with fp16; Megatron-DeepSpeed in fp32.",
+    "in, without autocast, and so do the recipes behind NeMo's own tables since 2024; Megatron in fp32 with bf16 and in fp16 with "
+    "fp16; Megatron-DeepSpeed in fp32.",
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
     "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "

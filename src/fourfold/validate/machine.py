@@ -54,6 +54,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"V5E|V5 LITE", "tpu-v5e"),
     (r"V6E|TRILLIUM", "tpu-v6e"),
     (r"TPU.*V4", "tpu-v4"),
+    (r"910C.*\bDIE\b|\bA3\b.*ASCEND|ASCEND.*\bA3\b", "ascend-910c-die"),
     (r"910C", "ascend-910c"),
     (r"910B", "ascend-910b"),
 )
@@ -82,6 +83,7 @@ NODE_LINKS: tuple[tuple[str, float], ...] = (
     ("mi35", 537e9),
     ("mi3", 448e9),
     ("mi100", 90e9),
+    ("ascend-910c-die", 196e9),
     ("gaudi-2", 262e9),
     ("gaudi-3", 525e9),
     ("trainium2", 128e9),

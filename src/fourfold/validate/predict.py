@@ -198,6 +198,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         stack = replace(stack, logits_bytes=min(stack.logits_bytes, CHUNKED_LOGITS_BYTES))
     if case.eager:
         stack = replace(stack, fused=min(stack.fused, EAGER_FUSED))
+    if case.graphed:
+        stack = stack.graphed
     compute = case.precision.compute
     prices = fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
     return replace(prices, masked_share=case.attention_share)

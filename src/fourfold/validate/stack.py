@@ -38,6 +38,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("neuron", Stack("neuronx", 2024, True, True)),
     ("mindformers", Stack("mindformers", 2024)),
     ("lightning-ai mingpt", Stack("lightning", 2022)),
+    ("lightning-thunder", Stack("thunder", 2024)),
     ("kempnerforge", Stack("kempnerforge", 2026)),
     ("halo, throughput", Stack("halo", 2026)),
     ("prime-rl", Stack("prime-rl", 2026)),
@@ -46,6 +47,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("picotron", Stack("picotron", 2024)),
     ("llm-foundry", Stack("llm-foundry", 2023)),
     ("llm foundry", Stack("llm-foundry", 2023)),
+    ("mosaicgpt", Stack("llm-foundry", 2023)),
     ("modalities", Stack("modalities", 2024)),
     ("paddle", Stack("paddlenlp", 2023)),
     ("internevo", Stack("internevo", 2024)),
@@ -57,7 +59,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("megatron-bridge", Stack("nemo", 2026, True, True)),
     ("dgxc-benchmarking@35a9aec", Stack("nemo", 2024, True, True)),
     ("dgxc-benchmarking", Stack("nemo", 2025, True, True)),
-    ("simumax", Stack("megatron", 2025, True, True)),
+    ("simumax", Stack("megatron-simumax", 2025, True, True)),
     ("moe parallel folding", Stack("megatron", 2025, True, True)),
     ("zero bubble", Stack("megatron-zero-bubble", 2023, True)),
     ("zero-bubble", Stack("megatron-zero-bubble", 2023, True)),
@@ -66,39 +68,40 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("mt-nlg", Stack("megatron-deepspeed", 2021, True)),
     ("narayanan", Stack("megatron", 2021, True)),
     ("korthikanti", Stack("megatron", 2022, True)),
-    ("tables.tex", Stack("megatron", 2020, True)),
+    (r"tables\.tex", Stack("megatron", 2020, True)),
     ("model_table", Stack("megatron", 2024, True, True)),
     ("llama 3 paper", Stack("meta", 2024)),
-    ("deepseek-v2", Stack("deepseek", 2024)),
-    ("deepseek", Stack("deepseek", 2024)),
     ("torchtitan", Stack("torchtitan", 2025)),
     ("olmo", Stack("olmo-core", 2025)),
     ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
-    ("nemo", Stack("nemo", 2025, True, True)),
+    ("nemo(?!tron)", Stack("nemo", 2025, True, True)),
     ("megatron-deepspeed", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
     ("colossal", Stack("colossal-ai", 2023)),
-    ("llm.q", Stack("llmq", 2025)),
-    ("llm.c", Stack("llm.c", 2024)),
+    (r"llm\.q", Stack("llmq", 2025)),
+    (r"llm\.c", Stack("llm.c", 2024)),
     ("nanogpt", Stack("nanogpt", 2023)),
     ("xtuner", Stack("xtuner", 2024)),
     ("oneflow-gpt", Stack("oneflow", 2021)),
     ("levanter", Stack("levanter", 2024)),
-    ("alpa", Stack("alpa", 2022)),
+    (r"\balpa\b", Stack("alpa", 2022)),
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("deepspeed", Stack("deepspeed", 2023)),
     ("ds3lab", Stack("ds3lab", 2022)),
+    (r"\bjax\b|\bflax\b", Stack("maxtext", 2024)),
     ("fsdp", Stack("fsdp", 2024)),
     ("pytorch", Stack("pytorch", 2024)),
+    ("deepseek", Stack("deepseek", 2024)),
 )
-"""The first text found in the source wins; the year is the one usual for that source, unless the source states one."""
+"""The first pattern found in the source wins, trainers before makers of models that others train too; the year is the one usual for
+that source, unless the source states one."""
 
 
 def stack_of(source: str, notes: str = "") -> Stack:
     """The stack of a row; `unknown` where no known name is in its source (then its notes)."""
     for text in (source.lower(), notes.lower()):
         for word, stack in _KNOWN:
-            if word in text:
+            if re.search(word, text):
                 return _with_year(_variant(stack, notes), source)
     return _with_year(Stack("unknown", 0), source)
 

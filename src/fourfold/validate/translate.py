@@ -2,13 +2,21 @@
 
 import re
 
-from fourfold.validate.arrangement import degrees_of, is_finetuning, is_microbatch_open, layout_of
-from fourfold.validate.case import Case, Offloaded, Skip, Untranslatable
+from fourfold.validate.arrangement import degrees_of, is_microbatch_open, layout_of
+from fourfold.validate.case import Case, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
 from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
 from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
+from fourfold.validate.remarks import (
+    check_task,
+    is_dispatched_once,
+    is_eager,
+    is_graphed,
+    is_loss_chunked,
+    offloaded_of,
+)
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
 from fourfold.validate.words import attention_of, is_recompute_open, precision_of
@@ -26,10 +34,8 @@ def translate(row: Row) -> Case | Skip:
 
 def _case(row: Row) -> Case:
     filled = Filled(list(row.remarks))
-    _check_task(row, filled)
-    offloaded = _offloaded(row)
-    if offloaded is not None:
-        filled.approximate(f"offload_{offloaded}")
+    check_task(row, filled)
+    offloaded = offloaded_of(row, filled)
     if row.sequence_length is None:
         raise Untranslatable(_first_missing(row))
     stack = stack_of(row.source, row.notes)
@@ -70,10 +76,11 @@ def _case(row: Row) -> Case:
         microbatch_open=is_microbatch_open(row),
         zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
         offloaded=offloaded,
-        dispatch_once=_dispatch_once(row),
+        dispatch_once=is_dispatched_once(row),
         attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
-        eager=_is_eager(row, filled),
-        chunked_loss=bool(_CHUNKED.search(row.notes)),
+        eager=is_eager(row, filled),
+        graphed=is_graphed(row, filled),
+        chunked_loss=is_loss_chunked(row),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
@@ -91,61 +98,3 @@ def _first_missing(row: Row) -> str:
     if row.model.num_layers is None and row.model.hidden_size is None:
         return "the model's dimensions are not stated"
     return "the sequence length is not stated"
-
-
-def _offloaded(row: Row) -> Offloaded | None:
-    """What lies in the host's memory, by the row's words. Raises `Untranslatable` where parameters do, or nobody knows what."""
-    text = f"{row.recompute or ''} {row.notes} {row.precision or ''} {row.task or ''}".lower()
-    if re.search(r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations", text):
-        return "activations"
-    said = [match.start() for match in re.finditer("offload", text)]
-    if not said or re.search(r"offload\w* ?= ?(false|none|off|0)|(no|without) [\w ]*offload", text):
-        return None
-    near = [text[max(0, at - 40) : at + 40] for at in said]
-    if all(
-        re.search(r"optimi[sz]er|moments|states", words) and not re.search("param|infinity", words) for words in near
-    ):
-        return "optimizer"
-    raise Untranslatable("state is offloaded to the host, which is not simulated")
-
-
-def _dispatch_once(row: Row) -> bool | None:
-    """Whether the row says that its experts' tokens go once to every node, or not."""
-    if re.search(r"all-?to-?all dispatcher|(without|no|not) deepep|deepep (is )?(off|not)", row.notes, re.I):
-        return False
-    return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
-
-
-_CHUNKED = re.compile(r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross", re.I)
-_EAGER = re.compile(
-    r"compile (is )?off|(no|without) (torch\.)?compile\b(?! (said|stated))|compile not set|not compiled|\beager\b(?! att)",
-    re.I,
-)
-
-
-def _is_eager(row: Row, filled: Filled) -> bool:
-    if not _EAGER.search(row.notes):
-        return False
-    filled.approximate("eager")
-    return True
-
-
-def _check_task(row: Row, filled: Filled) -> None:
-    """Refuses what is no step of pretraining."""
-    text = f"{row.task or ''} {row.notes} {row.precision or ''}".lower()
-    if row.analytical:
-        raise Untranslatable("the values of a formula, not a measurement")
-    if re.search(r"\blora\b|\bpeft\b|adapter", text):
-        raise Untranslatable("adapters (LoRA) are trained, not the model")
-    if "microbenchmark" in text:
-        raise Untranslatable("one layer alone, not a step")
-    if re.search(r"\binference\b|\bserving\b|decode only|\bprefill\b", text):
-        raise Untranslatable("inference, not training")
-    if row.model.num_experts and re.search(r"\bunbalanced routing", text):
-        raise Untranslatable("its routing is left unbalanced, and the loads are not stated")
-    if is_finetuning(row.task):
-        filled.approximate("sft")
-    if (row.task or "").startswith("optimizer"):
-        filled.approximate("optimizer")
-    if row.model.num_experts and re.search(r"token ?-?drop|capacity[- ]factor", text):
-        filled.approximate("tokens_dropped")

@@ -4,33 +4,40 @@ import re
 
 from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, Precision
 from fourfold.validate.defaults import Filled
+from fourfold.validate.remarks import asserted, is_mlperf
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
+_WITH_FP8 = ("h100", "h200", "gh200", *_BLACKWELL)
 
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
     text = (row.precision or "").lower().replace("float8", "fp8")
     if not text:
-        filled.fill("precision", "bf16")
+        text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(_WITH_FP8) else "bf16")
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
     compute = _format(head) or _format(text) or "bf16"
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
-    narrow = (
-        re.search(r"weights[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)", text) if compute != "fp32" else None
-    )
+    narrow = compute != "fp32" and _is_narrow(text, row.notes)
     master, gradients = compute if narrow else "fp32", "fp32"
     if stated := re.search(r"gradients (?:\w+ ){0,2}(bf16|fp16)", text):
         gradients = stated[1]
     elif not _WIDE_SUMS.search(f"{text} {row.notes.lower()}"):
         gradients = compute if narrow else gradients
-        if _sums_as_computed(stack, compute):
+        if _sums_as_computed(row, stack, compute):
             gradients = filled.fill("gradients", compute)
     return Precision(compute, _low(head, text, device, filled), master, gradients)
+
+
+def _is_narrow(text: str, notes: str) -> bool:
+    """Whether weights and moments are in 16 bits, without wider copies."""
+    if re.search(r"weights[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)", text):
+        return True
+    return ("fp32" not in text and "bf16 weights" in text) or bool(asserted(notes, r"\bbf16-true\b|\bpure bf16\b"))
 
 
 def _format(text: str) -> str | None:
@@ -39,11 +46,15 @@ def _format(text: str) -> str | None:
 
 NARROW_SUMS = ("deepspeed", "fsdp", "llm-foundry", "modalities")
 """Frameworks that sum gradients in the format computed in: FSDP's usual mixed precision, DeepSpeed."""
+TUNED_SINCE = 2024
+"""From then on the recipes behind NeMo's and Megatron Bridge's own tables of performance sum gradients in bf16."""
+_TUNED = r"perf|dgxc|training_results|nvidia-nemo/"
 _WIDE_SUMS = re.compile(r"fp32 gradients|gradients? [^,;]*(fp32|32 bit)|autocast")
 
 
-def _sums_as_computed(stack: Stack, compute: str) -> bool:
-    if stack.framework in NARROW_SUMS:
+def _sums_as_computed(row: Row, stack: Stack, compute: str) -> bool:
+    tuned = stack.framework == "nemo" and stack.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
+    if stack.framework in NARROW_SUMS or tuned:
         return compute != "fp32"
     return compute == "fp16" and stack.is_megatron_kin and "deepspeed" not in stack.framework
 
@@ -77,7 +88,9 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
         full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
         return filled.fill("recompute", "selective" if stack.framework in ("maxtext", "paxml") else policy), ()
-    if text.startswith(("full", "true")):
+    if text.startswith(("full", "true")) or re.search(
+        r"\brest recomputed|recomputes? (all|everything|the rest)|offload", text
+    ):
         return "full", ()
     if text.startswith(("none", "no ", "false")):
         return "none", ()

@@ -1,0 +1,130 @@
+"""Free text is read clause by clause: what is denied, or left open, is not said."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.validate import Case, Skip, translate
+from fourfold.validate.defaults import DEFAULTS
+from fourfold.validate.predict import predict_case
+from fourfold.validate.remarks import asserted
+from fourfold.validate.stack import stack_of
+from tests.support.published import ROWS
+
+ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
+
+
+def read(**changes: object) -> Case | Skip:
+    return translate(replace(ROW, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("CPU offload; flash attention", True),
+        ("flash attention, with CPU offload. Synthetic data", True),
+        ("CPU offload False; flash attention", False),
+        ("no recomputation, CPU offload", True),
+        ("without any offload", False),
+        ("optimizer offload is possible and not stated", False),
+        ("offload disabled", False),
+        ("offload=0", False),
+        ("nothing of the kind", False),
+    ],
+)
+def test_what_a_clause_denies_is_not_said(text: str, said: bool) -> None:
+    assert bool(asserted(text, "offload")) == said
+
+
+@pytest.mark.parametrize(
+    ("recompute", "notes", "held"),
+    [
+        (None, "CPU offload False", None),
+        (None, "SparseCore offload of the three FSDP collectives", None),
+        (None, "optimizer states offloaded", "optimizer"),
+        ("custom (offload)", "", "activations"),
+        ("custom: decoder layer input offloaded to host, rest recomputed", "", "activations"),
+        (None, "offload of something", "skipped"),
+    ],
+)
+def test_what_lies_in_the_host_s_memory(recompute: str | None, notes: str, held: str | None) -> None:
+    case = read(recompute=recompute, notes=notes)
+    assert (case.offloaded if isinstance(case, Case) else "skipped") == held
+    if held == "activations" and isinstance(case, Case):
+        assert case.layout.recompute == "full", "what is kept lies in the host's memory, the rest is made again"
+
+
+@pytest.mark.parametrize(
+    ("notes", "reason"),
+    [
+        ("full-rank rows (LoRA rows left out)", None),
+        ("LoRA of rank 16", "adapters"),
+        ("not for inference", None),
+        ("inference with vLLM", "inference"),
+        ("UNBALANCED routing (not forced)", None),
+    ],
+)
+def test_what_is_no_pretraining(notes: str, reason: str | None) -> None:
+    case = read(notes=notes)
+    assert isinstance(case, Skip) == (reason is not None)
+    assert reason is None or (isinstance(case, Skip) and reason in case.reason)
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "graphed"),
+    [
+        ("Megatron-LM, 2025", "full-iteration CUDA graph, mock data", True),
+        ("Megatron-LM, 2025", "no CUDA graphs", False),
+        ("Megatron-LM, 2025", "CUDA graphs not stated", False),
+        ("Megatron-LM, 2025", "TE CUDA graphs of attention and router", False),
+        ("MLPerf Training v6.0, NVIDIA (NeMo 26.04, 2026)", "", True),
+        ("mlcommons/training_results_v5.1 NVIDIA (NeMo 25.09)", "", True),
+    ],
+)
+def test_a_step_started_as_one_graph_costs_the_host_nothing(source: str, notes: str, graphed: bool) -> None:
+    case = read(source=source, notes=notes)
+    assert isinstance(case, Case)
+    assert case.graphed == graphed
+    assert (DEFAULTS["graphs"] in case.defaults) == graphed
+    if graphed:
+        small = replace(case, layout=replace(case.layout, microbatch_sequences=1))
+        freed, held = predict_case(small), predict_case(replace(small, graphed=False))
+        assert (freed.step_seconds or 0.0) <= (held.step_seconds or 0.0)
+
+
+def test_mlperf_runs_in_fp8_where_a_device_has_it() -> None:
+    hopper = read(source="MLPerf Training v6.0, NVIDIA (NeMo 26.04, 2026)", precision=None)
+    older = read(
+        source="MLPerf Training v2.0, NVIDIA", precision=None, hardware=replace(ROW.hardware, device="A100-SXM-80GB")
+    )
+    assert isinstance(hopper, Case)
+    assert isinstance(older, Case)
+    assert (hopper.precision.low, older.precision.low) == ("fp8", None)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("recipes/07c-deepseekv3-671b/README (raw Megatron-LM, 2026)", "megatron-2026"),
+        ("DeepSeek-V3 technical report, 2024", "deepseek-2024"),
+        ("Nemotron-4 trained with Megatron-LM, 2025", "megatron-2025"),
+        ("NeMo 26.04 container, 2026", "nemo-2026"),
+        ("Alpaca's full fine-tuning with DeepSpeed, 2023", "deepspeed-2023"),
+        ("an llm-config of 2025, FSDP", "fsdp-2025"),
+        ("karpathy/llm.c, 2024", "llm.c-2024"),
+        ("a trainer in JAX (Flax), 2026", "maxtext-2026"),
+        ("SimuMax, measured on B200 (Megatron-LM), 2025", "megatron-simumax-2025"),
+    ],
+)
+def test_which_software_ran_a_row(source: str, name: str) -> None:
+    assert stack_of(source).name == name
+
+
+def test_a_die_of_an_ascend_910c_is_half_of_it() -> None:
+    die, package = (
+        read(hardware=replace(ROW.hardware, device=device, memory_gb=None, peak_bf16_flops=None))
+        for device in ("Ascend 910C die (A3, 16 NPU a node)", "Ascend 910C")
+    )
+    assert isinstance(die, Case)
+    assert isinstance(package, Case)
+    assert (die.device, package.device) == ("ascend-910c-die", "ascend-910c")
