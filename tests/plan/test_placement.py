@@ -46,6 +46,15 @@ def test_messages_between_stages_stay_in_a_node_where_data_is_outermost() -> Non
     assert transfer(request, replicas) == transfer(request, near), "whole pipelines in nodes, either way"
 
 
+def test_the_pipeline_that_leaves_its_node_is_waited_for() -> None:
+    """6 stages of pipelines on nodes of 8: the first lies in its node, the second does not."""
+    request = asked(24)
+    layout = replace(LAYOUT, pp=6, dp_replicate=1, dp_shard=4, outermost="dp")
+    assert transfer(request, layout) == transfer(request, replace(layout, outermost="pp"))
+    whole = replace(layout, pp=8)
+    assert transfer(asked(32), whole) < transfer(request, layout) / 3
+
+
 def test_every_rank_runs_the_same_program_in_any_order() -> None:
     facts = [candidate_facts(asked(), replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
     assert len({tuple(program.instructions for program in lower_pipeline(each)) for each in facts}) == 1
@@ -83,6 +92,11 @@ def test_other_trainers_are_told_or_cannot_be() -> None:
     near = replace(LAYOUT, outermost="dp")
     assert "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](asked(), near)[0]
     assert "--use-tp-pp-dp-mapping" not in EXPORTS["megatron"](asked(), LAYOUT)[0]
+    assert (
+        "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](asked(), replace(near, outermost="dp_replicate", dp_shard=1))[0]
+    )
+    experts = EXPORTS["megatron"](asked(), replace(near, ep=2))[1]
+    assert any("ep x etp = tp x cp" in each for each in experts)
     for trainer in ("torchtitan", "deepspeed"):
         assert any("outermost" in each for each in EXPORTS[trainer](asked(), near)[1])
         assert not any("outermost" in each for each in EXPORTS[trainer](asked(), LAYOUT)[1])

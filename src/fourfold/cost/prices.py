@@ -15,6 +15,9 @@ from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
 from fourfold.program.schedule.fixed import PAIRED
 
+SAMPLED = 4
+"""Of shards and of replicas, whose pipelines are looked at."""
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -115,8 +118,9 @@ class Prices:
         """Seconds in which the host starts one collective inside a segment."""
         found = self._hosts.get(axes)
         if found is None:
-            found, stack, cluster = self.stack.host_collective_seconds, self.stack, self.cluster
-            if stack.host_crowded_seconds and self.layout.pp > 1 and self.layout.world_size > cluster.node_devices:
+            found, stack = self.stack.host_collective_seconds, self.stack
+            stages = self._span("pp")
+            if stack.host_crowded_seconds and stages.size > stages.members[0]:
                 span = self._span(axes)
                 blocks = -(-span.size // span.members[0])
                 found += stack.host_crowded_seconds * span.size * sqrt(blocks) if span.size > 1 else 0.0
@@ -124,15 +128,35 @@ class Prices:
         return found
 
     def transfer(self, size: int, source: int, target: int) -> float:
-        """Seconds of a message between two pipeline ranks; all ranks of a stage send theirs at once."""
+        """Seconds of a message between two pipeline ranks; all ranks of a stage send theirs at once, and the farthest is waited
+        for."""
         key = (f"{source}>{target}", "pp", size)
         found = self._collectives.get(key)
         if found is None:
-            pipeline = self.layout.group_of(0, ("pp",))
-            ends, senders = (pipeline[source], pipeline[target]), self.layout.world_size // self.layout.pp
-            found = transfer_seconds(size / self._link_share, *ends, self.cluster, senders, self._stack_links)
+            senders, scaled = self.layout.world_size // self.layout.pp, size / self._link_share
+            found = max(
+                transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._stack_links)
+                for ranks in self._pipelines
+            )
             self._collectives[key] = found
         return found
+
+    @cached_property
+    def _pipelines(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks of the stages of pipelines that lie in different ways on the cluster's blocks, of the first few."""
+        layout, found = self.layout, dict[tuple[tuple[int, ...], ...], tuple[int, ...]]()
+        last = {"cp": layout.cp - 1, "tp": layout.tp - 1}
+        for shard in range(min(layout.dp_shard, SAMPLED)):
+            for replica in range(min(layout.dp_replicate, SAMPLED)):
+                for inner in ({"cp": 0, "tp": 0}, last):
+                    place = {"pp": 0, "dp_replicate": replica, "dp_shard": shard, **inner}
+                    ranks = layout.group_of(layout.rank_of(place), ("pp",))
+                    blocks = tuple(
+                        tuple(rank // tier.devices - ranks[0] // tier.devices for rank in ranks)
+                        for tier in self.cluster.tiers
+                    )
+                    found.setdefault(blocks, ranks)
+        return tuple(found.values())
 
     def memory(self, size: float) -> float:
         """Seconds in which the device's memory moves `size` bytes."""

@@ -53,9 +53,12 @@ def megatron(request: Request, layout: Candidate) -> Said:
             )
     if layout.dp_replicate > 1 and layout.zero:
         flags.append(f"--num-distributed-optimizer-instances {layout.dp_replicate}")
-    if layout.outermost == "dp":
+    whole = layout.outermost == "dp_replicate" and layout.dp_shard == 1
+    if (layout.outermost == "dp" or whole) and layout.pp > 1:
         flags.append("--use-tp-pp-dp-mapping")
-    elif layout.outermost == "dp_replicate":
+        if layout.ep * layout.etp > 1 and layout.ep * layout.etp != layout.tp * layout.cp:
+            missing.append("--use-tp-pp-dp-mapping: Megatron-LM takes it with experts only where ep x etp = tp x cp")
+    elif layout.outermost == "dp_replicate" and layout.pp > 1:
         missing.append(
             "dp_replicate outermost: Megatron-LM numbers ranks with pp outermost, or all of dp (--use-tp-pp-dp-mapping)"
         )
@@ -118,7 +121,7 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
             missing.append(f"{layout.cp_method}: torchtitan's context parallelism is a ring")
     if layout.ep > 1 or layout.etp > 1:
         lines += [f"expert_parallel_degree = {layout.ep}", f"expert_tensor_parallel_degree = {layout.etp}"]
-    if layout.outermost != "pp":
+    if layout.outermost != "pp" and layout.pp > 1:
         missing.append(f"{layout.outermost} outermost: torchtitan's mesh has pp outermost")
     mode, some, _ = layout.recompute.partition(":")
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
@@ -151,7 +154,7 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
         missing.append(f"ep = {layout.ep}: is an argument of deepspeed.moe.layer.MoE, not of the file")
     if layout.dp_replicate > 1 and layout.zero in (1, 2):
         missing.append("shards within replicas (HSDP): MiCS does so for ZeRO-3 alone")
-    if layout.outermost != "pp":
+    if layout.outermost != "pp" and layout.pp > 1:
         missing.append(
             f"{layout.outermost} outermost: PipeModelDataParallelTopology has pipe outermost; give another topology"
         )

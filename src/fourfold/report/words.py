@@ -24,7 +24,8 @@ def layout_line(run: ResolvedRun) -> str:
     axes = ", ".join(
         f"{axis} {layout.degree(axis)}" for axis in layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
     )
-    data = f": {axes}, ZeRO-{layout.zero}" if ranks > 1 else ""
+    order = f", {layout.outermost} outermost" if layout.outermost != "pp" else ""
+    data = f": {axes}, ZeRO-{layout.zero}{order}" if ranks > 1 else ""
     count = layout.num_microbatches
     policies = Counter(layout.recompute[1:-1])
     recompute = next(iter(policies)) if len(policies) == 1 else ", ".join(f"{n} x {p}" for p, n in policies.items())

@@ -24,6 +24,8 @@ from fourfold.simulate.play import Times
 from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
+_BESIDE = {Op.UPDATE: "optimizer", Op.PUBLISH: "kernels slowed by collectives"}
+"""What time of an instruction that computes nothing went to, where that is not a sum over ranks."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Simulation:
             elif end > start:
                 early = before_others(step, index, start, end)
                 add(IDLE, early)
-                add("optimizer" if op is Op.UPDATE else "norm and other sums", end - start - early)
+                add(_BESIDE.get(op, "norm and other sums"), end - start - early)
         for alike in self.passes[rank]:
             cost, number = durations.phase(alike.step), alike.number
             for kind, each in cost.busy.items():

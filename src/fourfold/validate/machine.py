@@ -65,6 +65,7 @@ _BY_MEMORY = {
     "a100-pcie-80": {40: "a100-pcie-40"},
     "v100-sxm-32": {16: "v100-sxm-16"},
     "gh200-96": {141: "gh200-144", 144: "gh200-144"},
+    "ascend-910c-die": {128: "ascend-910c"},
 }
 DEVICE_KEYS: tuple[str, ...] = tuple(
     sorted({key for _, key in _KEYS} | {key for sizes in _BY_MEMORY.values() for key in sizes.values()})

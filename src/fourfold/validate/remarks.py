@@ -6,25 +6,39 @@ from fourfold.validate.case import Offloaded, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row
 
-_CLAUSES = re.compile(r"[;,\n]|\.\s|: (?=\w)")
-_DENIED = re.compile(
-    r"\b(no|not|non|without|off|false|disabled?|none|never|unknown|unclear|unstated|possible|optional|left out|leaves out|omitted"
-    r"|excluded|skipped|uncertain|rather than|instead of)\b|= ?0\b|\?"
+_CLAUSES = re.compile(r"[;,\n]|\.\s")
+_BEFORE = re.compile(r"\b(no|not|non|never|without|rather than|instead of)\b(\W+\w+){0,3}\W*$")
+_AFTER = re.compile(
+    r"^[\w ]{0,20}([=: ]|\bis\b|\bare\b)\s*(off|no|not|none|never|false|disabled?|0(?![.\d])|unknown|unclear|unstated|uncertain"
+    r"|possible|optional|left out|omitted|excluded|skipped|mentioned)\b|\?"
 )
 
 
 def asserted(text: str, pattern: str) -> list[str]:
-    """The clauses that say so, lower case: those that have the pattern, and no word that denies it or leaves it open."""
-    clauses = _CLAUSES.split(text.lower())
-    return [clause for clause in clauses if re.search(pattern, clause) and not _DENIED.search(clause)]
+    """The clauses that say so, lower case: those that have the pattern with no word close before or after it that denies it or
+    leaves it open."""
+    return [clause for clause in _CLAUSES.split(text.lower()) if _says(clause, pattern)]
+
+
+def _says(clause: str, pattern: str) -> bool:
+    return any(
+        not _BEFORE.search(clause[: found.start()]) and not _AFTER.search(clause[found.end() :])
+        for found in re.finditer(pattern, clause)
+    )
+
+
+def is_denied(text: str, pattern: str) -> bool:
+    """Whether the text speaks of it, and nowhere says so."""
+    return bool(re.search(pattern, text, re.I)) and not asserted(text, pattern)
 
 
 def check_task(row: Row, filled: Filled) -> None:
     """Raises `Untranslatable` for what is no step of pretraining."""
     text = "; ".join((row.task or "", row.notes, row.precision or ""))
+    adapters = r"\bq?lora\b|\bpeft\b|adapter"
     if row.analytical:
         raise Untranslatable("the values of a formula, not a measurement")
-    if asserted(text, r"\blora\b|\bpeft\b|adapter"):
+    if re.search(adapters, row.task or "", re.I) or asserted(text, adapters):
         raise Untranslatable("adapters (LoRA) are trained, not the model")
     if asserted(text, "microbenchmark"):
         raise Untranslatable("one layer alone, not a step")
@@ -40,9 +54,15 @@ def check_task(row: Row, filled: Filled) -> None:
         filled.approximate("tokens_dropped")
 
 
+_OF_OPTIMIZER = r"optimi[sz]er|moments|states"
 _HELD_BY_HOST = (
     r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations|inputs? offload"
 )
+
+
+def recomputes_what_is_not_offloaded(policy: str) -> bool:
+    """Whether a policy of recomputation keeps something in the host's memory, and the rest is made again."""
+    return any(not re.search(_OF_OPTIMIZER, clause) for clause in asserted(policy, "offload"))
 
 
 def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
@@ -53,12 +73,11 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
         clause for clause in asserted(text, "offload") if not re.search(r"sparsecore|collective|communicat", clause)
     ]
     found: Offloaded | None = None
-    if asserted(text, _HELD_BY_HOST) or asserted(policy, "offload"):
+    if asserted(text, _HELD_BY_HOST) or recomputes_what_is_not_offloaded(policy):
         found = "activations"
     elif said:
         if not all(
-            re.search(r"optimi[sz]er|moments|states", clause) and not re.search("param|infinity", clause)
-            for clause in said
+            re.search(_OF_OPTIMIZER, clause) and not re.search("(?<!not )param|infinity", clause) for clause in said
         ):
             raise Untranslatable("state is offloaded to the host, which is not simulated")
         found = "optimizer"
@@ -79,26 +98,26 @@ def is_mlperf(row: Row) -> bool:
     return bool(re.search(r"mlperf|mlcommons/training_results|training_results_v\d", row.source, re.I))
 
 
-_PARTLY = r"attention|\battn|router|norm|layers? alone|partial"
+WITH_FP8 = ("h100", "h200", "gh200", "b200", "b300", "gb200", "gb300")
+"""Devices, by the beginning of their keys, on which MLPerf's runs multiply in fp8 and start a step as one graph."""
+_GRAPHS = r"\b(cuda|hip|full[- ]iteration|iteration)[- ]?graphs?\b|step as one graph"
+_PARTLY = r"attention|\battn|router|\bmoe\b|\bmlp\b|norm|dense parts|layers? alone|per[- ]layer|partial"
 
 
-def is_graphed(row: Row, filled: Filled) -> bool:
+def is_graphed(row: Row, device: str, filled: Filled) -> bool:
     """Whether a step's kernels are started as one graph, all of them."""
-    said = asserted(
-        f"{row.notes}; {row.source}", r"\b(cuda|hip|full|full[- ]iteration|iteration)[- ]?graphs?\b|step as one graph"
-    )
-    if not any(not re.search(_PARTLY, clause) for clause in said) and not is_mlperf(row):
+    text = f"{row.notes}; {row.source}"
+    said = asserted(text, _GRAPHS)
+    usual = is_mlperf(row) and device.startswith(WITH_FP8) and not is_denied(text, _GRAPHS)
+    if not (any(not re.search(_PARTLY, clause) for clause in said) if said else usual):
         return False
     filled.approximate("graphs")
     return True
 
 
-_CHUNKED = re.compile(r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross", re.I)
-
-
 def is_loss_chunked(row: Row) -> bool:
     """Whether the logits of a few tokens are made at a time."""
-    return bool(_CHUNKED.search(row.notes))
+    return bool(asserted(row.notes, r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross"))
 
 
 _EAGER = re.compile(

@@ -79,7 +79,7 @@ def _case(row: Row) -> Case:
         dispatch_once=is_dispatched_once(row),
         attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
         eager=is_eager(row, filled),
-        graphed=is_graphed(row, filled),
+        graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
         peak_flops=peak,
         from_memory=row.from_memory,

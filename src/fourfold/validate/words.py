@@ -4,19 +4,18 @@ import re
 
 from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, Precision
 from fourfold.validate.defaults import Filled
-from fourfold.validate.remarks import asserted, is_mlperf
+from fourfold.validate.remarks import WITH_FP8, asserted, is_mlperf, recomputes_what_is_not_offloaded
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 
 _BLACKWELL = ("b200", "b300", "gb200", "gb300")
-_WITH_FP8 = ("h100", "h200", "gh200", *_BLACKWELL)
 
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
-    text = (row.precision or "").lower().replace("float8", "fp8")
+    text = (row.precision or "").lower().replace("float8", "fp8").replace("float32", "fp32").replace("32-bit", "fp32")
     if not text:
-        text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(_WITH_FP8) else "bf16")
+        text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(WITH_FP8) else "bf16")
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
     compute = _format(head) or _format(text) or "bf16"
@@ -88,9 +87,7 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
         full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
         return filled.fill("recompute", "selective" if stack.framework in ("maxtext", "paxml") else policy), ()
-    if text.startswith(("full", "true")) or re.search(
-        r"\brest recomputed|recomputes? (all|everything|the rest)|offload", text
-    ):
+    if text.startswith(("full", "true")) or re.search(r"\brest recomputed|recomputes? (all|everything|the rest)", text):
         return "full", ()
     if text.startswith(("none", "no ", "false")):
         return "none", ()
@@ -101,6 +98,8 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
         modules = tuple(named) or ATTENTION_CORE
         filled.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
         return "selective", modules
+    if recomputes_what_is_not_offloaded(text):
+        return "full", ()
     filled.approximate("recompute_modules")
     named = [word for word in re.findall(r"[a-z_\-]+", text) if not word.startswith("recompute")]
     return "selective", tuple(named[:20])
