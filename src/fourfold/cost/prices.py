@@ -55,6 +55,10 @@ class Prices:
         return {}
 
     @cached_property
+    def _transfers(self) -> dict[tuple[int, int, int], float]:
+        return {}
+
+    @cached_property
     def _hosts(self) -> dict[str, float]:
         return {}
 
@@ -130,15 +134,15 @@ class Prices:
     def transfer(self, size: int, source: int, target: int) -> float:
         """Seconds of a message between two pipeline ranks; all ranks of a stage send theirs at once, and the farthest is waited
         for."""
-        key = (f"{source}>{target}", "pp", size)
-        found = self._collectives.get(key)
+        key = (source, target, size)
+        found = self._transfers.get(key)
         if found is None:
             senders, scaled = self.layout.world_size // self.layout.pp, size / self._link_share
             found = max(
                 transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._stack_links)
                 for ranks in self._pipelines
             )
-            self._collectives[key] = found
+            self._transfers[key] = found
         return found
 
     @cached_property

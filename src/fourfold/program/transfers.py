@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fourfold.program import buffers as name
 from fourfold.program.facts import Lowering
-from fourfold.program.instruction import Collective, Instruction, Op
+from fourfold.program.instruction import Collective, CollectiveKind, Instruction, Op
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.execution import execute
 
@@ -38,9 +38,12 @@ class Transfer(NamedTuple):
     def buffer(self) -> str:
         return (name.dhidden if self.gradient else name.hidden)(self.segment, self.microbatch)
 
-    def send(self, facts: Lowering) -> Instruction:
+    def collective(self, kind: CollectiveKind, facts: Lowering) -> Collective:
+        """Of either end; the same of every microbatch."""
+        return Collective(kind, "pp", facts.buffer_bytes(self.buffer), 2)
+
+    def send(self, collective: Collective) -> Instruction:
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
-        collective = Collective("send", "pp", facts.buffer_bytes(self.buffer), 2)
         return Instruction(
             op,
             self.segment,
@@ -51,9 +54,8 @@ class Transfer(NamedTuple):
             stream="pp",
         )
 
-    def receive(self, facts: Lowering) -> Instruction:
+    def receive(self, collective: Collective) -> Instruction:
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
-        collective = Collective("recv", "pp", facts.buffer_bytes(self.buffer), 2)
         return Instruction(
             op,
             self.segment,
@@ -79,13 +81,17 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, fa
     before: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
     after: dict[int, list[Instruction]] = {}
+    sizes: dict[tuple[str, str, bool], Collective] = {}
     for transfer in plan.transfers[facts.pp_rank]:
+        kind: CollectiveKind = "recv" if transfer.target == facts.pp_rank else "send"
+        alike = (kind, transfer.segment, transfer.gradient)
+        collective = sizes.get(alike) or sizes.setdefault(alike, transfer.collective(kind, facts))
         if transfer.target == facts.pp_rank:
-            start = transfer.receive(facts)
+            start = transfer.receive(collective)
             before.setdefault(transfer.received, []).append(start)
             waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
         else:
-            start = transfer.send(facts)
+            start = transfer.send(collective)
             after.setdefault(transfer.made, []).append(start)
             join = Instruction(Op.WAIT, handle=start.short, frees=(transfer.buffer,))
             later = bisect_right(places, max(transfer.received, transfer.made))
