@@ -10,7 +10,7 @@ from fourfold.plan.request import Candidate, Request
 
 KEPT = 4_000
 """Layouts whose bounds are kept for simulation."""
-LEAN = (0.3,)
+LEAN = (0.4,)
 """Shares of the memory limit for which a layout that holds no more is looked for."""
 
 
