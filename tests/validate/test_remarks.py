@@ -9,7 +9,6 @@ from fourfold.validate import Case, Skip, translate
 from fourfold.validate.defaults import DEFAULTS
 from fourfold.validate.predict import case_facts, case_prices
 from fourfold.validate.remarks import asserted
-from fourfold.validate.stack import stack_of
 from tests.support.published import ROWS
 
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
@@ -115,24 +114,6 @@ def test_mlperf_runs_in_fp8_where_a_device_has_it() -> None:
     assert isinstance(hopper, Case)
     assert isinstance(older, Case)
     assert (hopper.precision.low, older.precision.low) == ("fp8", None)
-
-
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("recipes/07c-deepseekv3-671b/README (raw Megatron-LM, 2026)", "megatron-2026"),
-        ("DeepSeek-V3 technical report, 2024", "deepseek-2024"),
-        ("Nemotron-4 trained with Megatron-LM, 2025", "megatron-2025"),
-        ("NeMo 26.04 container, 2026", "nemo-2026"),
-        ("Alpaca's full fine-tuning with DeepSpeed, 2023", "deepspeed-2023"),
-        ("an llm-config of 2025, FSDP", "fsdp-2025"),
-        ("karpathy/llm.c, 2024", "llm.c-2024"),
-        ("a trainer in JAX (Flax), 2026", "maxtext-2026"),
-        ("SimuMax, measured on B200 (Megatron-LM), 2025", "megatron-simumax-2025"),
-    ],
-)
-def test_which_software_ran_a_row(source: str, name: str) -> None:
-    assert stack_of(source).name == name
 
 
 def test_losses_in_chunks_and_weights_in_16_bits() -> None:

@@ -58,6 +58,15 @@ def test_link_rates_are_of_one_device_in_one_direction(text: str, rate: float | 
         ("Megatron-LM paper of 2019 and 2020", "megatron-2025"),
         ("torchtitan report, 2024", "torchtitan-2024"),
         ("a blog", "unknown"),
+        ("recipes/07c-deepseekv3-671b/README (raw Megatron-LM, 2026)", "megatron-2026"),
+        ("DeepSeek-V3 technical report, 2024", "deepseek-2024"),
+        ("Nemotron-4 trained with Megatron-LM, 2025", "megatron-2025"),
+        ("NeMo 26.04 container, 2026", "nemo-2026"),
+        ("Alpaca's full fine-tuning with DeepSpeed, 2023", "deepspeed-2023"),
+        ("an llm-config of 2025, FSDP", "fsdp-2025"),
+        ("karpathy/llm.c, 2024", "llm.c-2024"),
+        ("a trainer in JAX (Flax), 2026", "maxtext-2026"),
+        ("SimuMax, measured on B200 (Megatron-LM), 2025", "megatron-simumax-2025"),
     ],
 )
 def test_stacks_come_from_the_source_alone(source: str, name: str) -> None:

@@ -123,11 +123,11 @@ class Prices:
         found = self._hosts.get(axes)
         if found is None:
             found, stack = self.stack.host_collective_seconds, self.stack
-            stages = self._span("pp")
-            if stack.host_crowded_seconds and stages.size > stages.members[0]:
-                span = self._span(axes)
-                blocks = -(-span.size // span.members[0])
-                found += stack.host_crowded_seconds * span.size * sqrt(blocks) if span.size > 1 else 0.0
+            if stack.host_crowded_seconds:
+                stages, span = self._span("pp"), self._span(axes)
+                if stages.size > stages.members[0] and span.size > 1:
+                    blocks = -(-span.size // span.members[0])
+                    found += stack.host_crowded_seconds * span.size * sqrt(blocks)
             self._hosts[axes] = found
         return found
 

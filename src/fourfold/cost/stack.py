@@ -10,8 +10,8 @@ class Stack:
     Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are waited
     for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `publish_ahead`: what ZeRO-1
     and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap of parameter
-    gathers). `contention`: how much of the
-    time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the host
+    gathers). `contention`: how much of the time that a collective runs beside a kernel the kernel loses.
+    `host_launch_seconds`, `host_collective_seconds`: what the host
     needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
     collective adds to that for each rank of its group while stages send to one another between nodes. `host_route_seconds`: what a
     pass over routed experts adds to that: the choice of experts, permutations, the wait for how many tokens each has.
@@ -68,7 +68,7 @@ class Stack:
     master_bytes: float | None = None
 
     @property
-    def graphed(self) -> "Stack":
+    def without_host(self) -> "Stack":
         """The same with all of a step's kernels started as one graph: the host has nothing to do."""
         return replace(
             self,

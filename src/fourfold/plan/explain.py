@@ -38,7 +38,7 @@ def parse_fixed(text: str) -> dict[str, int | str]:
             raise UserError(
                 f"--explain {key}={value}: allowed: {', '.join(ORDERS)}; a value that works: --explain {key}=dp"
             )
-        if KEYS.get(key) in ("str", str) or key == "outermost":
+        if KEYS.get(key, int) is not int:
             result[key] = value
         elif value.isdigit() and 0 <= int(value) <= 1_000_000:
             result[key] = int(value)

@@ -199,7 +199,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     if case.eager:
         stack = replace(stack, fused=min(stack.fused, EAGER_FUSED))
     if case.graphed:
-        stack = stack.graphed
+        stack = stack.without_host
     compute = case.precision.compute
     prices = fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
     return replace(prices, masked_share=case.attention_share)

@@ -27,11 +27,6 @@ def _says(clause: str, pattern: str) -> bool:
     )
 
 
-def is_denied(text: str, pattern: str) -> bool:
-    """Whether the text speaks of it, and nowhere says so."""
-    return bool(re.search(pattern, text, re.I)) and not asserted(text, pattern)
-
-
 def check_task(row: Row, filled: Filled) -> None:
     """Raises `Untranslatable` for what is no step of pretraining."""
     text = "; ".join((row.task or "", row.notes, row.precision or ""))
@@ -108,7 +103,7 @@ def is_graphed(row: Row, device: str, filled: Filled) -> bool:
     """Whether a step's kernels are started as one graph, all of them."""
     text = f"{row.notes}; {row.source}"
     said = asserted(text, _GRAPHS)
-    usual = is_mlperf(row) and device.startswith(WITH_FP8) and not is_denied(text, _GRAPHS)
+    usual = is_mlperf(row) and device.startswith(WITH_FP8) and not re.search(_GRAPHS, text, re.I)
     if not (any(not re.search(_PARTLY, clause) for clause in said) if said else usual):
         return False
     filled.approximate("graphs")
