@@ -16,7 +16,7 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
-from fourfold.simulate.step import simulate, steady_microbatches, with_microbatches
+from fourfold.simulate.step import simulate, steady_microbatches
 from fourfold.validate import Case
 from fourfold.validate.predict import case_facts, case_prices, check_size, host_update_seconds, settle
 
@@ -53,7 +53,7 @@ def lowered(case: Case) -> Lowered:
     if wanted <= least + period:
         return Lowered(case, facts, [(facts, tuple(lower_pipeline(facts)))])
     fewer = least + (wanted - least) % period
-    both = [with_microbatches(facts, number) for number in (fewer, fewer + period)]
+    both = [facts.with_microbatches(number) for number in (fewer, fewer + period)]
     return Lowered(case, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
 
 

@@ -19,11 +19,12 @@ class WeightProduct:
 
 
 class Tape:
-    """Named allocations in bytes, with the peak; `work`: kernels and collectives, in order. `apart`: weight gradients are put off
-    (`BackwardInput`), noted in `products`, their operands staying live."""
+    """Named allocations in bytes, their `total` and its peak; `work`: kernels and collectives, in order. `apart`: weight gradients are
+    put off (`BackwardInput`), noted in `products`, their operands staying live."""
 
     def __init__(self, apart: bool = False) -> None:
         self.live: dict[str, int] = {}
+        self.total = 0
         self.peak = 0
         self.work: list[Work] = []
         self.apart = apart
@@ -40,17 +41,19 @@ class Tape:
         return [item.traffic for item in self.work if isinstance(item, Start)]
 
     def alloc(self, **sizes: int) -> None:
-        self.live.update(sizes)
+        for name, size in sizes.items():
+            self.total += size - self.live.get(name, 0)
+            self.live[name] = size
         self.peak = max(self.peak, self.total)
 
     def free(self, *names: str) -> None:
         for name in names:
-            del self.live[name]
+            self.total -= self.live.pop(name)
 
     def drop(self, *names: str) -> None:
         """Frees those of the names that are live."""
         for name in names:
-            self.live.pop(name, None)
+            self.total -= self.live.pop(name, 0)
 
     def rename(self, before: str, after: str) -> None:
         self.live[after] = self.live.pop(before)
@@ -80,10 +83,6 @@ class Tape:
         if name in self._in_flight:
             self._in_flight.remove(name)
             self.work.append(Join(name))
-
-    @property
-    def total(self) -> int:
-        return sum(self.live.values())
 
     # Hidden states over `tp`, as in tensor_parallel.py
 

@@ -94,6 +94,14 @@ class Phase:
 
     work: tuple[Work, ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Passes are looked up far more often than they are made."""
+        return hash(self.work)
+
     @cached_property
     def flops(self) -> int:
         """Of all its kernels."""

@@ -6,7 +6,7 @@ activations of the microbatches that the schedule must hold. Nothing that the si
 whose bound is worse than a simulated layout need not be simulated.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -94,7 +94,7 @@ class Bounder:
     def __init__(self, request: Request, outermost: Outermost = "pp") -> None:
         self.request, self.outermost = request, outermost
         self._pricer = BlockPricer(request)
-        self._rates: dict[tuple[str, int, int], float] = {}
+        self._slopes: dict[tuple[str, int, int], float] = {}
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
 
     @cached_property
@@ -184,35 +184,32 @@ class Bounder:
         self, numbers: Column, over: float, stride: int, table: "Arrangements"
     ) -> tuple[Column, Column]:
         """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
-        zero, microbatches, dp_shard = table.zero, table.microbatches, table.dp_shard
+        zero, microbatches = table.zero, table.microbatches
         gradients, values = numbers * GRADIENT_BYTES, numbers * self.request.element_bytes
-        beside, after = np.zeros_like(numbers), np.zeros_like(numbers)
-        for degree in np.unique(dp_shard):
-            rows = dp_shard == degree
-            n = int(degree * over)
-            if n <= 1:
-                continue
-            gather = self._rate("all_gather", n, stride)(values)
-            per_step = self._rate("reduce_scatter", n, stride)(gradients) * np.where(zero >= 2, microbatches, 1.0)
-            per_step += gather * np.where(zero == 3, 2 * microbatches, 0.0)
-            plain = self._rate("all_reduce", n, stride)(gradients)
-            beside = np.where(rows, np.where(zero == 0, plain, per_step), beside)
-            after = np.where(rows & (zero > 0) & (zero < 3), gather, after)
-        return beside, after
+        degrees, row = table.degrees
+        ranks = [int(degree * over) for degree in degrees]
 
-    def _rate(self, kind: str, ranks: int, stride: int) -> Callable[[Column], Column]:
-        """Seconds of a collective by its size, over ranks that far apart: only its bandwidth, for messages are many or few."""
+        def slopes(kind: str) -> Column:
+            return np.array([self._slope(kind, n, stride) if n > 1 else 0.0 for n in ranks])[row]
+
+        gather = slopes("all_gather") * values
+        per_step = slopes("reduce_scatter") * gradients * np.where(zero >= 2, microbatches, 1.0)
+        per_step += gather * np.where(zero == 3, 2 * microbatches, 0.0)
+        beside = np.where(zero == 0, slopes("all_reduce") * gradients, per_step)
+        return beside, np.where((zero > 0) & (zero < 3), gather, 0.0)
+
+    def _slope(self, kind: str, ranks: int, stride: int) -> float:
+        """Seconds a byte of a collective over ranks that far apart: only its bandwidth, for messages are many or few."""
         key = (kind, ranks, stride)
-        if key not in self._rates:
+        if key not in self._slopes:
             layout = Layout(
                 pp=1, dp_replicate=1, dp_shard=ranks, cp=1, tp=stride, zero=0, schedule="1f1b", microbatch_sequences=1,
                 num_microbatches=1, sequence_length=1, recompute=(), prefetch=1,
             )  # fmt: skip
             prices = self.request.prices(layout)
             small, large = (prices.collective(kind, "dp_shard", size) for size in (10**9, 2 * 10**9))
-            self._rates[key] = (large - small) / 1e9
-        slope = self._rates[key]
-        return lambda size: size * slope
+            self._slopes[key] = (large - small) / 1e9
+        return self._slopes[key]
 
     def _shard_numel(self, shape: BlockShape, pp: Column, dense: Column, sharded: NDArray[np.bool_]) -> Column:
         """Parameters whose optimizer state a rank holds. `dense`: ranks over which dense ones are sharded."""
@@ -266,6 +263,11 @@ class Arrangements:
     backward_fill: Column
     weight_fill: Column
     in_flight: Column
+
+    @cached_property
+    def degrees(self) -> tuple[Column, Indices]:
+        """The numbers of shards that there are, and which of them each row has."""
+        return np.unique(self.dp_shard, return_inverse=True)
 
 
 def _arrange(request: Request, shape: BlockShape) -> Arrangements | None:

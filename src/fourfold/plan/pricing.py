@@ -7,7 +7,7 @@ from fourfold.layout import resolve_layout
 from fourfold.plan.request import Candidate, Request
 from fourfold.program.facts import Lowering
 from fourfold.simulate.stage_times import estimate_makespan
-from fourfold.simulate.step import StepPrediction, predict_step
+from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,15 @@ def price_candidate(request: Request, candidate: Candidate, bound_seconds: float
     except UserError as error:
         return str(error)
     return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
+
+
+def candidate_fits(request: Request, candidate: Candidate) -> bool:
+    """Whether the layout can be and fits, without its time."""
+    try:
+        facts = candidate_facts(request, candidate)
+        return max(predict_memory(facts, request.prices(facts.layout))) <= request.memory_bytes
+    except UserError:
+        return False
 
 
 def predict_candidate(request: Request, candidate: Candidate, alike: StepPrediction | None = None) -> StepPrediction:

@@ -10,12 +10,16 @@ from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.model.traffic import Traffic
-from fourfold.program.instruction import Collective
+from fourfold.program.instruction import Collective, Instruction
 from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
+
+_CACHES = ("_footprints", "_by_segment", "_sizes", "_zero_of", "collectives_made", "expanded")
+_FOUND = ("segments", "by_name", "following", "shape", "all_flats", *_CACHES)
+"""What is the same on every rank and for any number of microbatches, and dear."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +56,15 @@ class Lowering:
 
     def at(self, pp_rank: int) -> "Lowering":
         """The same run seen from another pipeline rank."""
-        if pp_rank == self.pp_rank:
-            return self
-        other = replace(self, pp_rank=pp_rank)
-        for shared in (
-            "orders",
-            "segments",
-            "by_name",
-            "following",
-            "shape",
-            "_footprints",
-            "_by_segment",
-            "_sizes",
-            "_zero_of",
-            "collectives_made",
-            "all_flats",
-        ):  # the same on every rank, and dear
-            if shared in self.__dict__:
-                other.__dict__[shared] = self.__dict__[shared]
+        return self if pp_rank == self.pp_rank else self._sharing(replace(self, pp_rank=pp_rank), (*_FOUND, "orders"))
+
+    def with_microbatches(self, number: int) -> "Lowering":
+        """The same run with another number of microbatches a step."""
+        return self._sharing(replace(self, layout=replace(self.layout, num_microbatches=number)), _FOUND)
+
+    def _sharing(self, other: "Lowering", names: tuple[str, ...]) -> "Lowering":
+        """The other with what this one has found, or will find, that is the same for both."""
+        other.__dict__.update({name: getattr(self, name) for name in names if name in self.__dict__ or name in _CACHES})
         return other
 
     # Segments and stages
@@ -313,6 +308,11 @@ class Lowering:
     @cached_property
     def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
         """What the passes over segments send, by the identity of what they declare."""
+        return {}
+
+    @cached_property
+    def expanded(self) -> dict[Compute, list[Instruction]]:
+        """The instructions of entries of orders in training, as far as they were expanded."""
         return {}
 
     def buffer_bytes(self, name: str) -> int:

@@ -8,6 +8,8 @@ from fourfold.program.update import over
 
 def insert_gathers(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
     """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays."""
+    if facts.layout.zero < 3:
+        return steps
     distance = facts.layout.prefetch
     computes = [i for i, step in enumerate(steps) if step.op in COMPUTE_OPS]
     uses: dict[str, list[int]] = {}

@@ -9,7 +9,7 @@ place is joined at the end.
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import axes_name
 from fourfold.program.facts import Lowering
-from fourfold.program.instruction import Collective, Instruction, Op
+from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
 from fourfold.program.update import over
 
 
@@ -19,10 +19,12 @@ def insert_reductions(steps: list[Instruction], facts: Lowering) -> list[Instruc
     result: list[Instruction] = []
     in_flight: list[tuple[Instruction, Instruction]] = []
     for index, step in enumerate(steps):
-        while any(f"grad/{reduce.segment}" in step.writes for reduce, _ in in_flight):
+        while in_flight and any(reduce.reads[0] in step.writes for reduce, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
-        for unit, final in last_writer.get(index, ()):
+        if index not in last_writer:
+            continue
+        for unit, final in last_writer[index]:
             assert step.microbatch is not None
             started = _reduction(facts, unit, step.microbatch, final)
             if started is None:
@@ -39,12 +41,14 @@ def _last_writers(steps: list[Instruction], facts: Lowering) -> dict[int, list[t
     """Index of an instruction -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     last: dict[tuple[str, int | None], int] = {}
     final: dict[str, int] = {}
+    each = {f"grad/{unit}": (unit, facts.zero_of(unit) >= 2) for unit in facts.flats}
     for index, step in enumerate(steps):
-        for written in step.writes:
-            if written.startswith("grad/"):
-                unit = written.removeprefix("grad/")
-                last[unit, step.microbatch if facts.zero_of(unit) >= 2 else None] = index
-                final[unit] = index
+        if step.op in BACKWARD_OPS:
+            for written in step.writes:
+                if written in each:
+                    unit, is_sharded = each[written]
+                    last[unit, step.microbatch if is_sharded else None] = index
+                    final[unit] = index
     result: dict[int, list[tuple[str, bool]]] = {}
     for (unit, _), index in last.items():
         result.setdefault(index, []).append((unit, final[unit] == index))

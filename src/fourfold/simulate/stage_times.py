@@ -10,7 +10,7 @@ from fourfold.program.schedule import StageTimes
 from fourfold.program.schedule.catalogue import SPLIT_BACKWARD
 from fourfold.program.schedule.execution import execute
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.step import simulated_microbatches, with_microbatches
+from fourfold.simulate.step import simulated_microbatches
 
 
 def stage_seconds(facts: Lowering, prices: Prices) -> StageTimes:
@@ -54,7 +54,7 @@ def estimate_makespan(facts: Lowering, prices: Prices) -> float:
     times = stage_seconds(facts, prices)
     if most == wanted:
         return _makespan(facts, times)
-    fewer, more = (_makespan(with_microbatches(facts, number), times) for number in (most - period, most))
+    fewer, more = (_makespan(facts.with_microbatches(number), times) for number in (most - period, most))
     return fewer + (wanted - most + period) / period * (more - fewer)
 
 

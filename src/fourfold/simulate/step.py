@@ -6,13 +6,14 @@ microbatches costs what one of some 3 x pp does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
@@ -128,13 +129,17 @@ class Simulation:
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
-        stack = self.prices.stack
-        return tuple(memory_peak(held_program(program, self.facts, stack)) for program in self.programs)
+        return held_peaks(self.facts, self.prices.stack, self.programs)
 
     @property
     def device_bytes(self) -> tuple[int, ...]:
         """What the devices of every pipeline rank hold."""
         return tuple(device_bytes(peak.bytes, self.prices.stack) for peak in self.peaks)
+
+
+def held_peaks(facts: Lowering, stack: Stack, programs: Sequence[Program]) -> tuple[MemoryPeak, ...]:
+    """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
+    return tuple(memory_peak(held_program(program, facts, stack)) for program in programs)
 
 
 def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
@@ -192,7 +197,7 @@ def predict_step(facts: Lowering, prices: Prices, alike: StepPrediction | None =
         (None, None) if alike is None or alike.earlier is None else (alike.earlier.programs, alike.simulation.programs)
     )
     first, second = (
-        simulate(with_microbatches(facts, fewer + extra), prices, programs)
+        simulate(facts.with_microbatches(fewer + extra), prices, programs)
         for extra, programs in zip((0, period), known, strict=True)
     )
     ratio = (wanted - fewer) / period
@@ -202,13 +207,30 @@ def predict_step(facts: Lowering, prices: Prices, alike: StepPrediction | None =
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second, first, ratio)
 
 
+def predict_memory(facts: Lowering, prices: Prices) -> tuple[int, ...]:
+    """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone. What a rank holds does not
+    grow with the number of microbatches from the steady state on, but in GPipe, whose ranks hold them all."""
+    if facts.layout.schedule == "gpipe":
+        return predict_step(facts, prices).device_bytes
+    wanted, stack = facts.layout.num_microbatches, prices.stack
+    short = facts.with_microbatches(min(wanted, steady_microbatches(facts))) if repeats(facts) else facts
+    with without_collection():
+        peaks = held_peaks(short, stack, lower_pipeline(short))
+    return tuple(device_bytes(peak.bytes, stack) for peak in peaks)
+
+
+def repeats(facts: Lowering) -> bool:
+    """Whether the schedule does the same round after round, once in its steady state: a person's own and `auto` need not."""
+    return facts.layout.schedule.partition(":")[0] not in ("auto", "file", "python")
+
+
 def simulated_microbatches(facts: Lowering) -> int:
     """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
     itself."""
     layout = facts.layout
     wanted, period = layout.num_microbatches, max(1, layout.pp)
     least = steady_microbatches(facts)
-    if wanted <= least + period or layout.schedule.partition(":")[0] in ("auto", "file", "python"):
+    if wanted <= least + period or not repeats(facts):
         return wanted
     return least + (wanted - least) % period + period
 
@@ -224,8 +246,3 @@ def steady_microbatches(facts: Lowering) -> int:
     pp = facts.layout.pp
     rounds = STEADY_ROUNDS.get(facts.layout.schedule, 2)
     return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
-
-
-def with_microbatches(facts: Lowering, number: int) -> Lowering:
-    """The same run with another number of microbatches a step."""
-    return replace(facts, layout=replace(facts.layout, num_microbatches=number))
