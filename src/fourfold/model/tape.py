@@ -19,8 +19,8 @@ class WeightProduct:
 
 
 class Tape:
-    """Named allocations in bytes, their `total` and its peak; `work`: kernels and collectives, in order. `apart`: weight gradients are
-    put off (`BackwardInput`), noted in `products`, their operands staying live."""
+    """Named allocations in bytes, their `total` and its peak; `work`: kernels and collectives, in order. `apart`: weight gradients
+    are put off (`BackwardInput`), noted in `products`, their operands staying live."""
 
     def __init__(self, apart: bool = False) -> None:
         self.live: dict[str, int] = {}
