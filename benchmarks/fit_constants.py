@@ -118,8 +118,18 @@ class Model:
                 held += FIRM * np.outer(row, row)
                 wanted += FIRM * end * row
             found = np.linalg.solve(held, wanted)
-            ends |= self._passed(found * spread)
+            ends = self._pressed(ends, found * spread) | self._passed(found * spread)
         return dict(zip(self.nodes, map(float, found * spread), strict=True))
+
+    def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
+        """Of the limits that are held, those that the rows press against: a held sum is beyond its end by the force on it."""
+        pressed = {}
+        for which, end in ends.items():
+            nodes, least, most = self.limits[which]
+            beyond = float(departures[nodes].sum()) - end
+            if least == most or (beyond > 0) == (end == most):
+                pressed[which] = end
+        return pressed
 
     def _passed(self, departures: Numbers) -> dict[int, float]:
         """The limits that these pass, and where they end."""

@@ -50,6 +50,7 @@ STACK = {
     "host_route_seconds": 0.25,
     "host_crowded_seconds": 0.15,
     "network_hops": 0.15,
+    "conversions": 0.3,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
@@ -69,6 +70,7 @@ LIMITS = {
     "memory_share": (0.4, 0.97),
     "grouped_share": (0.4, 1.0),
     "low_share": (0.5, 1.0),
+    "conversions": (0.3, 8.0),
 }
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
 

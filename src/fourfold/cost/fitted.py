@@ -53,6 +53,7 @@ class Fitted:
             product_share=min(1.0, kernels.product_share * stack.product_speed),
             attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
             attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
+            low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,
             fused_attention=stack.fused_attention,

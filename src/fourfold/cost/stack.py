@@ -17,7 +17,8 @@ class Stack:
     pass over routed experts adds to that: the choice of experts, permutations, the wait for how many tokens each has.
     `step_seconds`: what a step costs beside its program. `fused`: how far passes over memory are those of fused kernels (1) rather
     than one operator after the other (0). `expert_launches`: what starting one more expert's product costs beside starting a kernel
-    (0: all are one grouped kernel). `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of
+    (0: all are one grouped kernel). `conversions`: what bringing tokens into a format of fewer bits costs beside the device's
+    constant. `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of
     device and links. `network_hops`: what a hop between nodes costs beside the constant of links. `dispatch_first`: tokens go to
     experts before they are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of
     its, not once to every expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to
@@ -47,6 +48,7 @@ class Stack:
     step_seconds: float = 0.0
     fused: float = 0.0
     expert_launches: float = 0.0
+    conversions: float = 1.0
     product_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0

@@ -10,6 +10,7 @@ from fourfold.validate.flops import step_flops
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
 ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
 Offloaded = Literal["activations", "optimizer"]
+AttentionKernel = Literal["flash 2", "flash 3"]
 StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
 
 
@@ -98,14 +99,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework and
-    year; `attention`: `flash` or `unfused` kernels; `peak_flops`: of one device in this precision as the source states it;
-    `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks, embedding and head come on
-    top; `recompute_open`, `microbatch_open`, `zero_open`: the source does not say what is recomputed, what runs at once, what is
-    sharded; `offloaded`: what lies in the host's memory; `dispatch_once`: as in `cost.Stack`, where the source says;
-    `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says that nothing is
-    compiled; `graphed`: a step's kernels are started as one graph; `chunked_loss`: the logits of a few tokens are made at a time;
-    `defaults`: what was filled in, or contradicts itself, in words.
+    """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework
+    and year; `attention`: `flash` or `unfused` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
+    `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all
+    pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`,
+    `zero_open`: the source does not say what is recomputed, what runs at once, what is sharded; `offloaded`: what lies in the
+    host's memory; `dispatch_once`: as in `cost.Stack`, where the source says; `attention_share`: of causal attention's work
+    that windows and documents leave; `eager`: the source says that nothing is compiled; `graphed`: a step's kernels are started
+    as one graph; `chunked_loss`: the logits of a few tokens are made at a time; `moment_bytes`: of an element of the
+    optimizer's moments, where the row says; `defaults`: what was filled in, or contradicts itself, in words.
     """
 
     id: str
@@ -124,6 +126,7 @@ class Case:
     network: Network
     measured: Measured
     attention: str = "flash"
+    attention_kernel: AttentionKernel | None = None
     peak_flops: float | None = None
     even_stages: bool = False
     recompute_open: bool = False
@@ -136,6 +139,7 @@ class Case:
     eager: bool = False
     graphed: bool = False
     chunked_loss: bool = False
+    moment_bytes: float | None = None
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
 

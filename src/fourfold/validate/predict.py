@@ -23,6 +23,10 @@ HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
 """Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
 EAGER_FUSED = 0.3
 """At most: of passes over memory in operators that run one by one, where norms, rotations and the loss may still be kernels."""
+FLASH_2_SPEED = {"hopper": 0.95, "blackwell": 0.45}
+FLASH_3_SPEED = 1.6
+"""Of attention beside the device's constant: by runs of TRL at a million tokens on H100, 1.75 x apart, and at 65,536 on B200."""
+HOPPER, BLACKWELL = ("h100", "h200", "h800", "gh200", "h20"), ("b200", "b300", "gb200", "gb300")
 CHUNKED_LOGITS_BYTES = 1.0
 """Of every logit of a microbatch, where a few tokens' are made at a time: one in sixteen of them, with its gradient, in fp32."""
 MOST_LAYERS = 2_000
@@ -194,6 +198,10 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
+    if case.moment_bytes is not None:
+        stack = replace(stack, moment_bytes=case.moment_bytes)
+    if case.attention_kernel is not None:
+        stack = replace(stack, attention_speed=_attention_speed(case, stack.attention_speed))
     if case.chunked_loss:
         stack = replace(stack, logits_bytes=min(stack.logits_bytes, CHUNKED_LOGITS_BYTES))
     if case.eager:
@@ -203,6 +211,15 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     compute = case.precision.compute
     prices = fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
     return replace(prices, masked_share=case.attention_share)
+
+
+def _attention_speed(case: Case, usual: float) -> float:
+    generation = (
+        "hopper" if case.device.startswith(HOPPER) else "blackwell" if case.device.startswith(BLACKWELL) else None
+    )
+    if generation is None:
+        return usual
+    return max(usual, FLASH_3_SPEED) if case.attention_kernel == "flash 3" else min(usual, FLASH_2_SPEED[generation])
 
 
 def case_cluster(case: Case) -> Cluster:

@@ -37,7 +37,7 @@ def check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("adapters (LoRA) are trained, not the model")
     if asserted(text, "microbenchmark"):
         raise Untranslatable("one layer alone, not a step")
-    if asserted(text, r"\binference\b|\bserving\b|decode only|\bprefill\b"):
+    if asserted(text, r"(?<!by )\binference\b|\bserving\b|decode only|\bprefill\b"):
         raise Untranslatable("inference, not training")
     if row.model.num_experts and re.search(r"\bunbalanced routing", text, re.I):
         raise Untranslatable("its routing is left unbalanced, and the loads are not stated")
@@ -51,7 +51,8 @@ def check_task(row: Row, filled: Filled) -> None:
 
 _OF_OPTIMIZER = r"optimi[sz]er|moments|states"
 _HELD_BY_HOST = (
-    r"kept in (the )?host|\(in host memory\)|activations? offload|offload\w* (of )?activations|inputs? offload"
+    r"(kept|held|checkpoints|activations) (in|on) (the )?host|\(in host memory\)|activations? offload"
+    r"|offload\w* (of )?activations|inputs? offload"
 )
 
 

@@ -131,11 +131,19 @@ def _table_row(row: Fields, name: str, file: str) -> Row:
         precision=row.text("precision"),
         task=row.text("task"),
         flops_convention=row.text("flops_convention") or "",
-        notes=row.text("notes") or "",
+        notes=_notes(row),
         from_memory=tuple(dict.fromkeys(from_memory)),
         analytical=bool(row.flag("analytical")),
         remarks=tuple(row.remarks),
     )
+
+
+def _notes(row: Fields) -> str:
+    """All that the row says in words of its own."""
+    offload = row.text("offload")
+    compiled = "" if row.table.get("compile") is not False else "not compiled"
+    said = (row.text("notes"), row.text("framework"), offload and f"offload: {offload}", compiled)
+    return "; ".join(filter(None, said))
 
 
 def _model(model: Fields) -> StatedModel:

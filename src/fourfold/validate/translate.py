@@ -19,7 +19,7 @@ from fourfold.validate.remarks import (
 )
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
-from fourfold.validate.words import attention_of, is_recompute_open, precision_of
+from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open, moment_bytes_of, precision_of
 
 
 def translate(row: Row) -> Case | Skip:
@@ -71,6 +71,8 @@ def _case(row: Row) -> Case:
         network=network_of(hardware, device.key, row.notes, filled),
         measured=measured,
         attention=attention_of(row, stack, filled),
+        attention_kernel=attention_kernel_of(row, stack, filled),
+        moment_bytes=moment_bytes_of(row),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
         microbatch_open=is_microbatch_open(row),

@@ -2,7 +2,7 @@
 
 import re
 
-from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, Precision
+from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Precision
 from fourfold.validate.defaults import Filled
 from fourfold.validate.remarks import WITH_FP8, asserted, is_mlperf, recomputes_what_is_not_offloaded
 from fourfold.validate.row import Row
@@ -34,9 +34,19 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
 
 def _is_narrow(text: str, notes: str) -> bool:
     """Whether weights and moments are in 16 bits, without wider copies."""
-    if re.search(r"weights[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)", text):
+    if re.search(
+        r"(weights|parameters)[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)|(bf16|fp16) \(pure\)", text
+    ):
         return True
-    return ("fp32" not in text and "bf16 weights" in text) or bool(asserted(notes, r"\bbf16-true\b|\bpure bf16\b"))
+    pure = r"\bbf16-true\b|\bpure (bf16|fp16)\b|(without|no) fp32 masters?\b"
+    return ("fp32" not in text and "bf16 weights" in text) or bool(asserted(notes, pure))
+
+
+def moment_bytes_of(row: Row) -> float | None:
+    """Of each element of the optimizer's moments, where the row says that it keeps them in 8 bits."""
+    text = f"{row.precision or ''}; {row.task or ''}; {row.notes}"
+    narrow = r"8-?bit (paged )?(adam|optimi[sz]er)|(adamw?|optimi[sz]er)[- ]?(in )?8-?bit|\bpaged adam"
+    return 1.0 if asserted(text, narrow) else None
 
 
 def _format(text: str) -> str | None:
@@ -131,12 +141,30 @@ def schedule_of(row: Row, filled: Filled) -> str | None:
     return None
 
 
+_KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
+    (
+        "flash 3",
+        r"\bfa-?[34]\b|flash[- ]?att(n|ention)?[- ]?v?[34]\b|cudnn (flash |fused )?(att|kernel|sdpa)|sdpa with the cudnn",
+    ),
+    ("flash 2", r"\bfa-?2\b|flash[- ]?att(n|ention)?[- ]?v?2\b"),
+)
+
+
+def attention_kernel_of(row: Row, stack: Stack, filled: Filled) -> AttentionKernel | None:
+    """Which generation of flash attention the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
+    have anyway), or the one before."""
+    for name, pattern in _KERNELS:
+        if asserted(row.notes, pattern) and not (name == "flash 3" and stack.is_megatron_kin):
+            return filled.fill("attention_kernel", name)
+    return None
+
+
 def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     """`flash` or `unfused`."""
     if row.attention is not None:
         return row.attention
     words = f"{row.source} {row.notes}".lower()
-    if re.search(r"\b(unfused|math|naive) attention|(no|without|not) (flash|fused[- ]att)", words):
+    if re.search(r"\b(unfused|math|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
         return "unfused"
     if re.search(r"flash[- ]?att", words):
         return "flash"
