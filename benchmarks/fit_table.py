@@ -40,7 +40,14 @@ FAMILIES = {
 }
 UNKNOWN = "unknown"
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
-DEVICE = {"product_share": 0.12, "attention_share": 0.15, "low_share": 0.1, "grouped_share": 0.15, "memory_share": 0.1}
+DEVICE = {
+    "product_share": 0.12,
+    "attention_share": 0.15,
+    "low_share": 0.1,
+    "fine_share": 0.06,
+    "grouped_share": 0.15,
+    "memory_share": 0.1,
+}
 STACK = {
     "product_speed": 0.028,
     "attention_speed": 0.08,
@@ -70,6 +77,7 @@ LIMITS = {
     "memory_share": (0.4, 0.97),
     "grouped_share": (0.4, 1.0),
     "low_share": (0.5, 1.0),
+    "fine_share": (0.7, 1.0),
     "conversions": (0.3, 8.0),
 }
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]

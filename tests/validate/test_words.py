@@ -163,7 +163,7 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     assert translate(replace(old, notes="without flash-attention")).attention == "unfused"  # type: ignore[union-attr]
     new = replace(row, notes="unfused attention (score matrix in memory)")
     assert translate(new).attention == "unfused"  # type: ignore[union-attr]
-    assert translate(replace(new, notes="math attention, eager")).attention == "unfused"  # type: ignore[union-attr]
+    assert translate(replace(new, notes="math attention, eager")).attention == "math"  # type: ignore[union-attr]
     assert translate(replace(new, notes="attention by FlexAttention")).attention == "flash"  # type: ignore[union-attr]
     assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
     assert translate(old).dispatch_once is None  # type: ignore[union-attr]

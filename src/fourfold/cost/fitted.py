@@ -56,8 +56,11 @@ class Fitted:
             low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,
+            low_share=kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0),
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,
+            attention_dropout=stack.attention_dropout,
+            wide_scores=stack.wide_scores,
         )
 
     @cached_property

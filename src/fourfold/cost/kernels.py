@@ -22,8 +22,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `fused_attention` and
-    `attention_recomputed`: as in `Stack`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches` and what is said of
+    attention: as in `Stack`.
     """
 
     product_share: float = 0.8
@@ -33,6 +33,8 @@ class Kernels:
     """Of a product's speed, where its tokens are divided among experts."""
     low_share: float = 0.9
     """Of `product_share`, in formats of fewer bits than the rest of the model's."""
+    fine_share: float = 0.92
+    """Of `low_share`, where scales are of blocks (MXFP8, NVFP4, DeepSeek's)."""
     low_bytes: float = 5.0
     """Moved for each element of a product's tokens to bring them into such a format: read, written, written transposed."""
     attention_share: float = 0.6
@@ -46,6 +48,8 @@ class Kernels:
     expert_launches: float = 0.0
     fused_attention: bool = True
     attention_recomputed: bool = False
+    attention_dropout: bool = True
+    wide_scores: bool = False
 
 
 def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
@@ -95,8 +99,8 @@ def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dt
     return max(attention.flops / (device.peak(dtype) * share), memory_seconds(moved, device, kernels))
 
 
-WRITTEN_PASSES = (7, 10)
-"""How often the scores are read or written: product, softmax, dropout and its mask, product; and their backward."""
+WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
+"""How often the scores are read or written: product, softmax, product; and their backward; dropout and its mask, either way."""
 
 
 def _written_attention_seconds(
@@ -107,11 +111,13 @@ def _written_attention_seconds(
     products = 2 * scores * (attention.query_key_dim + attention.value_dim)
     share = kernels.product_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
     forward = products / (device.peak(dtype) * share)
-    forward += memory_seconds(WRITTEN_PASSES[0] * scores * element_bytes, device, kernels)
+    size = scores * (4 if kernels.wide_scores else element_bytes)
+    passes = [each + DROPOUT_PASSES * kernels.attention_dropout for each in WRITTEN_PASSES]
+    forward += memory_seconds(passes[0] * size, device, kernels)
     if not attention.backward:
         return forward
     backward = 2 * products / (device.peak(dtype) * share)
-    backward += memory_seconds(WRITTEN_PASSES[1] * scores * element_bytes, device, kernels)
+    backward += memory_seconds(passes[1] * size, device, kernels)
     return backward + (forward if kernels.attention_recomputed else 0.0)
 
 

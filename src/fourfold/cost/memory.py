@@ -9,8 +9,8 @@ from fourfold.program import Program
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
 
-WRITTEN_BYTES = 5
-"""Of each score that is kept for backward: softmax and dropped-out softmax, 2 each, and the mask (Korthikanti et al. 2022)."""
+DROPOUT_BYTES = 3
+"""Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
 
 
 def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
@@ -54,7 +54,8 @@ def block_bytes(facts: Lowering, stack: Stack) -> int:
         hidden += stack.gathered_bytes * shape.tokens * model.hidden_size
     if not stack.fused_attention and not stack.attention_recomputed:
         heads, _ = shape.heads(model)
-        hidden += WRITTEN_BYTES * heads * shape.tokens * shape.sequence_length
+        width = (4 if stack.wide_scores else shape.element_bytes) + DROPOUT_BYTES * stack.attention_dropout
+        hidden += width * heads * shape.tokens * shape.sequence_length
     return int(hidden)
 
 

@@ -23,8 +23,9 @@ class Stack:
     experts before they are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of
     its, not once to every expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to
     experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `products`: the format of
-    matrix products where it is not the compute format; the head's are in that. `fused_attention`: flash attention; else the matrix
-    of scores is written, `attention_recomputed` again in backward.
+    matrix products where it is not the compute format; the head's are in that. `fine_scales`: its scales are of blocks, not of
+    tensors. `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward,
+    with `attention_dropout`, in fp32 with `wide_scores` (torch's own).
 
     Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
     beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`:
@@ -57,8 +58,11 @@ class Stack:
     dispatch_once: bool = False
     overlap_experts: bool = False
     products: str | None = None
+    fine_scales: bool = False
     fused_attention: bool = True
     attention_recomputed: bool = False
+    attention_dropout: bool = True
+    wide_scores: bool = False
     context_bytes: int = 0
     extra: float = 0.0
     slack: float = 0.0

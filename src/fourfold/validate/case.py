@@ -100,7 +100,7 @@ class Measured:
 @dataclass(frozen=True)
 class Case:
     """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework
-    and year; `attention`: `flash` or `unfused` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
+    and year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
     `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all
     pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`,
     `zero_open`: the source does not say what is recomputed, what runs at once, what is sharded; `offloaded`: what lies in the

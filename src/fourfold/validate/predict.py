@@ -193,6 +193,9 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     stack = replace(
         stack,
         fused_attention=case.attention == "flash",
+        attention_dropout=not case.model.gated,
+        wide_scores=case.attention == "math",
+        fine_scales=case.precision.low in ("mxfp8", "nvfp4", "fp8-block"),
         attention_recomputed="core_attn" in case.layout.recompute_modules,
         dispatch_once=stack.dispatch_once if case.dispatch_once is None else case.dispatch_once,
     )

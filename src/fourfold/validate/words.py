@@ -159,14 +159,26 @@ def attention_kernel_of(row: Row, stack: Stack, filled: Filled) -> AttentionKern
     return None
 
 
+FUSED_SINKS = (2026, 6)
+"""Release (year and month) since which Megatron's makers have a fused kernel for attention with learned sinks."""
+
+
+def _is_before(stack: Stack, release: tuple[int, int]) -> bool:
+    return (stack.year, stack.release) < release
+
+
 def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
-    """`flash` or `unfused`."""
+    """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
     if row.attention is not None:
         return row.attention
     words = f"{row.source} {row.notes}".lower()
-    if re.search(r"\b(unfused|math|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
+    if re.search(r"\bmath (attention|backend)", words):
+        return "math"
+    if re.search(r"\b(unfused|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
         return "unfused"
     if re.search(r"flash[- ]?att", words):
         return "flash"
+    if stack.is_megatron_kin and re.search(r"gpt-?oss", row.model.name, re.I) and _is_before(stack, FUSED_SINKS):
+        return filled.fill("attention", "unfused", "attention_sinks")
     written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
     return "unfused" if written else filled.fill("attention", "flash")
