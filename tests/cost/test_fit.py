@@ -16,10 +16,10 @@ from tests.support.published import ROWS
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from fit_constants import Model, fitted_table  # noqa: E402
+from fit_constants import HOLD, OUTLIER, Model, fitted_table  # noqa: E402
 from fit_memory import LARGEST, UNITS, Held, fit_memory  # noqa: E402
 from fit_rows import Timed  # noqa: E402
-from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by  # noqa: E402
+from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of  # noqa: E402
 
 PRIOR = tomllib.loads((ROOT / "benchmarks" / "prior_constants.toml").read_text(encoding="utf-8"))
 
@@ -76,6 +76,32 @@ def test_a_constant_ends_at_its_limit_and_the_rest_is_made_of_others() -> None:
     assert sums(alone)["fused"] == pytest.approx(most, abs=2e-3)
     assert sums(both)["fused"] == pytest.approx(most, abs=2e-3)
     assert sums(both)["product_speed"] > 0.1
+
+
+def test_a_limit_that_was_passed_on_the_way_alone_is_left_again() -> None:
+    """Where the fit ends, no constant's move that stays within the limits makes it better."""
+    draw = np.random.default_rng(81)
+    rows = [(case(f"file{i}", "torchtitan, 2026"), float(np.exp(draw.normal(0, 1.5)))) for i in range(12)]
+    part = timed(rows, "fused")
+    for name in ("fused", "product_speed", "attention_speed", "link_speed"):
+        part.slopes[:, NAMES.index(("stack", name))] = draw.normal(0, 1.5, 12)
+    model = Model.of([part], PRIOR)
+    found = np.array(list(model.departures().values()))
+    spread = np.array([node.spread for node in model.nodes])
+
+    def cost(departures: np.ndarray) -> float:
+        errors = (model.errors + model.matrix @ departures) / OUTLIER
+        return float(
+            np.sum(weights_of(model.cases) ** 2 * (np.sqrt(1 + errors**2) - 1))
+            + np.sum((HOLD * departures / spread) ** 2) / 2
+        )
+
+    def allowed(departures: np.ndarray) -> bool:
+        return all(least - 1e-3 <= departures[nodes].sum() <= most + 1e-3 for nodes, least, most in model.limits)
+
+    assert allowed(found)
+    moves = [found + 0.05 * sign * row for row in np.diag(spread) for sign in (-1, 1)]
+    assert all(cost(each) > cost(found) - 1e-3 for each in moves if allowed(each))
 
 
 def test_a_file_that_is_left_out_informs_nothing() -> None:

@@ -71,6 +71,19 @@ def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward
     assert (again > written) == backward
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_written_scores_cost_more_dropped_out_and_wide(backward: bool) -> None:
+    attention, written = Attention(1, 8192, 8192, 32, 8, 128, 128, backward), replace(KERNELS, fused_attention=False)
+    plain, dropped, wide = (
+        attention_seconds(attention, H100, replace(written, attention_dropout=dropout, wide_scores=wide), "bf16", 2)
+        for dropout, wide in ((False, False), (True, False), (False, True))
+    )
+    passes = 7 if backward else 4
+    one = 32 * 8192**2 * 2 / (H100.memory_bytes_per_second * KERNELS.memory_share)
+    assert dropped - plain == pytest.approx(3 * one)
+    assert wide - plain == pytest.approx(passes * one)
+
+
 def test_backward_of_attention_does_five_products_for_two() -> None:
     forward, backward = (Attention(1, 4096, 4096, 8, 8, 128, 128, b) for b in (False, True))
     assert backward.flops == pytest.approx(2.5 * forward.flops)

@@ -12,7 +12,7 @@ from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
-from fourfold.simulate.step import IDLE, predict_step, simulate
+from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate
 from tests.support.programs import by_rank, make_facts, moved, positions, wait_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
 
@@ -151,6 +151,7 @@ def test_the_straight_line_is_the_step(
     predicted, whole = predict_step(facts, prices), simulate(facts, prices)
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+    assert predict_memory(facts, prices) == predicted.device_bytes
     for ours, theirs in zip(predicted.along(lambda s: s.spent), whole.spent, strict=True):
         assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
         for kind in {*ours, *theirs} - {IDLE}:

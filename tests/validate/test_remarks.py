@@ -72,6 +72,7 @@ def test_what_lies_in_the_host_s_memory(recompute: str | None, notes: str, held:
         ("QLoRA r=16", "adapters"),
         ("not for inference", None),
         ("inference with vLLM", "inference"),
+        ("two tables of 50,304 rows by inference", None),
         ("UNBALANCED routing (not forced)", None),
     ],
 )

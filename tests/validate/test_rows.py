@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.validate import Skip, read_rows, translate
+from fourfold.validate import Case, Skip, read_rows, translate
 
 ROWS = Path(__file__).parent / "rows"
 
@@ -173,3 +173,21 @@ def test_any_change_to_a_row_gives_a_case_a_reason_or_one_message(
         assert case.layout.pp * case.layout.cp * case.layout.tp * case.layout.dp == case.num_devices
         per_step = case.layout.microbatch_sequences * case.layout.num_microbatches * case.layout.dp
         assert per_step == case.global_sequences
+
+
+def test_words_that_a_row_has_under_keys_of_their_own_are_read_with_its_notes(tmp_path: Path) -> None:
+    row = _first("torchtitan")
+    for more, offloaded, eager in (
+        ({}, None, False),
+        ({"offload": "optimizer states"}, "optimizer", False),
+        ({"offload": "activation checkpoints on the host"}, "activations", False),
+        ({"offload": "none"}, None, False),
+        ({"compile": False}, None, True),
+        ({"compile": True}, None, False),
+    ):
+        (tmp_path / "one.json").write_text(json.dumps([{**row, **more}]))
+        case = translate(read_rows([tmp_path / "one.json"])[0][0])
+        assert isinstance(case, Case)
+        assert (case.offloaded, case.eager) == (offloaded, eager), more
+    (tmp_path / "one.json").write_text(json.dumps([{**row, "source": "a page", "notes": "", "framework": "nanotron"}]))
+    assert translate(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]

@@ -94,6 +94,9 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
         ("bf16 (weights, gradients and moments too, no wider copy)", "bf16", "bf16"),
         ("pure bf16", "bf16", "bf16"),
         ("bf16 (autocast, weights fp32)", "fp32", "fp32"),
+        ("bf16 (pure)", "bf16", "bf16"),
+        ("bf16 (parameters too)", "bf16", "bf16"),
+        ("bf16 with fp32 masters", "fp32", "fp32"),
     ],
 )
 def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, master: str, gradients: str) -> None:
@@ -295,3 +298,52 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, Case)
     assert slices.network.nvlink_domain == 32
+
+
+def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_notes() -> None:
+    row = replace(ROWS["torchtitan:6"], precision="bf16")
+    narrow = translate(replace(row, notes="training dtype bf16 without fp32 masters"))
+    assert narrow.precision.master == "bf16"  # type: ignore[union-attr]
+    held = []
+    for notes in ("", "8-bit paged AdamW", "no 8-bit optimizer"):
+        case = translate(replace(row, notes=notes))
+        assert isinstance(case, Case)
+        assert (case.moment_bytes == 1.0) == (notes == "8-bit paged AdamW")
+        held.append(predict_case(case).memory_bytes)
+    assert held[1] < held[0] == held[2]
+
+
+@pytest.mark.parametrize(
+    ("source", "notes", "device", "kernel"),
+    [
+        ("torchtitan 2025", "SDPA with the cuDNN kernel", "H100-80GB-SXM", "flash 3"),
+        ("torchtitan 2025", "FA3", "H200-141GB-SXM", "flash 3"),
+        ("torchtitan 2025", "FlashAttention-2", "B200", "flash 2"),
+        ("torchtitan 2025", "SDPA without the cuDNN kernel", "H100-80GB-SXM", None),
+        ("torchtitan 2025", "flash attention", "H100-80GB-SXM", None),
+        ("Megatron-LM 2025", "cuDNN attention", "H100-80GB-SXM", None),
+        ("Megatron-LM 2025", "flash-attn 2", "H100-80GB-SXM", "flash 2"),
+    ],
+)
+def test_generations_of_attention_kernels(source: str, notes: str, device: str, kernel: str | None) -> None:
+    row = ROWS["torchtitan:6"]
+    row = replace(row, source=source, hardware=replace(row.hardware, device=device, memory_gb=None))
+    case, plain = translate(replace(row, notes=notes)), translate(replace(row, notes=""))
+    assert isinstance(case, Case)
+    assert isinstance(plain, Case)
+    assert case.attention_kernel == kernel
+    seconds = [predict_case(each).step_seconds for each in (case, plain)]
+    assert seconds[0] is not None
+    assert seconds[1] is not None
+    assert (seconds[0] < seconds[1], seconds[0] > seconds[1]) == (kernel == "flash 3", kernel == "flash 2")
+
+
+def test_attention_with_sinks_is_written_where_no_kernel_was_fused() -> None:
+    row = ROWS["torchtitan:6"]
+    row = replace(row, model=replace(row.model, name="GPT-OSS-20B"))
+    for source, attention in (
+        ('Megatron-Bridge performance summary, "26.02 NeMo"', "unfused"),
+        ('Megatron-Bridge performance summary, "26.06 NeMo"', "flash"),
+        ("torchtitan 2025", "flash"),
+    ):
+        assert translate(replace(row, source=source, notes="")).attention == attention  # type: ignore[union-attr]

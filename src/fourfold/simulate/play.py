@@ -20,13 +20,14 @@ class RankTimes:
     ranks (collectives, transfers), from when to when it ran.
 
     `causes[i]`: what instruction i waited for, if for anything but the one before it: where several ranks meet, the one that came
-    last.
+    last. `joins[i]`: what the WAIT at i joined.
     """
 
     starts: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     streams: dict[int, tuple[float, float]] = field(default_factory=dict)
     causes: dict[int, Place] = field(default_factory=dict)
+    joins: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Play:
         handle = step.handle or ""
         if handle not in rank.pending:
             raise UserError(f"pp {rank.index} at #{index} `{step.short}` joins what has not been started")
-        end = rank.pending[handle]
+        end, origin = rank.pending[handle], rank.origin[handle]
         if isinstance(end, Meeting):
             if end.end < 0:
                 return False
@@ -97,9 +98,10 @@ class Play:
                 rank.times.causes[index] = end.last
             end = end.end
         if end > rank.now:
-            rank.times.causes.setdefault(index, rank.origin[handle])
+            rank.times.causes.setdefault(index, origin)
             rank.now = end
         del rank.pending[handle]
+        rank.times.joins[index] = origin[1]
         return True
 
     def post(self, rank: Rank) -> None:

@@ -80,7 +80,6 @@ class Simulation:
     def _spent(self, rank: int) -> dict[str, float]:
         durations = self.durations[rank]
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
-        latest: dict[str, int] = {}
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
@@ -97,13 +96,13 @@ class Simulation:
             op = step.op
             if op in COMPUTE_OPS:
                 continue
-            latest[step.short] = index
             if op is Op.WAIT:
-                started = steps[latest[step.handle or ""]]
+                joined = times.joins[index]
+                started = steps[joined]
                 if started.op in SENDS or started.op in RECEIVES:
                     add(IDLE, end - start)
                 else:
-                    early = before_others(started, latest[started.short], start, end)
+                    early = before_others(started, joined, start, end)
                     add(IDLE, early)
                     add(f"{started.stream} {started.op.name.lower()}", end - start - early)
             elif end > start:

@@ -3,11 +3,12 @@
 What a segment's own collectives expose is divided among their axes by their seconds.
 """
 
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
 
 BYTES, BUSY, EXPOSED = "sent_bytes", "busy_seconds", "exposed_seconds"
+TRANSFERS = SENDS | RECEIVES
 Sums = dict[tuple[str, str], float]
 
 
@@ -20,7 +21,6 @@ def traffic(simulation: Simulation) -> list[Sums]:
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     durations = simulation.durations[rank]
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
-    started: dict[str, int] = {}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
@@ -42,12 +42,10 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
                     BUSY,
                     durations.prices.collective(collective.kind, collective.axes, collective.bytes),
                 )
-        if step.op in STARTS:
-            started[step.short] = index
-        joined = started[step.handle or ""] if step.op is Op.WAIT else index
+        joined = times.joins[index] if step.op is Op.WAIT else index
         begin, stop = times.streams.get(joined, (start, end))
         waited = min(end, stop) - max(start, begin)
-        if steps[joined].op in SENDS | RECEIVES:
+        if steps[joined].op in TRANSFERS:
             add("pp", EXPOSED, waited)
             continue
         parts = _seconds(steps[joined], durations)
