@@ -38,6 +38,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,parquet,test,lint]'
+	$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(VENV)/benchmark-ready: $(VENV)/ready

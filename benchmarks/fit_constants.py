@@ -60,8 +60,9 @@ HEAD = """\
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
-DISTURBED = ("nanotron_old_bench_slow",)
-"""Files of runs that something outside their configuration held up: they are predicted, and inform nothing."""
+DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200")
+"""Files of runs that something outside their configuration held up: they are predicted, and inform nothing. Neither do runs on a
+device of no table: what is not known of it would be taken for its software's."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
 """How firmly a constant is held to the limit that it would pass."""
@@ -271,6 +272,7 @@ def main() -> None:
         parser.error(str(error))
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
     cases = [case for case in cases if "row" not in case.from_memory and case.file not in DISTURBED]
+    cases = [case for case in cases if case.own_device is None]
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows)

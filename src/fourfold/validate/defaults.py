@@ -70,7 +70,8 @@ DEFAULTS: dict[str, str] = {
     "devices_per_node": "8 devices a node; 4 for GB200, GB300, GH200 and TPU; 16 for a DGX-2 of V100.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
-    "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its kin had no fused kernel for them before 2026.06.",
+    "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its kin had no fused kernel for them before 2026.06, "
+    "MLPerf's runs apart.",
     "attention_kernel": "Where a row names its kernels: FlashAttention 3 and cuDNN's at 1.6 x the device's constant on Hopper and "
     "Blackwell at least, FlashAttention 2 at 0.95 x on Hopper and 0.45 x on Blackwell at most.",
     "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo all of the matrix.",
