@@ -13,6 +13,7 @@ from typing import Any
 from fourfold.validate import defaults_lines
 
 DOCS = Path(__file__).parents[1] / "docs"
+ROWS = Path(__file__).parent / "rows"
 TEXT = Path(__file__).parent / "accuracy_text.md"
 
 
@@ -129,6 +130,13 @@ def skipped(document: dict[str, Any]) -> str:
     return table(["rows", "why they are skipped"], [[str(n), reason] for reason, n in reasons])
 
 
+def collected() -> str:
+    """How many rows this project collected, and how many of them are not from memory as a whole."""
+    rows = [row for path in sorted(ROWS.glob("*.json")) for row in json.loads(path.read_text(encoding="utf-8"))]
+    read = sum(not row.get("from_memory") for row in rows)
+    return f"{len(rows):,} more rows that this project collected, {read:,} of them read"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("fitted", type=Path)
@@ -139,7 +147,7 @@ def main() -> None:
     made = {"AIMS": aims, "TIMES": times, "ORDER": order, "MEMORY": memory}
     for key, make in made.items():
         text = text.replace(f"<!-- {key} -->", make(fitted, crossed))
-    text = text.replace("<!-- SKIPPED -->", skipped(fitted))
+    text = text.replace("<!-- SKIPPED -->", skipped(fitted)).replace("<!-- COLLECTED -->", collected())
     text = text.replace(
         "<!-- DEFAULTS -->", "\n".join(f"- {line}" for line in (" ".join(d.split()) for d in defaults_lines()))
     )

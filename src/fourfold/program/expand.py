@@ -17,10 +17,7 @@ def expand_segments(order: Iterable[Compute], facts: Lowering, training: bool = 
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
     embedding has no input gradient: its backward stands where the weight gradients do.
     """
-    if not training:
-        return [_expand(facts, compute, training) for compute in order]
-    known = facts.expanded
-    return [known.get(entry) or known.setdefault(entry, _expand(facts, entry, training)) for entry in order]
+    return [_expand(facts, compute, training) for compute in order]
 
 
 def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instruction]:

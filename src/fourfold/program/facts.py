@@ -10,14 +10,14 @@ from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.model.traffic import Traffic
-from fourfold.program.instruction import Collective, Instruction
+from fourfold.program.instruction import Collective
 from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
 
-_CACHES = ("_footprints", "_by_segment", "_sizes", "_zero_of", "collectives_made", "expanded")
+_CACHES = ("_footprints", "_by_segment", "_sizes", "_zero_of", "collectives_made")
 _FOUND = ("segments", "by_name", "following", "shape", "all_flats", *_CACHES)
 """What is the same on every rank and for any number of microbatches, and dear."""
 
@@ -308,11 +308,6 @@ class Lowering:
     @cached_property
     def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
         """What the passes over segments send, by the identity of what they declare."""
-        return {}
-
-    @cached_property
-    def expanded(self) -> dict[Compute, list[Instruction]]:
-        """The instructions of entries of orders in training, as far as they were expanded."""
         return {}
 
     def buffer_bytes(self, name: str) -> int:

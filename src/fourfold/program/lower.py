@@ -58,6 +58,8 @@ def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:
             resident += [f"master/{unit}"] if facts.mixed else []
             resident.append(f"moments/{unit}")
     resident += [f"router/{segment.name}" for segment in facts.moe_segments]
-    names = set(resident).union(*[s.reads for s in steps], *[s.writes for s in steps], *[s.frees for s in steps])
+    names = set(resident)
+    for step in steps:
+        names.update(step.reads, step.writes, step.frees)
     sizes = {n: facts.buffer_bytes(n) for n in sorted(names)}
     return Program(facts.pp_rank, kind, tuple(steps), sizes, tuple(resident))
