@@ -271,8 +271,11 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
-    cases = [case for case in cases if "row" not in case.from_memory and case.file not in DISTURBED]
-    cases = [case for case in cases if case.own_device is None]
+    cases = [
+        case
+        for case in cases
+        if "row" not in case.from_memory and case.file not in DISTURBED and case.own_device is None
+    ]
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows)

@@ -22,9 +22,7 @@ def insert_reductions(steps: list[Instruction], facts: Lowering) -> list[Instruc
         while in_flight and any(reduce.reads[0] in step.writes for reduce, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
-        if index not in last_writer:
-            continue
-        for unit, final in last_writer[index]:
+        for unit, final in last_writer.get(index, ()):
             assert step.microbatch is not None
             started = _reduction(facts, unit, step.microbatch, final)
             if started is None:

@@ -42,13 +42,29 @@ class Transfer(NamedTuple):
         """Of either end; the same of every microbatch."""
         return Collective(kind, "pp", facts.buffer_bytes(self.buffer), 2)
 
-    def send(self, buffer: str, ends: tuple[Collective, ...]) -> Instruction:
+    def send(self, collective: Collective) -> Instruction:
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
-        return Instruction(op, self.segment, self.microbatch, self.target, None, (buffer,), (), (), ends, 0, 0, "pp")
+        return Instruction(
+            op,
+            self.segment,
+            self.microbatch,
+            self.target,
+            reads=(self.buffer,),
+            collectives=(collective,),
+            stream="pp",
+        )
 
-    def receive(self, buffer: str, ends: tuple[Collective, ...]) -> Instruction:
+    def receive(self, collective: Collective) -> Instruction:
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
-        return Instruction(op, self.segment, self.microbatch, self.source, None, (), (buffer,), (), ends, 0, 0, "pp")
+        return Instruction(
+            op,
+            self.segment,
+            self.microbatch,
+            self.source,
+            writes=(self.buffer,),
+            collectives=(collective,),
+            stream="pp",
+        )
 
 
 @dataclass(frozen=True)
@@ -61,23 +77,23 @@ class TransferPlan:
 
 def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, facts: Lowering) -> list[Instruction]:
     """Recv ahead, Send when ready, Wait where needed. `groups`: the instructions of each entry of this rank's order."""
-    own, places = facts.pp_rank, plan.places[facts.pp_rank]
+    places = plan.places[facts.pp_rank]
     before: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
     after: dict[int, list[Instruction]] = {}
-    sizes: dict[tuple[str, bool, bool], tuple[Collective, ...]] = {}
-    for transfer in plan.transfers[own]:
-        arrives, buffer = transfer.target == own, transfer.buffer
-        alike = (transfer.segment, transfer.gradient, arrives)
-        ends = sizes.get(alike) or sizes.setdefault(alike, (transfer.collective("recv" if arrives else "send", facts),))
-        if arrives:
-            start = transfer.receive(buffer, ends)
+    sizes: dict[tuple[str, str, bool], Collective] = {}
+    for transfer in plan.transfers[facts.pp_rank]:
+        kind: CollectiveKind = "recv" if transfer.target == facts.pp_rank else "send"
+        alike = (kind, transfer.segment, transfer.gradient)
+        collective = sizes.get(alike) or sizes.setdefault(alike, transfer.collective(kind, facts))
+        if transfer.target == facts.pp_rank:
+            start = transfer.receive(collective)
             before.setdefault(transfer.received, []).append(start)
             waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
         else:
-            start = transfer.send(buffer, ends)
+            start = transfer.send(collective)
             after.setdefault(transfer.made, []).append(start)
-            join = Instruction(Op.WAIT, handle=start.short, frees=(buffer,))
+            join = Instruction(Op.WAIT, handle=start.short, frees=(transfer.buffer,))
             later = bisect_right(places, max(transfer.received, transfer.made))
             if later < len(places):
                 waits.setdefault(places[later], []).append(join)
@@ -85,13 +101,7 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, fa
                 after.setdefault(places[-1], []).append(join)
     result: list[Instruction] = []
     for place, group in zip(places, groups, strict=True):
-        if place in before:
-            result += before[place]
-        if place in waits:
-            result += waits[place]
-        result += group
-        if place in after:
-            result += after[place]
+        result += [*before.get(place, ()), *waits.get(place, ()), *group, *after.get(place, ())]
     return result
 
 

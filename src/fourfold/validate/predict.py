@@ -15,7 +15,7 @@ from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case, Prediction
-from fourfold.validate.machine import usual_tiers
+from fourfold.validate.machine import BLACKWELL, HOPPER, usual_tiers
 
 LARGEST_PROGRAM = 500_000
 """Passes over segments in one simulated step."""
@@ -23,10 +23,8 @@ HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
 """Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
 EAGER_FUSED = 0.3
 """At most: of passes over memory in operators that run one by one, where norms, rotations and the loss may still be kernels."""
-FLASH_2_SPEED = {"hopper": 0.95, "blackwell": 0.45}
-FLASH_3_SPEED = 1.6
+FLASH_2_ON_HOPPER, FLASH_2_ON_BLACKWELL, FLASH_3_SPEED = 0.95, 0.45, 1.6
 """Of attention beside the device's constant: by runs of TRL at a million tokens on H100, 1.75 x apart, and at 65,536 on B200."""
-HOPPER, BLACKWELL = ("h100", "h200", "h800", "gh200", "h20"), ("b200", "b300", "gb200", "gb300")
 CHUNKED_LOGITS_BYTES = 1.0
 """Of every logit of a microbatch, where a few tokens' are made at a time: one in sixteen of them, with its gradient, in fp32."""
 MOST_LAYERS = 2_000
@@ -217,12 +215,11 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
 
 
 def _attention_speed(case: Case, usual: float) -> float:
-    generation = (
-        "hopper" if case.device.startswith(HOPPER) else "blackwell" if case.device.startswith(BLACKWELL) else None
-    )
-    if generation is None:
+    if not case.device.startswith((*HOPPER, *BLACKWELL)):
         return usual
-    return max(usual, FLASH_3_SPEED) if case.attention_kernel == "flash 3" else min(usual, FLASH_2_SPEED[generation])
+    if case.attention_kernel == "flash 3":
+        return max(usual, FLASH_3_SPEED)
+    return min(usual, FLASH_2_ON_BLACKWELL if case.device.startswith(BLACKWELL) else FLASH_2_ON_HOPPER)
 
 
 def case_cluster(case: Case) -> Cluster:

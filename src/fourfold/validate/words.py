@@ -4,11 +4,10 @@ import re
 
 from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Precision
 from fourfold.validate.defaults import Filled
+from fourfold.validate.machine import BLACKWELL
 from fourfold.validate.remarks import WITH_FP8, asserted, is_mlperf, recomputes_what_is_not_offloaded
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
-
-_BLACKWELL = ("b200", "b300", "gb200", "gb300")
 
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
@@ -70,7 +69,7 @@ def _sums_as_computed(row: Row, stack: Stack, compute: str) -> bool:
 
 def _low(head: str, text: str, device: str, filled: Filled) -> str | None:
     """The flavour of products in fewer than 16 bits."""
-    finer = "mxfp8" if device in _BLACKWELL else "fp8-block"
+    finer = "mxfp8" if device in BLACKWELL else "fp8-block"
     if "fp4" in head:
         return "nvfp4"
     if "fp8" not in head:
