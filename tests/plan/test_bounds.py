@@ -7,7 +7,7 @@ import pytest
 from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
 from fourfold.plan.bound import Bounder
-from fourfold.plan.pricing import predict_candidate
+from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 
@@ -52,7 +52,7 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
     refused = 0
     for candidate, seconds, memory_bytes in drawn(asked, 60, seed=devices):
         try:
-            step = predict_candidate(asked, candidate)
+            step = Pricer(asked).predict(candidate)
         except UserError:
             refused += 1
             continue

@@ -8,7 +8,7 @@ from fourfold.config import ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
-from fourfold.plan.pricing import Priced, predict_candidate, price_candidate
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
 
@@ -29,9 +29,9 @@ LAYOUT = Candidate(
 def asked(share: float) -> tuple[Request, Priced]:
     """A request whose devices hold all of full recomputation and `share` of what it saves."""
     request = Request.of(resolve_model(ModelSection(**DENSE)), load_cluster("dgx-h100:8"), 4096, 64)
-    full, none = (max(predict_candidate(request, replace(LAYOUT, recompute=p)).device_bytes) for p in ("full", "none"))
+    full, none = (max(Pricer(request).predict(replace(LAYOUT, recompute=p)).device_bytes) for p in ("full", "none"))
     request = replace(request, memory_bytes=int(full + share * (none - full)))
-    priced = price_candidate(request, LAYOUT)
+    priced = Pricer(request).price(LAYOUT)
     assert isinstance(priced, Priced)
     return request, priced
 
@@ -39,35 +39,35 @@ def asked(share: float) -> tuple[Request, Priced]:
 @pytest.mark.parametrize(("share", "most"), [(0.3, 12), (0.7, 6), (0.95, 2)])
 def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
     request, full = asked(share)
-    found = lighter(request, full)
+    found = lighter(Pricer(request), full)
     assert found is not None
     policy, _, count = found.candidate.recompute.partition(":")
     assert policy == "full"
     assert 0 < int(count) <= most
     assert found.memory_bytes <= request.memory_bytes
     assert found.seconds < full.seconds
-    fewer = price_candidate(request, replace(LAYOUT, recompute=f"full:{int(count) - 1}"))
+    fewer = Pricer(request).price(replace(LAYOUT, recompute=f"full:{int(count) - 1}"))
     assert isinstance(fewer, Priced)
     assert fewer.memory_bytes > request.memory_bytes, "the least that fits"
 
 
 def test_nothing_is_lighter_than_none_and_the_last_block_need_never_be_recomputed() -> None:
     request, full = asked(0.5)
-    assert lighter(request, replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
-    least = lighter(replace(request, memory_bytes=full.memory_bytes), full)
+    assert lighter(Pricer(request), replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
+    least = lighter(Pricer(replace(request, memory_bytes=full.memory_bytes)), full)
     assert least is not None
     assert least.candidate.recompute == "full:15", "its activations are held where the recomputed block's would be"
 
 
 def test_what_does_not_fit_is_mended_with_as_little_as_does() -> None:
     request, full = asked(0.5)
-    none = price_candidate(request, replace(LAYOUT, recompute="none"))
+    none = Pricer(request).price(replace(LAYOUT, recompute="none"))
     assert isinstance(none, Priced)
-    found = mended(request, none)
+    found = mended(Pricer(request), none)
     assert found is not None
     assert found.memory_bytes <= request.memory_bytes < none.memory_bytes
     assert none.seconds < found.seconds < full.seconds
-    assert mended(replace(request, memory_bytes=full.memory_bytes // 2), none) is None
+    assert mended(Pricer(replace(request, memory_bytes=full.memory_bytes // 2)), none) is None
 
 
 def test_other_trainers_say_what_they_can_of_it() -> None:

@@ -9,7 +9,7 @@ from fourfold.config.hardware import load_cluster
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed
-from fourfold.plan.pricing import Priced, candidate_facts, predict_candidate
+from fourfold.plan.pricing import Priced, Pricer, candidate_facts
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
 from fourfold.program import lower_pipeline
@@ -26,7 +26,7 @@ def asked(devices: int = 32) -> Request:
 
 
 def priced(request: Request, layout: Candidate) -> Priced:
-    step = predict_candidate(request, layout)
+    step = Pricer(request).predict(layout)
     return Priced(layout, step.seconds, step.device_bytes)
 
 
@@ -63,7 +63,7 @@ def test_every_rank_runs_the_same_program_in_any_order() -> None:
 def test_the_best_order_is_kept() -> None:
     request = asked()
     mine = priced(request, LAYOUT)
-    (found,) = placed(request, [mine])
+    (found,) = placed(Pricer(request), [mine])
     every = [priced(request, replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
     best = min(every, key=lambda p: p.seconds)
     assert found.seconds == pytest.approx(best.seconds, rel=1e-12)

@@ -10,7 +10,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.prescription import prescribed
-from fourfold.plan.pricing import Priced, family, price_candidate
+from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
 from fourfold.plan.search import pareto, search
 from fourfold.plan.space import block_shapes
@@ -27,7 +27,7 @@ def every_layout(asked: Request) -> list[Priced]:
             if family(candidate) in seen:
                 continue
             seen.add(family(candidate))
-            priced = price_candidate(asked, family(candidate))
+            priced = Pricer(asked).price(family(candidate))
             if isinstance(priced, Priced) and priced.memory_bytes <= asked.memory_bytes:
                 found.append(priced)
     return found

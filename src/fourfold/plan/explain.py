@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS
-from fourfold.plan.pricing import Priced, predict_candidate
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import Found, search
 from fourfold.simulate.step import StepPrediction
@@ -59,8 +59,8 @@ def explain(request: Request, fixed: Mapping[str, int | str], found: Found, budg
             )
         return Explanation(fixed, None, "no layout of this model, cluster and batch has it: degrees must divide")
     best = found.best[0] if found.best else own.best[0]
-    here = predict_candidate(request, own.best[0].candidate)
-    there = predict_candidate(request, best.candidate)
+    pricer = Pricer(request)
+    here, there = pricer.predict(own.best[0].candidate), pricer.predict(best.candidate)
     mine, theirs = mean_spent(here), mean_spent(there)
     rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]
     rows.sort(key=lambda row: (-abs(row[1]), row[0]))

@@ -7,8 +7,8 @@ the last one's time is simulated.
 
 from dataclasses import replace
 
-from fourfold.plan.pricing import Priced, candidate_fits, price_candidate
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.pricing import Priced, Pricer
+from fourfold.plan.request import Candidate
 
 PROBES = 4
 """Programs a layout: N is found to within a sixteenth of the blocks."""
@@ -16,25 +16,25 @@ WORTH = 0.98
 """Of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
 
 
-def lighter(request: Request, priced: Priced) -> Priced | None:
+def lighter(pricer: Pricer, priced: Priced) -> Priced | None:
     """A layout that recomputes every block, with as few of them as fit; None where that is no faster."""
-    found = _fewest(request, priced.candidate)
+    found = _fewest(pricer, priced.candidate)
     return found if found is not None and found.seconds < priced.seconds else None
 
 
-def mended(request: Request, too_large: Priced) -> Priced | None:
+def mended(pricer: Pricer, too_large: Priced) -> Priced | None:
     """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
     for policy in ("selective", "full"):
         every = replace(too_large.candidate, recompute=policy)
-        if candidate_fits(request, every):
-            found = _fewest(request, every) or price_candidate(request, every)
+        if pricer.fits(every):
+            found = _fewest(pricer, every) or pricer.price(every)
             return found if isinstance(found, Priced) else None
     return None
 
 
-def _fewest(request: Request, candidate: Candidate) -> Priced | None:
+def _fewest(pricer: Pricer, candidate: Candidate) -> Priced | None:
     """With as few blocks recomputed as were seen to fit; None where that is all of them, or none are recomputed."""
-    policy, fewest, most = candidate.recompute, 0, request.model.num_layers
+    policy, fewest, most = candidate.recompute, 0, pricer.request.model.num_layers
     if policy not in ("selective", "full"):
         return None
     best = candidate
@@ -43,9 +43,9 @@ def _fewest(request: Request, candidate: Candidate) -> Priced | None:
         if count in (fewest, most):
             break
         lighter = replace(candidate, recompute=f"{policy}:{count}")
-        if candidate_fits(request, lighter):
+        if pricer.fits(lighter):
             best, most = lighter, count
         else:
             fewest = count
-    priced = price_candidate(request, best) if best != candidate else None
+    priced = pricer.price(best) if best != candidate else None
     return priced if isinstance(priced, Priced) else None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fourfold.layout.mesh import ORDERS, Outermost
-from fourfold.plan.pricing import Priced, predict_candidate
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
 
 TRIED = 2
@@ -27,17 +27,17 @@ def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
             yield outermost
 
 
-def placed(request: Request, priced: Sequence[Priced]) -> list[Priced]:
+def placed(pricer: Pricer, priced: Sequence[Priced]) -> list[Priced]:
     """The fastest of these layouts with their axes in the order that is best for each; the others as they are."""
     ordered = sorted(priced, key=lambda p: p.seconds)
-    return [_best_order(request, each) for each in ordered[:TRIED]] + ordered[TRIED:]
+    return [_best_order(pricer, each) for each in ordered[:TRIED]] + ordered[TRIED:]
 
 
-def _best_order(request: Request, priced: Priced) -> Priced:
-    best, step = priced, None
-    for outermost in other_orders(request, priced.candidate):
+def _best_order(pricer: Pricer, priced: Priced) -> Priced:
+    best = priced
+    for outermost in other_orders(pricer.request, priced.candidate):
         candidate = replace(priced.candidate, outermost=outermost)
-        step = predict_candidate(request, candidate, step)
+        step = pricer.predict(candidate)
         if step.seconds < best.seconds:
             best = replace(priced, candidate=candidate, seconds=step.seconds)
     return best

@@ -10,7 +10,7 @@ from dataclasses import fields
 from fourfold.config import UserError
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
-from fourfold.plan.pricing import Priced, price_candidate
+from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import RECOMPUTE, splits_tensors
 
@@ -31,13 +31,13 @@ def prescribed(request: Request) -> Priced | None:
         microbatches, rest = divmod(request.global_sequences * pp, ranks)
         if ranks % pp == 0 and rest == 0 and microbatches:
             divisions += [(microbatches < pp, order, pp) for order in range(len(RECOMPUTE))]
-    bounder = Bounder(request)
+    bounder, pricer = Bounder(request), Pricer(request)
     for _, order, pp in sorted(divisions):
         candidate = _candidate(request, pp, tensor, experts, RECOMPUTE[order])
         if _least_bytes(bounder, candidate) > request.memory_bytes:
             continue
         try:
-            found = price_candidate(request, candidate)
+            found = pricer.price(candidate)
         except UserError:
             continue
         if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:

@@ -1,5 +1,6 @@
 """Sharper prices of one layout than its bound: the timeline of its schedule, the simulation of its program."""
 
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
@@ -8,6 +9,9 @@ from fourfold.plan.request import Candidate, Request
 from fourfold.program.facts import Lowering
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
+
+KEPT = 8
+"""Computations whose programs are kept for others of their kind."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +29,6 @@ class Priced:
         return max(self.device_bytes)
 
 
-def price_candidate(request: Request, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
-    """Simulates a layout; a message where it cannot be."""
-    try:
-        step = predict_candidate(request, candidate)
-    except UserError as error:
-        return str(error)
-    return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
-
-
-def candidate_fits(request: Request, candidate: Candidate) -> bool:
-    """Whether the layout can be and fits, without its time."""
-    try:
-        facts = candidate_facts(request, candidate)
-        return max(predict_memory(facts, request.prices(facts.layout))) <= request.memory_bytes
-    except UserError:
-        return False
-
-
-def predict_candidate(request: Request, candidate: Candidate, alike: StepPrediction | None = None) -> StepPrediction:
-    """The step that the runtime would execute. `alike`: of a layout with the same programs. Raises `UserError` where the layout
-    cannot be."""
-    facts = candidate_facts(request, candidate)
-    return predict_step(facts, request.prices(facts.layout), alike)
-
-
 def candidate_facts(request: Request, candidate: Candidate) -> Lowering:
     """What lowering reads."""
     config = request.run(candidate.section())
@@ -61,30 +40,70 @@ def family(candidate: Candidate) -> Candidate:
     return replace(candidate, dp_replicate=1, dp_shard=candidate.dp)
 
 
-class Timelines:
-    """The timelines of layouts' schedules, which do not depend on how data parallelism is divided."""
+def _computation(candidate: Candidate) -> Candidate:
+    """The layout that computes the same and says nothing of how data parallelism is divided."""
+    return replace(family(candidate), zero=0, outermost="pp")
+
+
+class Pricer:
+    """Prices of single layouts. Of those that differ in how data parallelism is divided alone, the programs are the same but for
+    its part, and timelines the same: what was found of one is kept for the next."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
-        self._known: dict[Candidate, float] = {}
+        self.request = request
+        self._recent: OrderedDict[Candidate, Lowering] = OrderedDict()
+        self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
+
+    def predict(self, candidate: Candidate) -> StepPrediction:
+        """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
+        facts = self._facts(candidate)
+        return predict_step(facts, self.request.prices(facts.layout))
+
+    def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
+        """Simulates a layout; a message where it cannot be."""
+        try:
+            step = self.predict(candidate)
+        except UserError as error:
+            return str(error)
+        return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether the layout can be and fits, without its time."""
+        try:
+            facts = self._facts(candidate)
+            return max(predict_memory(facts, self.request.prices(facts.layout))) <= self.request.memory_bytes
+        except UserError:
+            return False
 
     @property
     def drawn(self) -> int:
-        return len(self._known)
+        """Timelines so far."""
+        return len(self._timelines)
 
-    def own(self, candidate: Candidate, bound: float) -> float:
-        """Seconds, never less than the bound. Raises `UserError` where the layout cannot be."""
-        key = replace(family(candidate), zero=0)
-        if key not in self._known:
-            facts = candidate_facts(self._request, candidate)
-            self._known[key] = estimate_makespan(facts, self._request.prices(facts.layout))
-        return max(bound, self._known[key])
+    def timeline(self, candidate: Candidate, bound: float) -> float:
+        """Seconds of its schedule alone, never less than the bound. Raises `UserError` where the layout cannot be."""
+        key = _computation(candidate)
+        if key not in self._timelines:
+            facts = candidate_facts(self.request, candidate)
+            self._timelines[key] = estimate_makespan(facts, self.request.prices(facts.layout))
+        return max(bound, self._timelines[key])
 
     def like(self, candidate: Candidate, bound: float) -> float:
         """The bound times what another shape's timeline was over its own bound, in the same pipeline."""
         each = candidate.dp * candidate.microbatch_sequences
         key = (candidate.schedule, candidate.pp, candidate.virtual_stages, each, candidate.recompute == "full")
         if key not in self._ratios:
-            self._ratios[key] = self.own(candidate, bound) / bound if candidate.pp > 1 else 1.0
+            self._ratios[key] = self.timeline(candidate, bound) / bound if candidate.pp > 1 else 1.0
         return bound * self._ratios[key]
+
+    def _facts(self, candidate: Candidate) -> Lowering:
+        """With what the latest layout of the same computation had found."""
+        facts, key = candidate_facts(self.request, candidate), _computation(candidate)
+        if key in self._recent:
+            self._recent.move_to_end(key)
+            return facts.computing_like(self._recent[key])
+        self._recent[key] = facts
+        if len(self._recent) > KEPT:
+            self._recent.popitem(last=False)
+        return facts

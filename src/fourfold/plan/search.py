@@ -19,7 +19,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.lighter import WORTH, lighter, mended
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
-from fourfold.plan.pricing import Priced, Timelines, family, predict_candidate, price_candidate
+from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import block_shapes
 from fourfold.simulate.collection import without_collection
@@ -113,7 +113,7 @@ def _search(
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
-    timelines = Timelines(request)
+    pricer = Pricer(request)
     while queue and len(best) < keep and counts.simulated < most_simulations:
         if time.monotonic() - started > budget_seconds:
             break
@@ -125,11 +125,11 @@ def _search(
         candidate, parts = pool.candidate(where), pool.parts(where)
         try:
             if level in (BOUND, LIKE):
-                compute = (timelines.like if level == BOUND else timelines.own)(candidate, parts.compute)
+                compute = (pricer.like if level == BOUND else pricer.timeline)(candidate, parts.compute)
                 heappush(queue, (max(compute, parts.beside) + parts.after, level + 1, place, None))
                 continue
             kind = Kind(candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
-            exact = max(timelines.own(candidate, parts.compute), parts.beside) + parts.after
+            exact = max(pricer.timeline(candidate, parts.compute), parts.beside) + parts.after
             if level < CORRECTED and kind in corrections:
                 heappush(queue, (exact * corrections[kind], CORRECTED, place, None))
                 continue
@@ -151,7 +151,7 @@ def _search(
                 counts.like_a_simulated_one += 1
                 continue
             relatives[relative] = relatives.get(relative, 0) + 1
-            step = predict_candidate(request, candidate)
+            step = pricer.predict(candidate)
         except UserError:
             counts.refused += 1
             continue
@@ -168,14 +168,14 @@ def _search(
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
-    lean = _lean(request, pool, best)
+    lean = _lean(pricer, pool, best)
     if time.monotonic() - started < budget_seconds:
-        best += _partial(request, best, outgrown, fixed)
+        best += _partial(pricer, best, outgrown, fixed)
         if "outermost" not in fixed:
-            best = placed(request, best)
+            best = placed(pricer, best)
     every = {priced.candidate: priced for priced in (*best, *lean)}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
-    counts.timelines = timelines.drawn
+    counts.timelines = pricer.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
@@ -188,27 +188,27 @@ def _time(priced: Priced) -> float:
 
 
 def _partial(
-    request: Request, best: Sequence[Priced], outgrown: Sequence[Priced], fixed: Mapping[str, int | str]
+    pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced], fixed: Mapping[str, int | str]
 ) -> list[Priced]:
     """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
     that is too large without, where it would be better than the best."""
     if "recompute" in fixed or not best:
         return []
     first = min(best, key=_time)
-    found = [lighter(request, first)]
+    found = [lighter(pricer, first)]
     faster = [p for p in outgrown if p.candidate.recompute == "none" and p.seconds < WORTH * first.seconds]
     if faster:
-        found.append(mended(request, min(faster, key=_time)))
+        found.append(mended(pricer, min(faster, key=_time)))
     return [p for p in found if p is not None]
 
 
-def _lean(request: Request, pool: Pool, best: Sequence[Priced]) -> list[Priced]:
+def _lean(pricer: Pricer, pool: Pool, best: Sequence[Priced]) -> list[Priced]:
     """Layouts that hold clearly less than the best, simulated."""
     found: dict[Candidate, Priced] = {}
     for seconds, share, candidate in pool.lean:
-        if best and seconds < float("inf") and share * request.memory_bytes < min(best, key=_time).memory_bytes:
-            priced = price_candidate(request, candidate, seconds)
-            if isinstance(priced, Priced) and priced.memory_bytes <= request.memory_bytes:
+        if best and seconds < float("inf") and share * pricer.request.memory_bytes < min(best, key=_time).memory_bytes:
+            priced = pricer.price(candidate, seconds)
+            if isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes:
                 found[candidate] = priced
     return list(found.values())
 

@@ -10,15 +10,17 @@ from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.model.traffic import Traffic
-from fourfold.program.instruction import Collective
+from fourfold.program.instruction import Collective, Instruction
 from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
 
-_CACHES = ("_footprints", "_by_segment", "_sizes", "_zero_of", "collectives_made")
-_FOUND = ("segments", "by_name", "following", "shape", "all_flats", *_CACHES)
+_OF_COMPUTATION = ("_footprints", "_by_segment", "collectives_made", "computed")
+_OF_THE_MODEL = ("segments", "by_name", "following")
+_CACHES = (*_OF_COMPUTATION, "_sizes", "_zero_of")
+_FOUND = (*_OF_THE_MODEL, "shape", "all_flats", *_CACHES)
 """What is the same on every rank and for any number of microbatches, and dear."""
 
 
@@ -61,6 +63,11 @@ class Lowering:
     def with_microbatches(self, number: int) -> "Lowering":
         """The same run with another number of microbatches a step."""
         return self._sharing(replace(self, layout=replace(self.layout, num_microbatches=number)), _FOUND)
+
+    def computing_like(self, other: "Lowering") -> "Lowering":
+        """This run with what another has found of all that does not depend on how data parallelism is divided. The two must differ
+        in that alone: in `dp_replicate`, `dp_shard`, `zero` and the order of the mesh's axes."""
+        return other._sharing(self, (*_OF_THE_MODEL, "shape", *_OF_COMPUTATION, "orders"))
 
     def _sharing(self, other: "Lowering", names: tuple[str, ...]) -> "Lowering":
         """The other with what this one has found, or will find, that is the same for both."""
@@ -308,6 +315,11 @@ class Lowering:
     @cached_property
     def collectives_made(self) -> dict[int, tuple[tuple[Traffic, ...], tuple[Collective, ...]]]:
         """What the passes over segments send, by the identity of what they declare."""
+        return {}
+
+    @cached_property
+    def computed(self) -> dict[int, list[list[Instruction]]]:
+        """By number of microbatches, what every pipeline rank computes and sends to others."""
         return {}
 
     def buffer_bytes(self, name: str) -> int:

@@ -10,13 +10,20 @@ from fourfold.program.transfers import TransferPlan, insert_transfers, plan_tran
 from fourfold.program.update import append_update, sum_counts
 
 
-def lower_step(facts: Lowering, plan: TransferPlan | None = None) -> Program:
-    """One training step of the ranks at `facts.pp_rank`. `plan`: the pipeline's transfers, where they are known already."""
-    plan = plan or plan_transfers(facts.orders, facts)
+def lower_step(facts: Lowering) -> Program:
+    """One training step of the ranks at `facts.pp_rank`."""
+    return _with_data_parallelism(_computed(facts, plan_transfers(facts.orders, facts)), facts)
+
+
+def _computed(facts: Lowering, plan: TransferPlan) -> list[Instruction]:
+    """What the ranks compute and send from stage to stage, which does not depend on how data parallelism is divided."""
     groups = expand_segments(facts.orders[facts.pp_rank], facts)
     steps = insert_transfers(groups, plan, facts)
     steps = insert_recompute(steps, facts)
-    steps = insert_loads(steps)
+    return insert_loads(steps)
+
+
+def _with_data_parallelism(steps: list[Instruction], facts: Lowering) -> Program:
     steps = insert_gathers(steps, facts)
     steps = insert_reductions(steps, facts)
     steps = append_update(steps, facts)
@@ -41,16 +48,19 @@ def _evaluation_orders(facts: Lowering) -> Orders:
 
 def lower_pipeline(facts: Lowering, kind: str = "train") -> list[Program]:
     """The program of every pipeline rank: ranks that differ in other coordinates alone run the same list."""
-    ranks = range(facts.layout.pp)
-    if kind == "train":
+    each = [facts.at(pp_rank) for pp_rank in range(facts.layout.pp)]
+    if kind != "train":
+        plan = plan_transfers(_evaluation_orders(facts), facts)
+        return [lower_evaluation(rank, plan) for rank in each]
+    computed = facts.computed.get(facts.layout.num_microbatches)
+    if computed is None:
         plan = plan_transfers(facts.orders, facts)
-        return [lower_step(facts.at(pp_rank), plan) for pp_rank in ranks]
-    plan = plan_transfers(_evaluation_orders(facts), facts)
-    return [lower_evaluation(facts.at(pp_rank), plan) for pp_rank in ranks]
+        computed = facts.computed[facts.layout.num_microbatches] = [_computed(rank, plan) for rank in each]
+    return [_with_data_parallelism(steps, rank) for steps, rank in zip(computed, each, strict=True)]
 
 
 def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:
-    """Collects the buffers that the instructions name, with their bytes, and those that outlive the step."""
+    """Collects the buffers that the instructions make, with their bytes, and those that outlive the step."""
     resident = ["rope"]
     for unit in facts.flats:
         resident.append(facts.values_buffer(unit))
@@ -60,6 +70,6 @@ def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:
     resident += [f"router/{segment.name}" for segment in facts.moe_segments]
     names = set(resident)
     for step in steps:
-        names.update(step.reads, step.writes, step.frees)
+        names.update(step.writes)
     sizes = {n: facts.buffer_bytes(n) for n in sorted(names)}
     return Program(facts.pp_rank, kind, tuple(steps), sizes, tuple(resident))

@@ -184,21 +184,15 @@ class StepPrediction:
         ]
 
 
-def predict_step(facts: Lowering, prices: Prices, alike: StepPrediction | None = None) -> StepPrediction:
-    """The whole step, or two shorter ones and the straight line through them. `alike`: a prediction of the same programs."""
+def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
+    """The whole step, or two shorter ones and the straight line through them."""
     wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
     most = simulated_microbatches(facts)
     if most == wanted:
-        whole = simulate(facts, prices, alike.simulation.programs if alike else None)
+        whole = simulate(facts, prices)
         return StepPrediction(whole.seconds, whole.device_bytes, whole)
     fewer = most - period
-    known = (
-        (None, None) if alike is None or alike.earlier is None else (alike.earlier.programs, alike.simulation.programs)
-    )
-    first, second = (
-        simulate(facts.with_microbatches(fewer + extra), prices, programs)
-        for extra, programs in zip((0, period), known, strict=True)
-    )
+    first, second = (simulate(facts.with_microbatches(number), prices) for number in (fewer, most))
     ratio = (wanted - fewer) / period
     peaks = tuple(
         round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)

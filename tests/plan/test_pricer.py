@@ -1,0 +1,61 @@
+"""A pricer keeps what layouts of the same computation share, and says what one that keeps nothing says."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config import UserError
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Candidate
+from tests.plan.test_bounds import EXPERTS, LATENT, request
+
+LAYOUT = Candidate(
+    pp=2, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=4, zero=1, cp=1, cp_method="ring", tp=2, ep=1, etp=1,
+    microbatch_sequences=1, recompute="none",
+)  # fmt: skip
+DIVISIONS = [
+    {"zero": 0, "dp_replicate": 4, "dp_shard": 1},
+    {"zero": 1},
+    {"zero": 1, "dp_replicate": 2, "dp_shard": 2},
+    {"zero": 2, "dp_replicate": 2, "dp_shard": 2, "outermost": "dp_replicate"},
+    {"zero": 3},
+    {"zero": 3, "outermost": "dp"},
+]
+
+
+@pytest.mark.parametrize(
+    ("more", "layout"),
+    [
+        ({}, {}),
+        ({}, {"schedule": "zb_h1", "recompute": "full"}),
+        ({}, {"schedule": "interleaved_1f1b", "virtual_stages": 2, "recompute": "selective:2"}),
+        (EXPERTS, {"ep": 2}),
+        (LATENT, {"ep": 2}),
+    ],
+    ids=["1f1b", "zero bubble", "interleaved", "experts", "latent"],
+)
+@pytest.mark.parametrize("sequences", [16, 256], ids=["whole", "straight line"])
+def test_what_is_kept_of_other_divisions_of_the_data_changes_nothing(more: dict, layout: dict, sequences: int) -> None:
+    asked = request(16, sequences, **more)
+    keeping, seen = Pricer(asked), set()
+    for division in (*DIVISIONS, *reversed(DIVISIONS)):
+        candidate = replace(LAYOUT, **layout, **division)
+        kept, alone = (_predicted(each, candidate) for each in (keeping, Pricer(asked)))
+        assert kept == alone, candidate.words()
+        assert keeping.fits(candidate) == Pricer(asked).fits(candidate)
+        seen.add(alone[0] if isinstance(alone, tuple) else alone)
+    assert len(seen) > 3, "divisions differ in their times"
+
+
+def _predicted(pricer: Pricer, candidate: Candidate) -> object:
+    try:
+        step = pricer.predict(candidate)
+    except UserError as error:
+        return str(error)
+    return step.seconds, step.device_bytes, step.simulation.programs
+
+
+def test_layouts_that_compute_otherwise_share_nothing() -> None:
+    pricer = Pricer(request(16, 16))
+    for candidate in (LAYOUT, replace(LAYOUT, recompute="full"), replace(LAYOUT, tp=4, dp_shard=2), LAYOUT):
+        assert _predicted(pricer, candidate) == _predicted(Pricer(pricer.request), candidate), candidate.words()
