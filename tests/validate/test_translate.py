@@ -82,7 +82,6 @@ def test_a_row_that_states_everything_is_taken_as_it_is() -> None:
         ("papers:15", "offloaded"),
         ("papers:21", "does not divide the heads"),
         ("papers:22", "does not divide 512 devices"),
-        ("flags:2", "without a gate"),
         ("flags:7", "does not divide 8 devices"),
     ],
 )
@@ -110,6 +109,13 @@ def test_models_by_their_kind() -> None:
     assert (moonlight.num_layers, moonlight.num_experts, moonlight.num_shared_experts) == (27, 64, 2)
     latent = CASES["flags:4"].model
     assert (latent.is_latent, latent.norm, latent.positions) == (True, "rms", "rope")
+
+
+def test_experts_without_a_gate_become_gated_ones_of_as_many_weights() -> None:
+    model = CASES["flags:2"].model
+    assert (model.gated, model.num_experts, model.top_k) == (True, 8, 2)
+    assert 3 * model.moe_ffn_size == pytest.approx(2 * 4 * 512, rel=0.01), "three matrices for two, of 4 x hidden"
+    assert any("two thirds" in text for text in CASES["flags:2"].defaults)
 
 
 def test_a_public_model_is_its_preset() -> None:

@@ -24,6 +24,7 @@ DEFAULTS: dict[str, str] = {
     "eager": "A row that says that nothing is compiled runs one operator after the other, as eager torch does.",
     "graphs": "CUDA graphs of all of a step, as a row says or runs of MLPerf, leave the host nothing to do.",
     "layer_norm": "Models with experts or latent attention have RMSNorm here, whatever the trainer's norm.",
+    "gated_experts": "Experts without a gate are predicted as gated ones of two thirds of their size: as many weights.",
     "gated_bias": "A gated feed-forward has no biases here, whatever the trainer's.",
     "known_model": "The dimensions of a public model that is named but not described are those of its released configuration.",
     "tp": "tp, pp, cp and ep are 1 where the layout is stated in part and does not name them.",

@@ -15,6 +15,8 @@ from fourfold.validate.stack import Stack
 _GATED_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|deepseek|moonlight|kimi|internlm|smollm|olmo|grok|gemma|yi-", re.I
 )
+_TILE = 16
+"""Sizes of experts are multiples of it."""
 _VOCABULARIES = (
     (r"mixtral", 32000),
     (r"deepseek", 129280),
@@ -37,7 +39,7 @@ def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> tuple[ModelConf
 
     Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours.
     """
-    stated = _named(row.model, filled)
+    stated = _gated_experts(_named(row.model, filled), filled)
     _check_kind(stated, row)
     missing = [key for key in ("num_layers", "hidden_size", "num_heads") if getattr(stated, key) is None]
     if missing:
@@ -83,13 +85,21 @@ def _named(stated: StatedModel, filled: Filled) -> StatedModel:
     return known
 
 
+def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
+    """Experts without a gate as gated ones with as many weights."""
+    if not stated.num_experts or stated.gated is not False:
+        return stated
+    filled.approximate("gated_experts")
+    sizes = ("ffn_size", "moe_ffn_size", "shared_ffn_size")
+    narrower = {name: _TILE * round(size * 2 / 3 / _TILE) for name in sizes if (size := getattr(stated, name))}
+    return replace(stated, gated=True, **narrower)
+
+
 def _check_kind(stated: StatedModel, row: Row) -> None:
     if stated.hybrid or re.search(r"mamba|nemotron-?h|nemotron_?3", stated.name, re.I):
         raise Untranslatable("the model has layers that are neither attention nor feed-forward (state-space layers)")
     if stated.num_experts and re.search(r"llama-?4", stated.name, re.I):
         raise Untranslatable("only every other layer has experts, which a model here cannot express")
-    if stated.num_experts and stated.gated is False:
-        raise Untranslatable("experts without a gate are not known here")
     if not stated.name and stated == StatedModel():
         raise Untranslatable("the model is not stated")
     if row.model.num_layers is None and row.model.hidden_size is None and row.model.name.lower() not in _PUBLIC:
