@@ -27,7 +27,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"A100", "a100-sxm-80"),
     (r"V100.*16|P3\.16", "v100-sxm-16"),
     (r"V100", "v100-sxm-32"),
-    (r"RTX PRO 6000", "rtx-pro-6000"),
+    (r"RTX PRO[- ]6000", "rtx-pro-6000"),
     (r"RTX 6000 ADA|6000 ADA", "rtx-6000-ada"),
     (r"A6000", "rtx-a6000"),
     (r"A5000", "rtx-a5000"),
@@ -114,7 +114,7 @@ def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
 
 def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | None:
     """The key of the device tables."""
-    name = hardware.device.upper()
+    name = hardware.device.upper().replace("RTX-", "RTX ")
     if not name or (row.regression and "GOLDEN" in name):
         if row.regression:
             return filled.fill("device", "a100-sxm-80")

@@ -113,7 +113,9 @@ def is_graphed(row: Row, device: str, filled: Filled) -> bool:
 
 def is_loss_chunked(row: Row) -> bool:
     """Whether the logits of a few tokens are made at a time."""
-    return bool(asserted(row.notes, r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross"))
+    return bool(
+        asserted(row.notes, r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross|(linear[- ]cut|cut)[- ]cross")
+    )
 
 
 _EAGER = re.compile(

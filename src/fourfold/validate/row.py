@@ -116,6 +116,7 @@ class Row:
     global_sequences: int | None = None
     microbatch_sequences: int | None = None
     accumulation: int | None = None
+    framework: str = ""
     recompute: str | None = None
     schedule: str | None = None
     precision: str | None = None

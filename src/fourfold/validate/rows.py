@@ -126,6 +126,7 @@ def _table_row(row: Fields, name: str, file: str) -> Row:
         global_sequences=row.count("global_batch"),
         microbatch_sequences=row.count("micro_batch"),
         accumulation=row.count("grad_accum"),
+        framework=row.text("framework") or "",
         recompute=row.text("recompute"),
         schedule=row.text("schedule"),
         precision=row.text("precision"),
@@ -142,7 +143,14 @@ def _notes(row: Fields) -> str:
     """All that the row says in words of its own."""
     offload = row.text("offload")
     compiled = "" if row.table.get("compile") is not False else "not compiled"
-    said = (row.text("notes"), row.text("framework"), offload and f"offload: {offload}", compiled)
+    kernel = row.text("attention_kernel")
+    said = (
+        row.text("notes"),
+        row.text("framework"),
+        offload and f"offload: {offload}",
+        compiled,
+        kernel and f"attention kernel: {kernel}",
+    )
     return "; ".join(filter(None, said))
 
 

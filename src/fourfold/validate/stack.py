@@ -1,9 +1,10 @@
-"""Which software ran a published row: a framework and its year, read from the source's text alone."""
+"""Which software ran a published row: a framework and its year, read from what the row says of it and of its source."""
 
 import re
 from dataclasses import dataclass, replace
 
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
+_PAPER = re.compile(r"arxiv:? ?(\d\d)(?:0[1-9]|1[0-2])\.\d{4,5}", re.I)
 _CONTAINER = re.compile(r'(?:"|NeMo (?:Framework )?)(2\d)\.(0[1-9]|1[0-2])(?!\d)')
 SHARDED_SINCE = 2023
 """Scripts for Megatron turn its distributed optimizer on since this year."""
@@ -56,7 +57,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("paxml", Stack("paxml", 2024)),
     ("megascale", Stack("megatron-megascale", 2024, True, True)),
     ("automodel", Stack("automodel", 2025)),
-    ("megatron-bridge", Stack("nemo", 2026, True, True)),
+    ("megatron[- ]bridge", Stack("nemo", 2026, True, True)),
     ("dgxc-benchmarking@35a9aec", Stack("nemo", 2024, True, True)),
     ("dgxc-benchmarking", Stack("nemo", 2025, True, True)),
     ("simumax", Stack("megatron-simumax", 2025, True, True)),
@@ -97,13 +98,29 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
 that source, unless the source states one."""
 
 
-def stack_of(source: str, notes: str = "") -> Stack:
-    """The stack of a row; `unknown` where no known name is in its source (then its notes)."""
-    for text in (source.lower(), notes.lower()):
+_DATED_BY_PAPER = (
+    "torchtitan",
+    "nemo(?!tron)",
+    "megatron-deepspeed",
+    "megatron",
+    "colossal",
+    "gpt-neox",
+    "deepspeed",
+    "fsdp",
+    "pytorch",
+)
+"""Patterns of trainers that have run in many papers: the year is the paper's, where nothing states another."""
+
+
+def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
+    """The stack of a row; `unknown` where no known name is in what it calls its framework (then its source, then its notes)."""
+    for text in (framework.lower(), source.lower(), notes.lower()):
         for word, stack in _KNOWN:
             if re.search(word, text):
-                return _with_year(_variant(stack, notes), source)
-    return _with_year(Stack("unknown", 0), source)
+                paper = _PAPER.search(source) if word in _DATED_BY_PAPER else None
+                dated = replace(stack, year=2000 + int(paper[1])) if paper else stack
+                return _with_year(_variant(dated, notes), source, framework)
+    return _with_year(Stack("unknown", 0), source, framework)
 
 
 def _variant(stack: Stack, notes: str) -> Stack:
@@ -112,15 +129,19 @@ def _variant(stack: Stack, notes: str) -> Stack:
     return stack
 
 
-def _with_year(stack: Stack, source: str) -> Stack:
-    container = _CONTAINER.search(source)
-    stated = _YEARS.findall(source)
-    year, month = int(stated[0]) if len(set(stated)) == 1 else stack.year, 0
+def _with_year(stack: Stack, source: str, framework: str) -> Stack:
+    container = _CONTAINER.search(framework) or _CONTAINER.search(source)
+    stated = next((years for text in (framework, source) if (years := _years(text))), set())
+    year, month = min(stated) if len(stated) == 1 else stack.year, 0
     if container:
         year, month = 2000 + int(container[1]), int(container[2])
     release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)
     sharded = stack.sharded_optimizer or (_is_megatron(stack) and year >= SHARDED_SINCE)
     return replace(stack, year=year, release=release, sharded_optimizer=sharded)
+
+
+def _years(text: str) -> set[int]:
+    return {int(year) for year in _YEARS.findall(_PAPER.sub("", text))}
 
 
 def _is_megatron(stack: Stack) -> bool:

@@ -38,7 +38,7 @@ def _case(row: Row) -> Case:
     offloaded = offloaded_of(row, filled)
     if row.sequence_length is None:
         raise Untranslatable(_first_missing(row))
-    stack = stack_of(row.source, row.notes)
+    stack = stack_of(row.source, row.notes, row.framework)
     device = device_of(row.hardware, row, filled)
     degrees = degrees_of(row, filled)
     model, vocab_size = model_of(row, stack, degrees.tp, filled)

@@ -12,18 +12,19 @@ from fourfold.validate.stack import Stack
 
 def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
-    text = (row.precision or "").lower().replace("float8", "fp8").replace("float32", "fp32").replace("32-bit", "fp32")
+    text = (row.precision or "").lower().replace("float8", "fp8").replace("32-bit", "fp32")
+    text = text.replace("bfloat16", "bf16").replace("float16", "fp16").replace("float32", "fp32")
     if not text:
         text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(WITH_FP8) else "bf16")
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
-    compute = _format(head) or _format(text) or "bf16"
+    compute = _products(head) or _products(text) or _format(text) or "bf16"
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
     narrow = compute != "fp32" and _is_narrow(text, row.notes)
     master, gradients = compute if narrow else "fp32", "fp32"
-    if stated := re.search(r"gradients (?:\w+ ){0,2}(bf16|fp16)", text):
-        gradients = stated[1]
+    if stated := re.search(r"gradients (?:\w+ ){0,2}(bf16|fp16)|(bf16|fp16) gradients", text):
+        gradients = stated[1] or stated[2]
     elif not _WIDE_SUMS.search(f"{text} {row.notes.lower()}"):
         gradients = compute if narrow else gradients
         if _sums_as_computed(row, stack, compute):
@@ -37,8 +38,9 @@ def _is_narrow(text: str, notes: str) -> bool:
         r"(weights|parameters)[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)|(bf16|fp16) \(pure\)", text
     ):
         return True
-    pure = r"\bbf16-true\b|\bpure (bf16|fp16)\b|(without|no) fp32 masters?\b"
-    return ("fp32" not in text and "bf16 weights" in text) or bool(asserted(notes, pure))
+    pure = r"\b(bf16|fp16)[- ]true\b|\bpure (bf16|fp16)\b|(without|no) fp32 masters?\b|gradients and moments (are )?in (bf16|fp16)"
+    own = re.search(r"bf16 (weights|parameters)|moments in bf16|bf16 moments", text)
+    return ("fp32" not in text and own is not None) or bool(asserted(f"{text}; {notes}", pure))
 
 
 def moment_bytes_of(row: Row) -> float | None:
@@ -46,6 +48,15 @@ def moment_bytes_of(row: Row) -> float | None:
     text = f"{row.precision or ''}; {row.task or ''}; {row.notes}"
     narrow = r"8-?bit (paged )?(adam|optimi[sz]er)|(adamw?|optimi[sz]er)[- ]?(in )?8-?bit|\bpaged adam"
     return 1.0 if asserted(text, narrow) else None
+
+
+_OF_STATES = r"moment|optimi[sz]|adam|master|grad|reduc|state|norm|logit|softmax|accumul"
+
+
+def _products(text: str) -> str | None:
+    """The format of 16 bits or more that products are in, apart from what is said of states, gradients and sums."""
+    said = [clause for clause in re.split(r"[,;()+]", text) if not re.search(_OF_STATES, clause)]
+    return _format(", ".join(said)) or ("bf16" if any(re.search(r"fp[48]", clause) for clause in said) else None)
 
 
 def _format(text: str) -> str | None:
@@ -103,7 +114,7 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
     if text.startswith("selective"):
         named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
         if stack.framework == "torchtitan":
-            return filled.fill("recompute", ALTERNATE, "recompute_products"), ()
+            return filled.fill("recompute", "full" if row.model.num_experts else ALTERNATE, "recompute_products"), ()
         modules = tuple(named) or ATTENTION_CORE
         filled.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
         return "selective", modules
