@@ -1,4 +1,4 @@
-"""The fit of what stacks hold in memory: four constants, each its prior plus its framework's departure plus its own."""
+"""The fit of what stacks hold in memory: five constants, each its prior plus its framework's departure plus its own."""
 
 from dataclasses import dataclass, replace
 
@@ -14,17 +14,17 @@ from fourfold.validate import Case
 from fourfold.validate.predict import case_prices
 
 STEP = 0.1
-UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0}
+UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0, "unit_bytes": 8.0}
 NAMES = ("extra", *UNITS)
-SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_bytes": 0.28}
+SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_bytes": 0.28, "unit_bytes": 0.35}
 """How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
-LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5}
+LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5, "unit_bytes": 1.5}
 SMALL_ERROR, REWEIGHTED = 0.03, 10
 
 
 @dataclass(frozen=True)
 class Held:
-    """Rows whose memory was measured. `parts`: of each row, before any constant and for one unit of each of three, in shares of
+    """Rows whose memory was measured. `parts`: of each row, before any constant and for one unit of each of four, in shares of
     what its tensors were measured to hold."""
 
     cases: list[Case]
@@ -51,7 +51,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
         added = [(_peak(row, each) - peak) / STEP for each in more]
         before = peak - sum(a * n for a, n in zip(added, now.values(), strict=True))
         parts.append(np.array([before, *added]) / _live_bytes(row.case, stack))
-    return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, 4))
+    return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
 
 
 def _live_bytes(case: Case, stack: Stack) -> float:
@@ -69,7 +69,7 @@ def _peak(row: Lowered, stack: Stack) -> int:
 
 
 def fit_memory(held: Held, prior: Table, table: Table) -> None:
-    """Sets the four constants of every stack and framework of the rows in `table`, by least absolute relative errors."""
+    """Sets the five constants of every stack and framework of the rows in `table`, by least absolute relative errors."""
     before, held = Constants(prior), held.of_known()
     if not held.cases:
         return

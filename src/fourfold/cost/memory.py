@@ -13,15 +13,22 @@ DROPOUT_BYTES = 3
 """Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
 
 
+UNITS = "units"
+BLOCKS = 4
+"""In flight at once: gathered ahead, in use, on their way into a reduction and out of it."""
+
+
 def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
     """The program with its buffers as large as the stack's: for memory alone."""
     extra = block_bytes(facts, stack)
     buffers = {**program.buffers, **dict(_changed(program.buffers, facts, stack, extra))}
-    steps = program.instructions
+    steps, resident = program.instructions, program.resident
+    if units := units_bytes(facts.at(program.pp_rank), stack):
+        buffers[UNITS], resident = units, (*resident, UNITS)
     if stack.logits_bytes or extra:
         logits = logits_bytes(facts, stack)
         steps = tuple(_held(step, logits, extra) for step in steps)
-    return replace(program, buffers=buffers, instructions=steps)
+    return replace(program, buffers=buffers, instructions=steps, resident=resident)
 
 
 def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
@@ -44,6 +51,17 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
     if step.op is Op.FORWARD and step.segment != "embed" and not any(name.startswith("saved/") for name in step.writes):
         return step._replace(workspace_bytes=step.workspace_bytes + extra)
     return step
+
+
+def units_bytes(facts: Lowering, stack: Stack) -> int:
+    """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
+    step, and a few blocks. The same however many ranks share them."""
+    if facts.layout.zero < 3 or not stack.unit_bytes:
+        return 0
+    sizes = [(s.kind, sum(facts.flats[unit.name].padded_numel for unit in s.own)) for s in facts.local_segments]
+    blocks = [size for kind, size in sizes if kind == "block"]
+    whole = sum(size for kind, size in sizes if kind != "block") + sum(sorted(blocks)[-BLOCKS:])
+    return int(stack.unit_bytes * whole)
 
 
 def block_bytes(facts: Lowering, stack: Stack) -> int:

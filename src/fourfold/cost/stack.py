@@ -30,7 +30,8 @@ class Stack:
     Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
     beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`:
     what a block keeps for backward beyond the declared, in bytes for each token and element of the hidden state; `gathered_bytes`:
-    the same of all tokens where sequence parallelism splits them (inputs of products kept as they were gathered); `saved_share`:
+    the same of all tokens where sequence parallelism splits them (inputs of products kept as they were gathered); `unit_bytes`: of
+    every parameter of embedding, head and four blocks, what ZeRO-3's runtime keeps of them whole; `saved_share`:
     how much of the declared it keeps, where that is in narrower formats. `moment_bytes`, `master_bytes`: of an element of the
     optimizer's, where it is not in the run's master format (0: no copy beside the parameters). `logits_bytes`: what is live of
     each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in products of few
@@ -68,6 +69,7 @@ class Stack:
     slack: float = 0.0
     saved_bytes: float = 0.0
     gathered_bytes: float = 0.0
+    unit_bytes: float = 0.0
     saved_share: float = 1.0
     logits_bytes: float = 0.0
     moment_bytes: float | None = None

@@ -103,7 +103,8 @@ class Case:
     and year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
     `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all
     pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`,
-    `zero_open`: the source does not say what is recomputed, what runs at once, what is sharded; `offloaded`: what lies in the
+    `zero_open`, `states_open`: the source does not say what is recomputed, what runs at once, what is sharded, in what format
+    states are; `offloaded`: what lies in the
     host's memory; `dispatch_once`: as in `cost.Stack`, where the source says; `attention_share`: of causal attention's work
     that windows and documents leave; `eager`: the source says that nothing is compiled; `graphed`: a step's kernels are started
     as one graph; `chunked_loss`: the logits of a few tokens are made at a time; `moment_bytes`: of an element of the
@@ -132,6 +133,7 @@ class Case:
     recompute_open: bool = False
     microbatch_open: bool = False
     zero_open: bool = False
+    states_open: bool = False
     offloaded: Offloaded | None = None
     own_device: Device | None = None
     dispatch_once: bool | None = None

@@ -59,7 +59,8 @@ DEFAULTS: dict[str, str] = {
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients; in MLPerf on Hopper and "
-    "Blackwell fp8 products.",
+    "Blackwell fp8 products. One device that would not hold that has weights and moments in 16 bits, where the row says nothing "
+    "of them.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
     "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities) and DeepSpeed sum gradients in the format computed "
     "in, without autocast, and so do the recipes behind NeMo's own tables since 2024; Megatron in fp32 with bf16 and in fp16 with "

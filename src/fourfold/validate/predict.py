@@ -63,17 +63,24 @@ def _said(case: Case, usual: Case) -> Case:
         for name in ("microbatch_sequences", "zero", "recompute")
         if getattr(case.layout, name) != getattr(usual.layout, name)
     ]
-    if not names:
-        return case
     taken = ", ".join(f"{name} = {getattr(case.layout, name)}" for name in names)
+    if case.precision != usual.precision:
+        taken = ", ".join(filter(None, (f"weights and moments in {case.precision.compute}", taken)))
+    if not taken:
+        return case
     return replace(
         case, defaults=(*case.defaults, f"{taken}: what is usual would not fit, and the source leaves it open")
     )
 
 
 def _lighter(case: Case) -> Iterator[Case]:
-    """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
-    selective recomputation; parameters sharded too, without a pipeline and outside Megatron and its kin."""
+    """Ever lighter in memory, in what the source leaves open: on one device, weights and moments in 16 bits; half the microbatch,
+    and again; the optimizer's state sharded; selective recomputation; parameters sharded too, without a pipeline and outside
+    Megatron and its kin."""
+    if case.states_open and case.num_devices == 1 and case.precision.master == "fp32" != case.precision.compute:
+        compute = case.precision.compute
+        case = replace(case, precision=replace(case.precision, master=compute, gradients=compute))
+        yield case
     layout = case.layout
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()

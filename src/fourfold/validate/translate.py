@@ -19,7 +19,14 @@ from fourfold.validate.remarks import (
 )
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
-from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open, moment_bytes_of, precision_of
+from fourfold.validate.words import (
+    are_states_open,
+    attention_kernel_of,
+    attention_of,
+    is_recompute_open,
+    moment_bytes_of,
+    precision_of,
+)
 
 
 def translate(row: Row) -> Case | Skip:
@@ -76,6 +83,7 @@ def _case(row: Row) -> Case:
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
         microbatch_open=is_microbatch_open(row),
+        states_open=are_states_open(row),
         zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
         offloaded=offloaded,
         dispatch_once=is_dispatched_once(row),

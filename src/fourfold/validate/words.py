@@ -32,15 +32,27 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
     return Precision(compute, _low(head, text, device, filled), master, gradients)
 
 
+def are_states_open(row: Row) -> bool:
+    """Whether the source leaves out in what format weights and moments are."""
+    return not re.search(
+        r"fp32|float32|32[- ]bit|master|mixed|\bamp\b|autocast|moment", f"{row.precision or ''}; {row.notes}", re.I
+    )
+
+
+_NARROW = (
+    r"\b(bf16|fp16)[- ]true\b|\bpure (bf16|fp16)\b|(without|no) fp32 masters?\b|torch_dtype (bf16|fp16)|loaded in (bf16|fp16)"
+    r"|(parameters|weights|gradients) and moments (are )?in (bf16|fp16)"
+)
+
+
 def _is_narrow(text: str, notes: str) -> bool:
     """Whether weights and moments are in 16 bits, without wider copies."""
     if re.search(
         r"(weights|parameters)[^;:)]*\b(too|moments)(?![^;)]*fp32)|pure (bf16|fp16)|(bf16|fp16) \(pure\)", text
     ):
         return True
-    pure = r"\b(bf16|fp16)[- ]true\b|\bpure (bf16|fp16)\b|(without|no) fp32 masters?\b|gradients and moments (are )?in (bf16|fp16)"
     own = re.search(r"bf16 (weights|parameters)|moments in bf16|bf16 moments", text)
-    return ("fp32" not in text and own is not None) or bool(asserted(f"{text}; {notes}", pure))
+    return ("fp32" not in text and own is not None) or bool(asserted(f"{text}; {notes}", _NARROW))
 
 
 def moment_bytes_of(row: Row) -> float | None:
