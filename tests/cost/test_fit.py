@@ -132,7 +132,7 @@ def test_memory_constants_are_recovered() -> None:
     wanted = saved + 2.0
     rows = []
     for activations, head in ((0.5, 0.1), (0.1, 0.5), (0.3, 0.3), (0.6, 0.0)) * 10:
-        parts = np.array([0.4, activations, 0.0, head])
+        parts = np.array([0.4, activations, 0.0, head, 0.0])
         parts /= parts[0] + activations * wanted / UNITS["saved_bytes"] + head * logits / UNITS["logits_bytes"]
         rows.append(parts)
     table = copied(PRIOR)

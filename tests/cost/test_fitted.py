@@ -94,7 +94,8 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
 def test_this_projects_own_stack_holds_what_its_programs_declare() -> None:
     """Nothing of an unknown stack's, which `default` is, comes upon the program that this project runs."""
     own = fitted().stack("fourfold")
-    assert (own.extra, own.slack, own.saved_bytes, own.gathered_bytes, own.logits_bytes, own.context_bytes) == (0,) * 6
+    assert (own.extra, own.slack, own.saved_bytes, own.gathered_bytes, own.unit_bytes, own.logits_bytes) == (0,) * 6
+    assert own.context_bytes == 0
     assert (own.saved_share, own.moment_bytes, own.master_bytes) == (1.0, None, None)
 
 

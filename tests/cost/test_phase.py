@@ -176,6 +176,19 @@ def test_experts_on_few_nodes_send_less_between_nodes() -> None:
     assert seconds(1) < seconds(2) == seconds(0)
 
 
+def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
+    for shards in (8, 64):
+        facts = _facts(dp_shard=shards, zero=3)
+        program, model = lower_pipeline(facts)[0], facts.model
+        parts = {name: sum(p.numel for p in facts.all_flats[name].parameters) for name in ("embed", "head", "b0")}
+        more, none = (
+            memory_peak(held_program(program, facts, replace(STACK, unit_bytes=each))).bytes for each in (6.0, 0.0)
+        )
+        whole = parts["embed"] + parts["head"] + 4 * parts["b0"]
+        assert parts["embed"] == model.vocab_size * model.hidden_size
+        assert more - none == pytest.approx(6 * whole, rel=1e-4), "padding apart"
+
+
 def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     program = lower_pipeline(TP8)[0]
     bare = replace(STACK, logits_bytes=0.0)
@@ -195,6 +208,7 @@ def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     assert peak() - peak(master_bytes=0.0) == resident["master"], "no copy beside the parameters"
     saved = sum(size for name, size in program.buffers.items() if name.startswith("saved/") and name.endswith("/m0"))
     assert peak() - peak(saved_share=0.5) == pytest.approx(saved / 2, rel=0.05)
+    assert peak(unit_bytes=6.0) == peak(), "nothing is gathered without ZeRO-3"
     stack = replace(bare, extra=0.1, slack=0.1, context_bytes=10**9)
     assert allocated_bytes(1000, stack) == 1100
     assert reserved_bytes(1000, stack) == 1210

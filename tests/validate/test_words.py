@@ -87,8 +87,50 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("framework", "source", "name"),
+    [
+        ("Megatron-LM (2023), a fork", "Sky, arXiv 2310.19341, Table 10", "megatron-2023"),
+        ("", "Sky by Megatron-LM, arXiv 2310.19341", "megatron-2023"),
+        ("VeOmni, FSDP2", "VeOmni, arXiv 2508.02317", "fsdp-2025"),
+        ("DeepSpeed ZeRO-3", "torchtitan beside others, 2024", "deepspeed-2024"),
+        ("torchtitan (2025)", "a paper, arXiv 2410.06511", "torchtitan-2025"),
+        ("Megatron-LM", "Zero bubble, arXiv 2012.12345", "megatron-2020"),
+        ("", "Zero bubble, arXiv 2401.10241", "megatron-zero-bubble-2023"),
+        ("Megatron Bridge 2026 (Megatron-Core)", "cards", "nemo-2026"),
+        ("own trainer", "a blog", "unknown"),
+    ],
+)
+def test_what_a_row_calls_its_framework_comes_first_and_papers_date_trainers(
+    framework: str, source: str, name: str
+) -> None:
+    assert stack_of(source, "", framework).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "compute", "low", "gradients"),
+    [
+        ("fp8 by Transformer Engine, Adam moments in fp32", "bf16", "fp8", "fp32"),
+        ("fp8 matrix products, fp8 gradients, fp16 master, fp8 + fp16 moments", "bf16", "fp8", "fp32"),
+        ("fp32 master, bf16 products", "bf16", None, "fp32"),
+        ("bf16, bf16 gradients and reduce-scatter", "bf16", None, "bf16"),
+        ("torch_dtype float16", "fp16", None, "fp16"),
+        ("bfloat16, fp32 logits", "bf16", None, "fp32"),
+        ("fp32", "fp32", None, "fp32"),
+    ],
+)
+def test_formats_of_states_and_sums_are_not_those_of_products(
+    text: str, compute: str, low: str | None, gradients: str
+) -> None:
+    case = translate(replace(ROWS["torchtitan:6"], precision=text))
+    assert isinstance(case, Case)
+    assert (case.precision.compute, case.precision.low, case.precision.gradients) == (compute, low, gradients)
+
+
+@pytest.mark.parametrize(
     ("text", "master", "gradients"),
     [
+        ("bf16 true", "bf16", "bf16"),
+        ("bf16 parameters (loaded in bf16), AdamW moments in bf16", "bf16", "bf16"),
         ("bf16", "fp32", "fp32"),
         ("bf16 (weights and moments too)", "bf16", "bf16"),
         ("bf16 (weights, gradients and moments too, no wider copy)", "bf16", "bf16"),
@@ -118,6 +160,8 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
         ("NVIDIA L40S", "l40s"),
         ("L4", "l4"),
         ("GeForce RTX 4090", "rtx-4090"),
+        ("RTX-3090-24GB", "rtx-3090"),
+        ("RTX-PRO-6000-Blackwell-96GB", "rtx-pro-6000"),
         ("AMD Instinct MI355X", "mi355x"),
         ("Intel Gaudi 2 (HL-225H)", "gaudi-2"),
         ("Trainium (one NeuronCore of trn1.32xlarge)", "trainium-core"),
@@ -347,3 +391,25 @@ def test_attention_with_sinks_is_written_where_no_kernel_was_fused() -> None:
         ("torchtitan 2025", "flash"),
     ):
         assert translate(replace(row, source=source, notes="")).attention == attention  # type: ignore[union-attr]
+
+
+def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothing_is_said_of_them() -> None:
+    row = replace(ROWS["torchtitan:6"], num_devices=1, global_sequences=1, microbatch_sequences=1, recompute="full")
+    row = replace(row, sequence_length=1024)
+    row = replace(row, layout=replace(row.layout, dp=1, zero=None, fsdp=False))
+    silent, said = (translate(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
+    assert isinstance(silent, Case)
+    assert isinstance(said, Case)
+    assert predict_case(said).fits is False, "16 bytes a parameter"
+    found = predict_case(silent)
+    assert found.fits
+    assert any("weights and moments in bf16" in text for text in found.taken)
+
+
+def test_torchtitan_makes_experts_again_where_recomputation_is_selective() -> None:
+    dense = translate(replace(ROWS["torchtitan:6"], recompute="selective"))
+    model = replace(ROWS["torchtitan:6"].model, num_experts=8, top_k=2, moe_ffn_size=1024)
+    experts = translate(replace(ROWS["torchtitan:6"], recompute="selective", model=model))
+    assert isinstance(dense, Case)
+    assert isinstance(experts, Case)
+    assert (dense.layout.recompute, experts.layout.recompute) == ("alternate", "full")
