@@ -9,6 +9,7 @@ from rich.console import Console
 from fourfold.config import UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
+from fourfold.program.arithmetic import stage_flops
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.report.timeline_svg import timeline_svg
@@ -38,7 +39,7 @@ def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json
 
 def stage_times(run: ResolvedRun, times: Times) -> StageTimes:
     """What the drawing takes every stage to need."""
-    return run.facts.stage_times() if times == "flops" else StageTimes.uniform(len(run.facts.layout.stage_ranks))
+    return stage_flops(run.facts) if times == "flops" else StageTimes.uniform(len(run.facts.layout.stage_ranks))
 
 
 def _write(path: Path, content: str) -> None:

@@ -10,8 +10,9 @@ from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.model.traffic import Traffic
+from fourfold.program.arithmetic import segment_costs, stage_flops
 from fourfold.program.instruction import Collective, Instruction
-from fourfold.program.schedule import Compute, StageTimes, check_schedule, schedule_orders, stage_ranks
+from fourfold.program.schedule import Compute, check_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
 
@@ -51,7 +52,7 @@ class Lowering:
         facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
         placed = replace(
             layout,
-            stages=stage_sizes(config.layout.segments_per_stage, facts.segment_costs(), layout, model.mtp_layers),
+            stages=stage_sizes(config.layout.segments_per_stage, segment_costs(facts), layout, model.mtp_layers),
             stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
         )
         return replace(facts, layout=placed)
@@ -127,26 +128,8 @@ class Lowering:
     def orders(self) -> tuple[tuple[Compute, ...], ...]:
         """The compute order of every pipeline rank."""
         layout = self.layout
-        times = self.stage_times() if layout.schedule == "auto" else None
+        times = stage_flops(self) if layout.schedule == "auto" else None
         return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
-
-    def segment_costs(self) -> list[float]:
-        """Forward and backward FLOPs of every segment; the head's backward does its forward too."""
-        costs = [float(self.footprint(s).forward.flops + self.footprint(s).backward.flops) for s in self.segments]
-        return [*costs[:-1], float(self.footprint(self.segments[-1]).backward.flops)]
-
-    def stage_times(self) -> StageTimes:
-        """How long each stage's forward, input gradient and weight gradient take, in FLOPs; transfers as if free."""
-        parts = [[self.footprint(s) for s in self.stage_segments(i)] for i in range(len(self.stage_bounds))]
-        return StageTimes(
-            forward=tuple(float(sum(f.forward.flops for f in stage)) for stage in parts),
-            input_gradient=tuple(
-                float(sum(f.backward.flops - f.weight_gradient.flops for f in stage)) for stage in parts
-            ),
-            weight_gradient=tuple(float(sum(f.weight_gradient.flops for f in stage)) for stage in parts),
-            activations=tuple(float(sum(f.saved_bytes + f.output_bytes for f in stage)) for stage in parts),
-            weight_activations=tuple(float(sum(f.deferred_bytes for f in stage)) for stage in parts),
-        )
 
     # Units
 
