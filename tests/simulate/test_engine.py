@@ -216,3 +216,18 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     assert 0 < waited.times.makespan - ahead.times.makespan <= published
     assert contended.times.makespan > ahead.times.makespan
     assert min(min(spent.values()) for spent in (*ahead.spent, *contended.spent)) >= -1e-12
+
+
+@pytest.mark.parametrize(
+    ("layout", "hidden"), [({"zero": 0}, True), ({"zero": 1}, False), ({"zero": 0, "pp": 2}, False)]
+)
+def test_all_reduces_of_whole_gradients_run_beside_backward_where_other_collectives_do_not(
+    layout: dict, hidden: bool
+) -> None:
+    facts = make_facts(dp_shard=4, **layout)
+    waited, beside = (
+        simulate(facts, real_prices(facts, overlap_data=False, overlap_all_reduce=each)).seconds
+        for each in (False, True)
+    )
+    assert (beside < waited) == hidden
+    assert simulate(facts, real_prices(facts)).seconds <= beside

@@ -8,8 +8,9 @@ class Stack:
     """A framework of a year. `fourfold` itself is the default.
 
     Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are waited
-    for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation. `publish_ahead`: what ZeRO-1
-    and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap of parameter
+    for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation; `overlap_all_reduce`: where
+    they do not, those of whole gradients without a pipeline still do (hooks of torch's DDP). `publish_ahead`: what ZeRO-1 and 2
+    publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap of parameter
     gathers). `contention`: how much of the time that a collective runs beside a kernel the kernel loses.
     `host_launch_seconds`, `host_collective_seconds`: what the host
     needs to start a kernel, a collective; a pass over a segment takes at least their sum. `host_crowded_seconds`: what a segment's
@@ -41,6 +42,7 @@ class Stack:
     name: str = "fourfold"
     overlap_inside: bool = True
     overlap_data: bool = True
+    overlap_all_reduce: bool = False
     publish_ahead: bool = False
     contention: float = 0.1
     host_launch_seconds: float = 5e-6

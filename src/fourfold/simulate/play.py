@@ -144,10 +144,16 @@ class Play:
         rank.free[step.stream] = end
         rank.times.streams[index] = (begin, end)
         rank.pending[handle] = end
-        if self.prices.stack.overlap_data:
+        if self._overlaps(step):
             rank.in_flight = max(rank.in_flight, end)
         else:
             rank.now = end
+
+    def _overlaps(self, step: Instruction) -> bool:
+        """Whether a collective that is started runs beside computation."""
+        stack = self.prices.stack
+        whole = step.op is Op.REDUCE and self._layout.zero == 0 and self._layout.pp == 1
+        return stack.overlap_data or (stack.overlap_all_reduce and whole)
 
     def _publish_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
         """A unit's parameters may arrive until the next step uses them, which it does as long after its start as this one did; what
