@@ -96,11 +96,11 @@ def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links)
     inner = 1
     part = min(1.0, size / links.hop_bytes)
     leaves = span.size > span.members[0]
-    handed_on = min(part, size / span.size / links.network_hop_bytes) if leaves else part
+    handed_on = min(part, size / span.size / links.network_hop_bytes)
     for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
         blocks = ceil(members / inner)
         if blocks > 1:
-            hop = tier.latency_seconds + handed_on * _hop(index, leaves, links)
+            hop = tier.latency_seconds + (handed_on if index else part) * _hop(index, leaves, links)
             steps = (blocks - 1) * (span.size // members if index == 0 else 1)
             ring += steps * hop
             tree += ceil(log2(blocks)) * (tier.latency_seconds + links.tree_hop * part * _hop(index, leaves, links))

@@ -11,7 +11,7 @@ class Links:
     step of a ring adds to a tier's latency where the ring stays in a node; `network_hop_seconds`: where it leaves one, and
     `inner_hop`, as a share of that, for its steps within nodes (NCCL's simple protocol hands on a chunk only when it is complete).
     `hop_bytes`: of a buffer from which on a hop costs all of that; smaller ones go by a protocol with less latency, in proportion.
-    `network_hop_bytes`: the same of one member's part of a buffer, where a ring leaves a node: what each step hands on.
+    `network_hop_bytes`: the same of one member's part of a buffer, in a step that leaves a node: what it hands on.
     `tree_hop`: a tree's level, in hops of a ring.
     """
 
