@@ -90,9 +90,10 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
     shard = 1 if layout.zero == 0 else layout.dp_shard
     names = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
     reshard = {3: "always", 2: "never", 1: "never"}.get(layout.zero, "default")
+    at_once = request.global_sequences // layout.dp if layout.pp > 1 else layout.microbatch_sequences
     lines = [
         "[training]",
-        f"local_batch_size = {request.global_sequences // layout.dp}",
+        f"local_batch_size = {at_once}",
         f"global_batch_size = {request.global_sequences}",
         f"seq_len = {request.sequence_length}",
         "",
