@@ -103,7 +103,7 @@ def test_other_trainers_are_told_or_cannot_be() -> None:
 
 
 def test_torchtitan_takes_a_pipeline_s_whole_batch_at_once_and_accumulates_without_one() -> None:
-    """Its gradient accumulation is global_batch_size / (local_batch_size x dp); a pipeline cuts the local batch into microbatches."""
+    """Accumulation is global_batch_size / (local_batch_size x dp) there; a pipeline cuts the local batch into microbatches."""
     pipelined = EXPORTS["torchtitan"](asked(), LAYOUT)[0]
     assert "local_batch_size = 8\n" in pipelined, "32 sequences, dp 4"
     assert "pipeline_parallel_microbatch_size = 1" in pipelined
