@@ -91,7 +91,11 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
     [
         ("Megatron-LM (2023), a fork", "Sky, arXiv 2310.19341, Table 10", "megatron-2023"),
         ("", "Sky by Megatron-LM, arXiv 2310.19341", "megatron-2023"),
-        ("VeOmni, FSDP2", "VeOmni, arXiv 2508.02317", "fsdp-2025"),
+        ("VeOmni, FSDP2", "VeOmni, arXiv 2508.02317", "veomni-2025"),
+        ("an own trainer, FSDP2", "a report, arxiv.org/abs/2508.02317", "fsdp-2025"),
+        ("JAX", "Levanter README, 2025", "levanter-2025"),
+        ("a trainer (PyTorch)", "", "pytorch-2024"),
+        ("NeMo (2023)", 'a page of "25.04"', "nemo-2023"),
         ("DeepSpeed ZeRO-3", "torchtitan beside others, 2024", "deepspeed-2024"),
         ("torchtitan (2025)", "a paper, arXiv 2410.06511", "torchtitan-2025"),
         ("Megatron-LM", "Zero bubble, arXiv 2012.12345", "megatron-2020"),

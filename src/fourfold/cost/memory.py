@@ -56,12 +56,12 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
 def units_bytes(facts: Lowering, stack: Stack) -> int:
     """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
     step, and a few blocks. The same however many ranks share them."""
-    if facts.layout.zero < 3 or not stack.unit_bytes:
+    if not stack.unit_bytes:
         return 0
-    sizes = [(s.kind, sum(facts.flats[unit.name].padded_numel for unit in s.own)) for s in facts.local_segments]
-    blocks = [size for kind, size in sizes if kind == "block"]
-    whole = sum(size for kind, size in sizes if kind != "block") + sum(sorted(blocks)[-BLOCKS:])
-    return int(stack.unit_bytes * whole)
+    sizes = {unit: flat.padded_numel for unit, flat in facts.flats.items() if facts.zero_of(unit) == 3}
+    blocks = [[unit.name for unit in segment.own] for segment in facts.local_segments if segment.kind == "block"]
+    largest = sorted(sum(sizes.pop(unit, 0) for unit in units) for units in blocks)[-BLOCKS:]
+    return int(stack.unit_bytes * (sum(largest) + sum(sizes.values())))
 
 
 def block_bytes(facts: Lowering, stack: Stack) -> int:

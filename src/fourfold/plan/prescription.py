@@ -7,7 +7,6 @@ microbatches as stages where the batch has them, ZeRO-1 over what is left, one s
 
 from dataclasses import fields
 
-from fourfold.config import UserError
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Priced, Pricer
@@ -31,15 +30,12 @@ def prescribed(request: Request) -> Priced | None:
         microbatches, rest = divmod(request.global_sequences * pp, ranks)
         if ranks % pp == 0 and rest == 0 and microbatches:
             divisions += [(microbatches < pp, order, pp) for order in range(len(RECOMPUTE))]
-    bounder, pricer = Bounder(request), Pricer(request)
+    bounder = Bounder(request)
     for _, order, pp in sorted(divisions):
         candidate = _candidate(request, pp, tensor, experts, RECOMPUTE[order])
         if _least_bytes(bounder, candidate) > request.memory_bytes:
             continue
-        try:
-            found = pricer.price(candidate)
-        except UserError:
-            continue
+        found = Pricer(request).price(candidate)
         if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
             return found
     return None

@@ -10,8 +10,8 @@ from fourfold.program.facts import Lowering
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
 
-KEPT = 8
-"""Computations whose programs are kept for others of their kind."""
+KEPT = 200_000
+"""Instructions of programs that are kept for others of their kind."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def _computation(candidate: Candidate) -> Candidate:
 
 
 class Pricer:
-    """Prices of single layouts. Of those that differ in how data parallelism is divided alone, the programs are the same but for
-    its part, and timelines the same: what was found of one is kept for the next."""
+    """Prices of single layouts. Of those that differ in how data parallelism is divided and placed alone, the programs are the same
+    but for its part, and of those that differ in how it is divided, timelines are: what was found of one is kept for the next."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -83,7 +83,7 @@ class Pricer:
 
     def timeline(self, candidate: Candidate, bound: float) -> float:
         """Seconds of its schedule alone, never less than the bound. Raises `UserError` where the layout cannot be."""
-        key = _computation(candidate)
+        key = replace(family(candidate), zero=0)
         if key not in self._timelines:
             facts = candidate_facts(self.request, candidate)
             self._timelines[key] = estimate_makespan(facts, self.request.prices(facts.layout))
@@ -98,12 +98,16 @@ class Pricer:
         return bound * self._ratios[key]
 
     def _facts(self, candidate: Candidate) -> Lowering:
-        """With what the latest layout of the same computation had found."""
+        """With what the first layout of the same computation had found, as long as that is kept."""
         facts, key = candidate_facts(self.request, candidate), _computation(candidate)
         if key in self._recent:
             self._recent.move_to_end(key)
             return facts.computing_like(self._recent[key])
-        self._recent[key] = facts
-        if len(self._recent) > KEPT:
+        while self._recent and sum(map(_instructions, self._recent.values())) > KEPT:
             self._recent.popitem(last=False)
+        self._recent[key] = facts
         return facts
+
+
+def _instructions(facts: Lowering) -> int:
+    return sum(len(steps) for ranks in facts.computed.values() for steps in ranks)

@@ -23,6 +23,7 @@ KINDS = {
     "saved": "activations kept for backward",
     "deferred": "kept for weight gradients",
     "reduce": "landing space of reductions",
+    "units": "units kept whole beside the shards",
     "batch": "tokens",
     "rope": "rotary tables",
     "router": "routers",
@@ -200,6 +201,8 @@ def _too_much(summary: Summary) -> str:
         stronger = {"none": "layout.recompute=selective or full", "selective": "layout.recompute=full"}
         first = stronger.get(layout.recompute[len(layout.recompute) // 2], "smaller microbatches")
         what = f"{first}, more tp with sequence parallelism, more cp, smaller microbatches"
+    elif kind == "units":
+        what = "layout.zero=2, more tp or pp"
     else:
         least = {"moments": 1, "master": 1, "grad": 2}.get(kind, 3)
         sharded = f"layout.zero={least} with dp_shard" if layout.zero < least else "more dp_shard"

@@ -101,6 +101,7 @@ class Measured:
 class Case:
     """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework
     and year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
+    `attention_dropout`: written attention drops scores out, as GPT's kind does;
     `peak_flops`: of one device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all
     pipeline stages have the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`,
     `zero_open`, `states_open`: the source does not say what is recomputed, what runs at once, what is sharded, in what format
@@ -128,6 +129,7 @@ class Case:
     measured: Measured
     attention: str = "flash"
     attention_kernel: AttentionKernel | None = None
+    attention_dropout: bool = False
     peak_flops: float | None = None
     even_stages: bool = False
     recompute_open: bool = False

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, str] = {
     "recompute_attention": "Selective recomputation of the attention core alone keeps all but the attention matrix, which fused "
     "attention never writes.",
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
+    "recompute_experts": "torchtitan's selective recomputation makes the products of experts again: taken as full in every block.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
     "precision": "bf16 products, fp32 master weights, moments and sums of gradients; in MLPerf on Hopper and "
     "Blackwell fp8 products. One device that would not hold that has weights and moments in 16 bits, where the row says nothing "

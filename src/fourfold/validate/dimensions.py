@@ -90,9 +90,19 @@ def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
     if not stated.num_experts or stated.gated is not False:
         return stated
     filled.approximate("gated_experts")
-    sizes = ("ffn_size", "moe_ffn_size", "shared_ffn_size")
-    narrower = {name: _TILE * round(size * 2 / 3 / _TILE) for name in sizes if (size := getattr(stated, name))}
-    return replace(stated, gated=True, **narrower)
+    expert = stated.moe_ffn_size or stated.ffn_size or 0
+    shared, odd = divmod(stated.shared_ffn_size or 0, expert or 1)
+    return replace(
+        stated,
+        gated=True,
+        ffn_size=_narrower(stated.ffn_size),
+        moe_ffn_size=_narrower(stated.moe_ffn_size),
+        shared_ffn_size=_narrower(stated.shared_ffn_size) if odd else shared * (_narrower(expert) or 0),
+    )
+
+
+def _narrower(size: int | None) -> int | None:
+    return _TILE * round(size * 2 / 3 / _TILE) if size else size
 
 
 def _check_kind(stated: StatedModel, row: Row) -> None:

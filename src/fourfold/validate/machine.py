@@ -28,7 +28,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"V100.*16|P3\.16", "v100-sxm-16"),
     (r"V100", "v100-sxm-32"),
     (r"RTX PRO[- ]6000", "rtx-pro-6000"),
-    (r"RTX 6000 ADA|6000 ADA", "rtx-6000-ada"),
+    (r"6000[- ]ADA", "rtx-6000-ada"),
     (r"A6000", "rtx-a6000"),
     (r"A5000", "rtx-a5000"),
     (r"RTX ?5090", "rtx-5090"),

@@ -74,13 +74,19 @@ def _said(case: Case, usual: Case) -> Case:
 
 
 def _lighter(case: Case) -> Iterator[Case]:
-    """Ever lighter in memory, in what the source leaves open: on one device, weights and moments in 16 bits; half the microbatch,
-    and again; the optimizer's state sharded; selective recomputation; parameters sharded too, without a pipeline and outside
-    Megatron and its kin."""
-    if case.states_open and case.num_devices == 1 and case.precision.master == "fp32" != case.precision.compute:
-        compute = case.precision.compute
-        case = replace(case, precision=replace(case.precision, master=compute, gradients=compute))
-        yield case
+    """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
+    selective recomputation; parameters sharded too, without a pipeline and outside Megatron and its kin; on one device, outside
+    the same, weights and moments in 16 bits, with all of that once more."""
+    yield from _lighter_layouts(case)
+    compute = case.precision.compute
+    wide = case.precision.master == "fp32" != compute
+    if case.states_open and wide and case.num_devices == 1 and not case.even_stages:
+        narrow = replace(case, precision=replace(case.precision, master=compute, gradients=compute))
+        yield narrow
+        yield from _lighter_layouts(narrow)
+
+
+def _lighter_layouts(case: Case) -> Iterator[Case]:
     layout = case.layout
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()
@@ -198,7 +204,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     stack = replace(
         stack,
         fused_attention=case.attention == "flash",
-        attention_dropout=not case.model.gated,
+        attention_dropout=case.attention_dropout,
         wide_scores=case.attention == "math",
         fine_scales=case.precision.low in ("mxfp8", "nvfp4", "fp8-block"),
         attention_recomputed="core_attn" in case.layout.recompute_modules,

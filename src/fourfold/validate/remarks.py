@@ -114,7 +114,10 @@ def is_graphed(row: Row, device: str, filled: Filled) -> bool:
 def is_loss_chunked(row: Row) -> bool:
     """Whether the logits of a few tokens are made at a time."""
     return bool(
-        asserted(row.notes, r"\bliger\b|chunked (cross|loss|ce\b)|fused linear cross|(linear[- ]cut|cut)[- ]cross")
+        asserted(
+            row.notes,
+            r"\bliger\b|chunked (cross|loss|ce\b)|fused[-_ ]?linear[-_ ]?(cross|ce\b)|\bcut[-_ ]cross|\blc-ce\b",
+        )
     )
 
 

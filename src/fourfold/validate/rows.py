@@ -149,7 +149,7 @@ def _notes(row: Fields) -> str:
         row.text("framework"),
         offload and f"offload: {offload}",
         compiled,
-        kernel and f"attention kernel: {kernel}",
+        kernel and f"{kernel.replace('_', ' ')} attention",
     )
     return "; ".join(filter(None, said))
 

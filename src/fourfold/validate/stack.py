@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
-_PAPER = re.compile(r"arxiv:? ?(\d\d)(?:0[1-9]|1[0-2])\.\d{4,5}", re.I)
+_PAPER = re.compile(r"arxiv\D{0,20}?(\d\d)(?:0[1-9]|1[0-2])\.\d{4,5}", re.I)
 _CONTAINER = re.compile(r'(?:"|NeMo (?:Framework )?)(2\d)\.(0[1-9]|1[0-2])(?!\d)')
 SHARDED_SINCE = 2023
 """Scripts for Megatron turn its distributed optimizer on since this year."""
@@ -35,7 +35,7 @@ class Stack:
         return f"{self.framework}-{self.year}{month}" if self.year else self.framework
 
 
-_KNOWN: tuple[tuple[str, Stack], ...] = (
+_TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("neuron", Stack("neuronx", 2024, True, True)),
     ("mindformers", Stack("mindformers", 2024)),
     ("lightning-ai mingpt", Stack("lightning", 2022)),
@@ -43,6 +43,7 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("kempnerforge", Stack("kempnerforge", 2026)),
     ("halo, throughput", Stack("halo", 2026)),
     ("prime-rl", Stack("prime-rl", 2026)),
+    (r"veomni(?! authors)", Stack("veomni", 2025)),
     ("pai-megatron", Stack("megatron-pai", 2025, True, True)),
     ("nanotron", Stack("nanotron", 2025)),
     ("picotron", Stack("picotron", 2024)),
@@ -89,15 +90,18 @@ _KNOWN: tuple[tuple[str, Stack], ...] = (
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("deepspeed", Stack("deepspeed", 2023)),
     ("ds3lab", Stack("ds3lab", 2022)),
-    (r"\bjax\b|\bflax\b", Stack("maxtext", 2024)),
     ("fsdp", Stack("fsdp", 2024)),
-    ("pytorch", Stack("pytorch", 2024)),
     ("deepseek", Stack("deepseek", 2024)),
 )
 """The first pattern found in the source wins, trainers before makers of models that others train too; the year is the one usual for
 that source, unless the source states one."""
 
 
+_LIBRARIES: tuple[tuple[str, Stack], ...] = (
+    (r"\bjax\b|\bflax\b", Stack("maxtext", 2024)),
+    ("pytorch", Stack("pytorch", 2024)),
+)
+"""What trainers are made of: a framework that is called so may still be one that its source names."""
 _DATED_BY_PAPER = (
     "torchtitan",
     "nemo(?!tron)",
@@ -113,10 +117,11 @@ _DATED_BY_PAPER = (
 
 
 def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
-    """The stack of a row; `unknown` where no known name is in what it calls its framework (then its source, then its notes)."""
-    for text in (framework.lower(), source.lower(), notes.lower()):
-        for word, stack in _KNOWN:
-            if re.search(word, text):
+    """The stack of a row: of what it calls its framework, else of its source, else of its notes; `unknown` where none is known."""
+    everything = (*_TRAINERS, *_LIBRARIES)
+    for text, known in ((framework, _TRAINERS), (source, everything), (f"{notes}; {framework}", everything)):
+        for word, stack in known:
+            if re.search(word, text, re.I):
                 paper = _PAPER.search(source) if word in _DATED_BY_PAPER else None
                 dated = replace(stack, year=2000 + int(paper[1])) if paper else stack
                 return _with_year(_variant(dated, notes), source, framework)
@@ -130,9 +135,9 @@ def _variant(stack: Stack, notes: str) -> Stack:
 
 
 def _with_year(stack: Stack, source: str, framework: str) -> Stack:
-    container = _CONTAINER.search(framework) or _CONTAINER.search(source)
-    stated = next((years for text in (framework, source) if (years := _years(text))), set())
-    year, month = min(stated) if len(stated) == 1 else stack.year, 0
+    years = [_years(text) for text in (framework, source)]
+    container = _CONTAINER.search(framework) or (None if len(years[0]) == 1 else _CONTAINER.search(source))
+    year, month = next((min(stated) for stated in years if len(stated) == 1), stack.year), 0
     if container:
         year, month = 2000 + int(container[1]), int(container[2])
     release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)

@@ -6,6 +6,7 @@ from fourfold.validate.arrangement import degrees_of, is_microbatch_open, layout
 from fourfold.validate.case import Case, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
+from fourfold.validate.formats import are_states_open, moment_bytes_of, precision_of
 from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
 from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
@@ -19,14 +20,7 @@ from fourfold.validate.remarks import (
 )
 from fourfold.validate.row import Row
 from fourfold.validate.stack import stack_of
-from fourfold.validate.words import (
-    are_states_open,
-    attention_kernel_of,
-    attention_of,
-    is_recompute_open,
-    moment_bytes_of,
-    precision_of,
-)
+from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open
 
 
 def translate(row: Row) -> Case | Skip:
@@ -79,6 +73,7 @@ def _case(row: Row) -> Case:
         measured=measured,
         attention=attention_of(row, stack, filled),
         attention_kernel=attention_kernel_of(row, stack, filled),
+        attention_dropout=not model.gated or row.model.gated is False,
         moment_bytes=moment_bytes_of(row),
         even_stages=stack.is_megatron_kin,
         recompute_open=is_recompute_open(row),
