@@ -11,7 +11,7 @@ from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes
+from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
 from fourfold.cost.phase import whole
 from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
@@ -177,6 +177,8 @@ def test_experts_on_few_nodes_send_less_between_nodes() -> None:
 
 
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
+    alone = _facts(dp_shard=1, zero=3)
+    assert units_bytes(alone, replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
     for shards in (8, 64):
         facts = _facts(dp_shard=shards, zero=3)
         program, model = lower_pipeline(facts)[0], facts.model

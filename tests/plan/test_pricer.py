@@ -7,6 +7,8 @@ import pytest
 from fourfold.config import UserError
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Candidate
+from fourfold.program import lower
+from fourfold.program.expand import expand_segments
 from tests.plan.test_bounds import EXPERTS, LATENT, request
 
 LAYOUT = Candidate(
@@ -42,9 +44,35 @@ def test_what_is_kept_of_other_divisions_of_the_data_changes_nothing(more: dict,
         candidate = replace(LAYOUT, **layout, **division)
         kept, alone = (_predicted(each, candidate) for each in (keeping, Pricer(asked)))
         assert kept == alone, candidate.words()
-        assert keeping.fits(candidate) == Pricer(asked).fits(candidate)
         seen.add(alone[0] if isinstance(alone, tuple) else alone)
     assert len(seen) > 3, "divisions differ in their times"
+
+
+def test_what_fits_does_with_what_is_kept_of_others() -> None:
+    asked = request(16, 16)
+    layouts = [replace(LAYOUT, **division) for division in DIVISIONS]
+    held = sorted(max(Pricer(asked).predict(layout).device_bytes) for layout in layouts)
+    tight = replace(asked, memory_bytes=(held[0] + held[-1]) // 2)
+    keeping = Pricer(tight)
+    fits = [keeping.fits(layout) for layout in (*layouts, *reversed(layouts))]
+    assert fits == [Pricer(tight).fits(layout) for layout in (*layouts, *reversed(layouts))]
+    assert len(set(fits)) == 2
+
+
+def test_what_is_computed_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(order, facts, training=True):  # type: ignore[no-untyped-def]
+        made.append(facts.pp_rank)
+        return expand_segments(order, facts, training)
+
+    monkeypatch.setattr(lower, "expand_segments", counted)
+    pricer = Pricer(request(16, 8))
+    for division in DIVISIONS:
+        pricer.predict(replace(LAYOUT, **division))
+    assert made == [0, 1], "of each stage's rank, for all divisions of the data"
+    pricer.predict(replace(LAYOUT, recompute="full"))
+    assert made == [0, 1, 0, 1], "recomputation is another computation"
 
 
 def _predicted(pricer: Pricer, candidate: Candidate) -> object:

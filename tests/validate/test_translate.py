@@ -116,6 +116,11 @@ def test_experts_without_a_gate_become_gated_ones_of_as_many_weights() -> None:
     assert (model.gated, model.num_experts, model.top_k) == (True, 8, 2)
     assert 3 * model.moe_ffn_size == pytest.approx(2 * 4 * 512, rel=0.01), "three matrices for two, of 4 x hidden"
     assert any("two thirds" in text for text in CASES["flags:2"].defaults)
+    assert CASES["flags:2"].attention_dropout, "it is GPT's kind still"
+    shared = replace(ROWS["flags:2"].model, moe_ffn_size=1024, shared_ffn_size=2048)
+    case = translate(replace(ROWS["flags:2"], model=shared))
+    assert isinstance(case, Case)
+    assert case.model.num_shared_experts == 2
 
 
 def test_a_public_model_is_its_preset() -> None:

@@ -117,6 +117,7 @@ def test_what_a_row_calls_its_framework_comes_first_and_papers_date_trainers(
         ("fp8 matrix products, fp8 gradients, fp16 master, fp8 + fp16 moments", "bf16", "fp8", "fp32"),
         ("fp32 master, bf16 products", "bf16", None, "fp32"),
         ("bf16, bf16 gradients and reduce-scatter", "bf16", None, "bf16"),
+        ("bf16, bf16 gradients reduced in fp32", "bf16", None, "fp32"),
         ("torch_dtype float16", "fp16", None, "fp16"),
         ("bfloat16, fp32 logits", "bf16", None, "fp32"),
         ("fp32", "fp32", None, "fp32"),
@@ -134,6 +135,10 @@ def test_formats_of_states_and_sums_are_not_those_of_products(
     ("text", "master", "gradients"),
     [
         ("bf16 true", "bf16", "bf16"),
+        ("bf16, torch_dtype=torch.bfloat16", "bf16", "bf16"),
+        ("bf16, loaded in bf16, fp32 masters", "fp32", "fp32"),
+        ("bf16 (model loaded in bf16), fp32 master weights and moments", "fp32", "fp32"),
+        ("bf16, bf16 moments, master weights kept", "fp32", "fp32"),
         ("bf16 parameters (loaded in bf16), AdamW moments in bf16", "bf16", "bf16"),
         ("bf16", "fp32", "fp32"),
         ("bf16 (weights and moments too)", "bf16", "bf16"),
@@ -408,6 +413,14 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     found = predict_case(silent)
     assert found.fits
     assert any("weights and moments in bf16" in text for text in found.taken)
+    kin = translate(replace(row, precision="bf16", source="Megatron-LM, 2025"))
+    assert isinstance(kin, Case)
+    assert predict_case(kin).fits is False, "Megatron keeps masters in fp32"
+    small = replace(row, precision="bf16", model=replace(row.model, num_layers=8), global_sequences=64)
+    many = translate(replace(small, microbatch_sequences=None, sequence_length=8192, recompute="none"))
+    assert isinstance(many, Case)
+    assert many.layout.microbatch_sequences > 1
+    assert not any("weights and moments" in text for text in predict_case(many).taken), "smaller microbatches first"
 
 
 def test_torchtitan_makes_experts_again_where_recomputation_is_selective() -> None:
