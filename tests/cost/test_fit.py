@@ -124,21 +124,21 @@ def test_software_that_nobody_knows_is_not_fitted() -> None:
     assert not [name for name in fitted().stacks if name.startswith("unknown")]
 
 
-def test_memory_constants_are_recovered() -> None:
-    """Rows of two shapes made with twice the saved bytes of the prior."""
-    one = case("file", "torchtitan, 2026")
-    start = Constants(PRIOR)
-    saved, logits = (start.value("stack", one.stack, name) for name in ("saved_bytes", "logits_bytes"))
-    wanted = saved + 2.0
+@pytest.mark.parametrize("moved", ["saved_bytes", "unit_bytes"])
+def test_memory_constants_are_recovered(moved: str) -> None:
+    """Rows of several shapes made with more of one constant than the prior has."""
+    one, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
+    wanted = {name: start.value("stack", one.stack, name) for name in UNITS}
+    wanted[moved] += 2.0
     rows = []
-    for activations, head in ((0.5, 0.1), (0.1, 0.5), (0.3, 0.3), (0.6, 0.0)) * 10:
-        parts = np.array([0.4, activations, 0.0, head, 0.0])
-        parts /= parts[0] + activations * wanted / UNITS["saved_bytes"] + head * logits / UNITS["logits_bytes"]
-        rows.append(parts)
+    for activations, head, units in ((0.5, 0.1, 0.2), (0.1, 0.5, 0.1), (0.3, 0.3, 0.6), (0.6, 0.0, 0.0)) * 10:
+        of = {"saved_bytes": activations, "gathered_bytes": 0.0, "logits_bytes": head, "unit_bytes": units}
+        parts = np.array([0.4, *(of[name] for name in UNITS)])
+        rows.append(parts / (0.4 + sum(of[name] * wanted[name] / UNITS[name] for name in UNITS)))
     table = copied(PRIOR)
     fit_memory(Held([one] * len(rows), np.array(rows)), PRIOR, table)
-    assert Constants(table).value("stack", one.stack, "saved_bytes") == pytest.approx(wanted, rel=0.1)
-    assert Constants(table).value("stack", one.stack, "logits_bytes") == pytest.approx(logits, rel=0.1)
+    for name in ("saved_bytes", "logits_bytes", "unit_bytes"):
+        assert Constants(table).value("stack", one.stack, name) == pytest.approx(wanted[name], rel=0.1, abs=0.2), name
 
 
 def test_what_ships_stands_within_the_limits_and_says_its_own_source() -> None:
