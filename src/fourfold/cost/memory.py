@@ -23,7 +23,7 @@ def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
     extra = block_bytes(facts, stack)
     buffers = {**program.buffers, **dict(_changed(program.buffers, facts, stack, extra))}
     steps, resident = program.instructions, program.resident
-    if units := units_bytes(facts.at(program.pp_rank), stack):
+    if stack.unit_bytes and (units := units_bytes(facts.at(program.pp_rank), stack)):
         buffers[UNITS], resident = units, (*resident, UNITS)
     if stack.logits_bytes or extra:
         logits = logits_bytes(facts, stack)
@@ -56,8 +56,6 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
 def units_bytes(facts: Lowering, stack: Stack) -> int:
     """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
     step, and a few blocks. The same however many ranks share them."""
-    if not stack.unit_bytes:
-        return 0
     sizes = {unit: flat.padded_numel for unit, flat in facts.flats.items() if facts.zero_of(unit) == 3}
     blocks = [[unit.name for unit in segment.own] for segment in facts.local_segments if segment.kind == "block"]
     largest = sorted(sum(sizes.pop(unit, 0) for unit in units) for units in blocks)[-BLOCKS:]

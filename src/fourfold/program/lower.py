@@ -48,15 +48,15 @@ def _evaluation_orders(facts: Lowering) -> Orders:
 
 def lower_pipeline(facts: Lowering, kind: str = "train") -> list[Program]:
     """The program of every pipeline rank: ranks that differ in other coordinates alone run the same list."""
-    each = [facts.at(pp_rank) for pp_rank in range(facts.layout.pp)]
+    ranks = range(facts.layout.pp)
     if kind != "train":
         plan = plan_transfers(_evaluation_orders(facts), facts)
-        return [lower_evaluation(rank, plan) for rank in each]
+        return [lower_evaluation(facts.at(rank), plan) for rank in ranks]
     computed = facts.computed.get(facts.layout.num_microbatches)
     if computed is None:
         plan = plan_transfers(facts.orders, facts)
-        computed = facts.computed[facts.layout.num_microbatches] = [_computed(rank, plan) for rank in each]
-    return [_with_data_parallelism(steps, rank) for steps, rank in zip(computed, each, strict=True)]
+        computed = facts.computed[facts.layout.num_microbatches] = [_computed(facts.at(rank), plan) for rank in ranks]
+    return [_with_data_parallelism(steps, facts.at(rank)) for rank, steps in enumerate(computed)]
 
 
 def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:

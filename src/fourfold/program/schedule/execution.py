@@ -37,9 +37,10 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     """As-soon-as-possible times; in time linear in the number of entries."""
     num_stages = len(stage_ranks)
     row = 1 + max((entry.microbatch for order in orders for entry in order), default=0)
-    gradients = num_stages * row
+    gradients, last = num_stages * row, num_stages - 1
     done: list[float | None] = [None] * (2 * gradients)
-    late = [times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)]
+    late = [*(times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)), 0.0]
+    forward, input_gradient, weight_gradient = times.forward, times.input_gradient, times.weight_gradient
     backward = times.durations()[Op.BACKWARD]
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
@@ -52,33 +53,29 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
         for index in range(len(rank_starts), len(order)):
             op, stage, m = order[index]
             at = stage * row + m
-            start: float | None = free
             if op is Op.FORWARD:
-                out, need, duration = at, at - row, times.forward[stage]
-                if stage:
-                    arrived = done[need]
-                    start = None if arrived is None else max(free, arrived + late[stage - 1])
+                out, need, crossing, duration = at, at - row, late[stage - 1], forward[stage]
             elif op is Op.BACKWARD_WEIGHT:
-                out, need, duration = -1, gradients + at, times.weight_gradient[stage]
-                start = None if done[need] is None else free
-            else:
-                out, need = gradients + at, at
-                duration = times.input_gradient[stage] if op is Op.BACKWARD_INPUT else backward[stage]
-                if done[at] is None:
-                    start = None
-                elif stage + 1 < num_stages:
-                    need = out + row
-                    arrived = done[need]
-                    start = None if arrived is None else max(free, arrived + late[stage])
-            if start is None:
-                waiting.setdefault(need, []).append(rank)
-                break
+                out, need, crossing, duration = -1, gradients + at, 0.0, weight_gradient[stage]
+            else:  # the gradient of the stage after follows this stage's own F, which need not be looked at then
+                out, crossing = gradients + at, late[stage]
+                need = at if stage == last else out + row
+                duration = input_gradient[stage] if op is Op.BACKWARD_INPUT else backward[stage]
+            start = free
+            if need >= 0:
+                arrived = done[need]
+                if arrived is None:
+                    waiting.setdefault(need, []).append(rank)
+                    break
+                if arrived + crossing > free:
+                    start = arrived + crossing
             free = start + duration
             rank_starts.append(start)
             rank_ends.append(free)
             if out >= 0:
                 done[out] = free
-                runnable += waiting.pop(out, ())
+                if out in waiting:
+                    runnable += waiting.pop(out)
     return Execution(starts, ends)
 
 
