@@ -1,5 +1,6 @@
 """Which segments make a pipeline stage: consecutive ones, divided so that the slowest stage is as fast as can be."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -55,7 +56,8 @@ def _divide(costs: tuple[float, ...], num_stages: int) -> tuple[int, ...]:
     for stages_left in range(1, num_stages + 1):
         following, best = best, [None] * (total + 1)
         for start in range(total - stages_left, -1, -1):
-            for end in range(total - stages_left + 1, start, -1):
+            farthest = min(total - stages_left + 1, bisect_right(sums, sums[start] + worst * (1 + 1e-9)) - 1)
+            for end in range(farthest, start, -1):
                 rest, cost = following[end], sums[end] - sums[start]
                 if rest is None or cost > worst:
                     continue
