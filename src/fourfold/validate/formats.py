@@ -49,15 +49,8 @@ def moment_bytes_of(row: Row) -> float | None:
 
 def _plain(text: str) -> str:
     """Formats by one name each."""
-    for long, short in (
-        ("torch.", ""),
-        ("bfloat16", "bf16"),
-        ("float16", "fp16"),
-        ("float32", "fp32"),
-        ("float8", "fp8"),
-    ):
-        text = text.lower().replace(long, short)
-    return text
+    text = text.lower().replace("torch.", "").replace("bfloat16", "bf16")
+    return text.replace("float16", "fp16").replace("float32", "fp32").replace("float8", "fp8")
 
 
 _NARROW = (
