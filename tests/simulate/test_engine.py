@@ -151,7 +151,7 @@ def test_the_straight_line_is_the_step(
     predicted, whole = predict_step(facts, prices), simulate(facts, prices)
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
-    assert predict_memory(facts, prices) == predicted.device_bytes
+    assert tuple(predict_memory(facts, prices)) == predicted.device_bytes
     for ours, theirs in zip(predicted.along(lambda s: s.spent), whole.spent, strict=True):
         assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
         for kind in {*ours, *theirs} - {IDLE}:

@@ -156,7 +156,7 @@ def test_many_microbatches_sum_up_like_few() -> None:
     prices = real_prices(facts)
     predicted = Summary(predict_step(facts, prices), 64)
     found = simulate(facts, prices)
-    whole = Summary(StepPrediction(found.seconds, found.device_bytes, found), 64)
+    whole = Summary(StepPrediction(found.seconds, found), 64)
     assert not predicted.step.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=1e-3)
     assert predicted.executed_flops == pytest.approx(whole.executed_flops)

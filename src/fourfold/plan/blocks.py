@@ -93,7 +93,7 @@ class BlockPricer:
         if not segment.moe:
             shape = replace(shape, ep=1, etp=1)
         if segment.kind != "block":
-            shape = replace(shape, recompute="none")
+            shape = replace(shape, recompute="none", cp_method="ring")
         key = (segment.name, shape)
         if key not in self._known:
             self._known[key] = self._price(segment, shape)

@@ -9,6 +9,7 @@ whose bound is worse than a simulated layout need not be simulated.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,18 @@ WIDE_BYTES = 4
 GRADIENT_BYTES = 4
 EVEN_SHARE = 0.95
 """Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
+
+
+class Parts(NamedTuple):
+    """Of a bound: what the pipeline computes, traffic that this may hide, what comes after."""
+
+    compute: float
+    beside: float
+    after: float
+
+    def around(self, compute: float) -> float:
+        """The bound with a sharper price of what the pipeline computes."""
+        return max(compute, self.beside) + self.after
 
 
 @dataclass(frozen=True)
@@ -64,6 +77,11 @@ class Bounds:
             return self
         columns = {name: getattr(self, name)[mask] for name in _COLUMNS}
         return replace(self, **columns)
+
+    def parts(self, index: int) -> Parts:
+        return Parts(
+            float(self.compute_seconds[index]), float(self.beside_seconds[index]), float(self.after_seconds[index])
+        )
 
     def candidate(self, index: int) -> Candidate:
         pipeline, shape = self.pipelines[int(self.pipeline[index])], self.shape

@@ -1,17 +1,14 @@
 """The layouts whose bounds are best, of all that were bounded; and where the others went."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from fourfold.plan.bound import Bounds
+from fourfold.plan.bound import Bounds, Parts
 from fourfold.plan.request import Candidate, Request
 
 KEPT = 4_000
 """Layouts whose bounds are kept for simulation."""
-LEAN = (0.4,)
-"""Shares of the memory limit for which a layout that holds no more is looked for."""
 
 
 @dataclass
@@ -42,8 +39,6 @@ class Pool:
     memory: list[np.ndarray] = field(default_factory=list)
     origin: list[np.ndarray] = field(default_factory=list)
     smallest: tuple[Candidate, float] | None = None
-    lean: list[tuple[float, float, Candidate]] = field(default_factory=list)
-    """For each share of the memory limit in `LEAN`, the layout with the best bound of those that hold no more by their bounds."""
     _added: int = 0
 
     def add(self, bounds: Bounds) -> None:
@@ -57,7 +52,6 @@ class Pool:
                 self.smallest = (bounds.candidate(least), float(bounds.memory_bytes[least]))
             return
         rows = np.flatnonzero(fits)
-        self._keep_lean(bounds)
         self.seconds.append(bounds.seconds[rows])
         self.memory.append(bounds.memory_bytes[rows])
         self.origin.append(np.stack([np.full(len(rows), self._added), rows]))
@@ -65,15 +59,6 @@ class Pool:
         self._added += 1
         if sum(map(len, self.seconds)) > 4 * KEPT:
             self._trim()
-
-    def _keep_lean(self, bounds: Bounds) -> None:
-        if not self.lean:
-            self.lean = [(float("inf"), 0.0, bounds.candidate(0))] * len(LEAN)
-        for place, share in enumerate(LEAN):
-            seconds = np.where(bounds.memory_bytes <= share * self.request.memory_bytes, bounds.seconds, np.inf)
-            row = int(seconds.argmin())
-            if seconds[row] < self.lean[place][0]:
-                self.lean[place] = (float(seconds[row]), share, bounds.candidate(row))
 
     def _trim(self) -> None:
         seconds, memory, origin = self.columns()
@@ -90,17 +75,6 @@ class Pool:
     def candidate(self, origin: np.ndarray) -> Candidate:
         return self.tables[int(origin[0])].candidate(int(origin[1]))
 
-    def parts(self, origin: np.ndarray) -> "Parts":
+    def parts(self, origin: np.ndarray) -> Parts:
         """Of a layout's bound."""
-        table, row = self.tables[int(origin[0])], int(origin[1])
-        return Parts(
-            float(table.compute_seconds[row]), float(table.beside_seconds[row]), float(table.after_seconds[row])
-        )
-
-
-class Parts(NamedTuple):
-    """Of a bound: what the pipeline computes, traffic that this may hide, what comes after."""
-
-    compute: float
-    beside: float
-    after: float
+        return self.tables[int(origin[0])].parts(int(origin[1]))

@@ -71,8 +71,8 @@ class Pricer:
     def fits(self, candidate: Candidate) -> bool:
         """Whether the layout can be and fits, without its time."""
         try:
-            facts = self._facts(candidate)
-            return max(predict_memory(facts, self.request.prices(facts.layout))) <= self.request.memory_bytes
+            facts, most = self._facts(candidate), self.request.memory_bytes
+            return all(held <= most for held in predict_memory(facts, self.request.prices(facts.layout)))
         except UserError:
             return False
 
@@ -110,4 +110,4 @@ class Pricer:
 
 
 def _instructions(facts: Lowering) -> int:
-    return sum(len(steps) for ranks in facts.computed.values() for steps in ranks)
+    return sum(map(len, facts.computed.values()))

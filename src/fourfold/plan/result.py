@@ -29,7 +29,8 @@ class Plan:
     @property
     def front(self) -> list[Priced]:
         """Throughput against memory."""
-        return pareto([*self.found.best, *self.found.lean])
+        lean = self.found.lean
+        return pareto([*self.found.best, *([lean] if lean else [])])
 
     def tokens_per_second(self, priced: Priced) -> float:
         """Per device."""

@@ -16,6 +16,7 @@ from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
+from fourfold.plan.lean import Lean
 from fourfold.plan.lighter import WORTH, lighter, mended
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
@@ -53,15 +54,15 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `lean`: layouts that
-    hold clearly less than the best."""
+    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `lean`: one that
+    holds clearly less than the best."""
 
     request: Request
     best: tuple[Priced, ...]
     counts: Counts
     seconds: float
     smallest: tuple[Candidate, float] | None = None
-    lean: tuple[Priced, ...] = ()
+    lean: Priced | None = None
 
 
 def search(
@@ -101,7 +102,7 @@ def _search(
     """
     started = time.monotonic()
     counts = Counts()
-    pool = _bound_all(request, counts, started + BOUND_SHARE * budget_seconds, progress, fixed)
+    pool, small = _bound_all(request, counts, started + BOUND_SHARE * budget_seconds, progress, fixed)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [
@@ -126,10 +127,10 @@ def _search(
         try:
             if level in (BOUND, LIKE):
                 compute = (pricer.like if level == BOUND else pricer.timeline)(candidate, parts.compute)
-                heappush(queue, (max(compute, parts.beside) + parts.after, level + 1, place, None))
+                heappush(queue, (parts.around(compute), level + 1, place, None))
                 continue
             kind = Kind(candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
-            exact = max(pricer.timeline(candidate, parts.compute), parts.beside) + parts.after
+            exact = parts.around(pricer.timeline(candidate, parts.compute))
             if level < CORRECTED and kind in corrections:
                 heappush(queue, (exact * corrections[kind], CORRECTED, place, None))
                 continue
@@ -168,19 +169,21 @@ def _search(
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
-    lean = _lean(pricer, pool, best)
-    if time.monotonic() - started < budget_seconds:
+    lean = None
+    if best and time.monotonic() - started < budget_seconds:
+        if min(best, key=_time).memory_bytes > small.limit:
+            lean = small.fastest(pricer)
         best += _partial(pricer, best, outgrown, fixed)
         if "outermost" not in fixed:
             best = placed(pricer, best)
-    every = {priced.candidate: priced for priced in (*best, *lean)}.values()
+    every = {priced.candidate: priced for priced in (*best, *([lean] if lean else []))}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = pricer.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, tuple(lean))
+    return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, lean)
 
 
 def _time(priced: Priced) -> float:
@@ -202,22 +205,11 @@ def _partial(
     return [p for p in found if p is not None]
 
 
-def _lean(pricer: Pricer, pool: Pool, best: Sequence[Priced]) -> list[Priced]:
-    """Layouts that hold clearly less than the best, simulated."""
-    found: dict[Candidate, Priced] = {}
-    for seconds, share, candidate in pool.lean:
-        if best and seconds < float("inf") and share * pricer.request.memory_bytes < min(best, key=_time).memory_bytes:
-            priced = pricer.price(candidate, seconds)
-            if isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes:
-                found[candidate] = priced
-    return list(found.values())
-
-
 def _bound_all(
     request: Request, counts: Counts, deadline: float, progress: Progress | None, fixed: Mapping[str, int | str]
-) -> Pool:
+) -> tuple[Pool, Lean]:
     """Bounds of all layouts, those of plain shapes first in case the time runs out."""
-    pool, bounder = Pool(request, counts), Bounder(request, _outermost(fixed))
+    pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), Lean.of(request)
     shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
     shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
     for index, shape in enumerate(shapes):
@@ -229,9 +221,10 @@ def _bound_all(
             bounds = bounds.where(fixed)
         if bounds is not None and len(bounds):
             pool.add(bounds)
+            small.add(bounds)
         if progress is not None and index % 32 == 0:
             progress("bounding", index / len(shapes))
-    return pool
+    return pool, small
 
 
 def _outermost(fixed: Mapping[str, int | str]) -> Outermost:

@@ -10,6 +10,11 @@ rope          rotary tables                                            router/S 
 """
 
 
+def mark(microbatch: int) -> str:
+    """What the names of a microbatch's own buffers end in."""
+    return f"/m{microbatch}"
+
+
 def hidden(segment: str, microbatch: int) -> str:
     return f"hidden/{segment}/m{microbatch}"
 

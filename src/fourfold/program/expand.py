@@ -17,7 +17,35 @@ def expand_segments(order: Iterable[Compute], facts: Lowering, training: bool = 
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
     embedding has no input gradient: its backward stands where the weight gradients do.
     """
-    return [_expand(facts, compute, training) for compute in order]
+    patterns: dict[tuple[Op, int], list[_Pattern]] = {}
+    groups = []
+    for op, stage, m in order:
+        found = patterns.get((op, stage))
+        if found is None:
+            first = _expand(facts, Compute(op, stage, 0), training)
+            found = patterns[op, stage] = [_Pattern(step) for step in first]
+        groups.append([pattern.of(m) for pattern in found])
+    return groups
+
+
+class _Pattern:
+    """A pass over a segment for any microbatch, from that for the first: they differ in the names of buffers alone."""
+
+    def __init__(self, first: Instruction) -> None:
+        self._first = first
+        self._names = [[_split(each) for each in names] for names in (first.reads, first.writes, first.frees)]
+
+    def of(self, m: int) -> Instruction:
+        op, segment, _, peer, handle, *_, collectives, flops, workspace, stream = self._first
+        mark = name.mark(m)
+        reads, writes, frees = (tuple([each + mark if own else each for each, own in names]) for names in self._names)
+        return Instruction(op, segment, m, peer, handle, reads, writes, frees, collectives, flops, workspace, stream)
+
+
+def _split(buffer: str) -> tuple[str, bool]:
+    """A buffer's name without its microbatch; whether it has one."""
+    without = buffer.removesuffix(name.mark(0))
+    return without, without != buffer
 
 
 def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instruction]:

@@ -301,8 +301,8 @@ class Lowering:
         return {}
 
     @cached_property
-    def computed(self) -> dict[int, list[list[Instruction]]]:
-        """By number of microbatches, what every pipeline rank computes and sends to others."""
+    def computed(self) -> dict[tuple[int, int], list[Instruction]]:
+        """By number of microbatches and pipeline rank, what the rank computes and sends to others."""
         return {}
 
     def buffer_bytes(self, name: str) -> int:

@@ -41,6 +41,11 @@ def memory_curve(program: Program) -> list[int]:
     return curve
 
 
+def peak_bytes(program: Program) -> int:
+    """The highest point of the curve."""
+    return max(memory_curve(program))
+
+
 def memory_peak(program: Program) -> MemoryPeak:
     """The first instruction at which the curve is highest."""
     curve = memory_curve(program)

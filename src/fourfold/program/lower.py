@@ -1,5 +1,7 @@
 """Lowering: from a schedule's compute order to a whole program, one small pass after another."""
 
+from collections.abc import Iterator
+
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.facts import Lowering
 from fourfold.program.gathers import insert_gathers
@@ -48,15 +50,22 @@ def _evaluation_orders(facts: Lowering) -> Orders:
 
 def lower_pipeline(facts: Lowering, kind: str = "train") -> list[Program]:
     """The program of every pipeline rank: ranks that differ in other coordinates alone run the same list."""
-    ranks = range(facts.layout.pp)
-    if kind != "train":
-        plan = plan_transfers(_evaluation_orders(facts), facts)
-        return [lower_evaluation(facts.at(rank), plan) for rank in ranks]
-    computed = facts.computed.get(facts.layout.num_microbatches)
-    if computed is None:
-        plan = plan_transfers(facts.orders, facts)
-        computed = facts.computed[facts.layout.num_microbatches] = [_computed(facts.at(rank), plan) for rank in ranks]
-    return [_with_data_parallelism(steps, facts.at(rank)) for rank, steps in enumerate(computed)]
+    if kind == "train":
+        return list(each_program(facts))
+    plan = plan_transfers(_evaluation_orders(facts), facts)
+    return [lower_evaluation(facts.at(rank), plan) for rank in range(facts.layout.pp)]
+
+
+def each_program(facts: Lowering) -> Iterator[Program]:
+    """The training step of every pipeline rank, lowered when it is asked for."""
+    known, number, plan = facts.computed, facts.layout.num_microbatches, None
+    for rank in range(facts.layout.pp):
+        each = facts.at(rank)
+        steps = known.get((number, rank))
+        if steps is None:
+            plan = plan or plan_transfers(facts.orders, facts)
+            steps = known[number, rank] = _computed(each, plan)
+        yield _with_data_parallelism(steps, each)
 
 
 def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:

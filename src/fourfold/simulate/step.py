@@ -5,7 +5,7 @@ some number on. `predict_step` simulates two such numbers and goes on in a strai
 microbatches costs what one of some 3 x pp does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -17,7 +17,8 @@ from fourfold.cost.stack import Stack
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
-from fourfold.program.liveness import MemoryPeak, memory_peak
+from fourfold.program.liveness import MemoryPeak, memory_peak, peak_bytes
+from fourfold.program.lower import each_program
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations, rank_durations
 from fourfold.simulate.engine import simulate_times
@@ -128,17 +129,17 @@ class Simulation:
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
-        return held_peaks(self.facts, self.prices.stack, self.programs)
+        return tuple(memory_peak(held_program(program, self.facts, self.prices.stack)) for program in self.programs)
 
-    @property
+    @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """What the devices of every pipeline rank hold."""
-        return tuple(device_bytes(peak.bytes, self.prices.stack) for peak in self.peaks)
+        return tuple(_held_bytes(self.facts, self.prices.stack, self.programs))
 
 
-def held_peaks(facts: Lowering, stack: Stack, programs: Sequence[Program]) -> tuple[MemoryPeak, ...]:
-    """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
-    return tuple(memory_peak(held_program(program, facts, stack)) for program in programs)
+def _held_bytes(facts: Lowering, stack: Stack, programs: Iterable[Program]) -> Iterator[int]:
+    for program in programs:
+        yield device_bytes(peak_bytes(held_program(program, facts, stack)), stack)
 
 
 def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
@@ -155,14 +156,13 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """Seconds of a step, and what the devices of every pipeline rank hold at most; `simulation`: what they were found from.
+    """Seconds of a step; `simulation`: what they were found from.
 
     Where that has fewer microbatches than the step, `earlier` has a period less, and the step lies on the straight line through
     both, `periods` of them beyond `earlier`.
     """
 
     seconds: float
-    device_bytes: tuple[int, ...]
     simulation: Simulation
     earlier: Simulation | None = None
     periods: float = 0.0
@@ -171,6 +171,15 @@ class StepPrediction:
     def is_whole(self) -> bool:
         """Whether every microbatch of the step was simulated."""
         return self.earlier is None
+
+    @cached_property
+    def device_bytes(self) -> tuple[int, ...]:
+        """What the devices of every pipeline rank hold at most."""
+        last = self.simulation.device_bytes
+        if self.earlier is None:
+            return last
+        ratio = self.periods
+        return tuple(round(a + ratio * max(0, b - a)) for a, b in zip(self.earlier.device_bytes, last, strict=True))
 
     def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
         """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""
@@ -190,26 +199,23 @@ def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
     most = simulated_microbatches(facts)
     if most == wanted:
         whole = simulate(facts, prices)
-        return StepPrediction(whole.seconds, whole.device_bytes, whole)
+        return StepPrediction(whole.seconds, whole)
     fewer = most - period
     first, second = (simulate(facts.with_microbatches(number), prices) for number in (fewer, most))
     ratio = (wanted - fewer) / period
-    peaks = tuple(
-        round(a + ratio * max(0, b - a)) for a, b in zip(first.device_bytes, second.device_bytes, strict=True)
-    )
-    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), peaks, second, first, ratio)
+    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
 
 
-def predict_memory(facts: Lowering, prices: Prices) -> tuple[int, ...]:
-    """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone. What a rank holds does not
-    grow with the number of microbatches from the steady state on, but in GPipe, whose ranks hold them all."""
+def predict_memory(facts: Lowering, prices: Prices) -> Iterator[int]:
+    """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone, each lowered when it is
+    asked for. What a rank holds does not grow with the number of microbatches from the steady state on, but in GPipe, whose ranks
+    hold them all."""
     if facts.layout.schedule == "gpipe":
-        return predict_step(facts, prices).device_bytes
-    wanted, stack = facts.layout.num_microbatches, prices.stack
+        yield from predict_step(facts, prices).device_bytes
+        return
+    wanted = facts.layout.num_microbatches
     short = facts.with_microbatches(min(wanted, steady_microbatches(facts))) if repeats(facts) else facts
-    with without_collection():
-        peaks = held_peaks(short, stack, lower_pipeline(short))
-    return tuple(device_bytes(peak.bytes, stack) for peak in peaks)
+    yield from _held_bytes(short, prices.stack, each_program(short))
 
 
 def repeats(facts: Lowering) -> bool:

@@ -1,0 +1,70 @@
+"""Layouts that hold clearly less than the fastest: one of them stands beside it, for those who want headroom more than speed."""
+
+import math
+from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
+from typing import NamedTuple
+
+import numpy as np
+
+from fourfold.config import UserError
+from fourfold.plan.bound import Bounds, Parts
+from fourfold.plan.pricing import Priced, Pricer
+from fourfold.plan.request import Candidate, Request
+from fourfold.plan.space import Pipeline
+
+SHARE = 0.4
+"""Of the memory limit: what such a layout holds at most by its bound."""
+REACH = 1.5
+"""How much worse than the best of such bounds another pipeline's may be: what schedules add to their bounds differs."""
+
+
+class Small(NamedTuple):
+    """A layout that holds little, and the parts of its bound."""
+
+    seconds: float
+    parts: Parts
+    candidate: Candidate
+
+
+@dataclass
+class Lean:
+    """Of each pipeline, the layout with the best bound of those that hold at most `limit` bytes by theirs."""
+
+    limit: float
+    by_pipeline: dict[Pipeline, Small] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> "Lean":
+        return cls(SHARE * request.memory_bytes)
+
+    def add(self, bounds: Bounds) -> None:
+        best = min((small.seconds for small in self.by_pipeline.values()), default=math.inf)
+        rows = np.flatnonzero((bounds.memory_bytes <= self.limit) & (bounds.seconds < REACH * best))
+        rows = rows[np.argsort(bounds.seconds[rows], kind="stable")]
+        for row in map(int, rows[np.unique(bounds.pipeline[rows], return_index=True)[1]]):
+            pipeline, seconds = bounds.pipelines[int(bounds.pipeline[row])], float(bounds.seconds[row])
+            if pipeline not in self.by_pipeline or seconds < self.by_pipeline[pipeline].seconds:
+                self.by_pipeline[pipeline] = Small(seconds, bounds.parts(row), bounds.candidate(row))
+
+    def fastest(self, pricer: Pricer) -> Priced | None:
+        """Simulates the one whose timeline is the best. None where there is none, or where it does not fit."""
+        small = list(self.by_pipeline.values())
+        queue = [(each.seconds, place, False) for place, each in enumerate(small)]
+        heapify(queue)
+        while queue and queue[0][0] < math.inf:
+            _, place, drawn = queue[0]
+            bound, parts, candidate = small[place]
+            if drawn:
+                priced = pricer.price(candidate, bound)
+                return (
+                    priced
+                    if isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes
+                    else None
+                )
+            try:
+                seconds = parts.around(pricer.timeline(candidate, parts.compute))
+            except UserError:
+                seconds = math.inf
+            heapreplace(queue, (seconds, place, True))
+        return None
