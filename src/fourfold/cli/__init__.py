@@ -1,5 +1,8 @@
 """The `fourfold` command: one file a subcommand, imported when it is asked for."""
 
-from fourfold.cli.app import main
+from fourfold.simulate.collection import without_collection
+
+with without_collection():  # of the many objects that modules make, none is garbage
+    from fourfold.cli.app import main
 
 __all__ = ["main"]

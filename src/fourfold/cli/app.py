@@ -1,5 +1,6 @@
 """`fourfold`: finds the subcommand, and turns every error that a person can cause into one message and an exit code."""
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from cyclopts import App, CycloptsError
 
 from fourfold import __version__
 from fourfold.config import UserError
+from fourfold.simulate.collection import without_collection
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
@@ -27,8 +29,9 @@ COMMANDS = {
 """Module and function of each."""
 
 
-def build_app(described: bool = False) -> App:
-    """The command line. A command is imported when it is called, or all are where each is to be described."""
+def build_app(asked: str) -> App:
+    """The command line. The command that is asked for is imported, or all are where each is to be described."""
+    described = asked in ("--help", "-h")
     app = App(
         name="fourfold",
         version=__version__,
@@ -43,7 +46,7 @@ def build_app(described: bool = False) -> App:
     )
     for order, (name, (module, function)) in enumerate(COMMANDS.items()):
         path = f"fourfold.cli.{module}"
-        command = getattr(import_module(path), function) if described else f"{path}:{function}"
+        command = getattr(import_module(path), function) if described or name == asked else f"{path}:{function}"
         app.command(command, name=name, sort_key=order)
     return app
 
@@ -56,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # `fourfold show ... | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILURE
+    gc.freeze()  # the process ends: nothing is gained by a last look at every object for garbage
     sys.exit(code)
 
 
@@ -63,9 +67,9 @@ def run(arguments: list[str]) -> int:
     """The exit code of a command line; messages go to stderr."""
     try:
         words = arguments or ["--help"]
-        result = build_app(words[0] in ("--help", "-h"))(
-            words, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        with without_collection():
+            app = build_app(words[0])
+        result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _say(f"{_first_lower(str(error))}\nsee fourfold --help", USAGE)
     except UserError as error:
