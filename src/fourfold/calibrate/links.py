@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.calibrate.clock import synchronize
-from fourfold.calibrate.steps import LINKS, lowered
+from fourfold.calibrate.steps import LINKS, agreed_repeats, lowered
 from fourfold.runtime.collectives import Group, Handle, make_groups
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift", "send")
@@ -62,19 +62,12 @@ def _sweep(kind: str, group: Group, device: torch.device, window: float, sizes: 
             taken.append(after - before)
             begun.append(between - before)
             if len(taken) == LEAST_REPEATS:
-                count = _agreed(after - since, window, device)
+                repeats = agreed_repeats(after - since, LEAST_REPEATS, window, device)
+                count = min(MOST_REPEATS, max(LEAST_REPEATS + 1, repeats))
         processor.append((time.process_time() - used) / len(taken))
         seconds.append(median(taken))
         starts.append(median(begun))
     return {"bytes": list(sizes), "seconds": seconds, "start_seconds": starts, "processor_seconds": processor}
-
-
-def _agreed(elapsed: float, window: float, device: torch.device) -> int:
-    """How often to repeat: the same on all ranks."""
-    wanted = min(float(MOST_REPEATS), LEAST_REPEATS * window / max(elapsed, 1e-6))
-    count = torch.tensor([wanted], dtype=torch.float64, device=device)
-    dist.all_reduce(count)
-    return max(LEAST_REPEATS + 1, int(count.item() / dist.get_world_size()))
 
 
 def _starter(kind: str, group: Group, size: int, device: torch.device) -> Callable[[], Handle]:

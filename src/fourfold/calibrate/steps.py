@@ -118,28 +118,47 @@ def measure_layouts(
     return answers
 
 
-def measure_steps(
-    rank: int, device: torch.device, tables: list[dict[str, Any]], active: int, window: float
-) -> list[dict[str, Any]]:
-    """Of each run table, on one rank of its own: median seconds of a step and of each kind of instruction. The first `active` ranks
-    run it at the same time, each for itself; the others wait (their answers are empty)."""
+def measure_steps(rank: int, device: torch.device, tables: list[dict[str, Any]], window: float) -> list[dict[str, Any]]:
+    """Of each run table, on one rank of its own: median seconds of a step and of each kind of instruction. All ranks run it at the
+    same time, each for itself."""
     answers: list[dict[str, Any]] = []
     for table in tables:
-        dist.barrier()
-        if rank >= active:
-            answers.append({})
-            continue
         runner = StepRunner(table, 1, 0, device)
         runner.step()
+        dist.barrier()
         clock = StepClock(device)
         steps: list[float] = []
         kinds: dict[str, list[float]] = defaultdict(list)
         begun = time.perf_counter()
-        while len(steps) < 3 or time.perf_counter() - begun < window:
+        while len(steps) < 2 or time.perf_counter() - begun < window:
             steps.append(runner.step(clock))
             for name, seconds in runner.kind_seconds(clock).items():
                 kinds[name] += seconds
         answers.append({"step": median(steps), **{name: median(seconds) for name, seconds in kinds.items()}})
-        del runner
     dist.barrier()
     return answers
+
+
+def measure_together(
+    rank: int, device: torch.device, tables: list[dict[str, Any]], window: float
+) -> list[list[list[float]]]:
+    """By number of ranks less one and run table, seconds of steps that the first 1, 2, ... ranks begin together, each for itself; 0
+    where this rank waited."""
+    runners = [StepRunner(table, 1, 0, device) for table in tables]
+    counts = [agreed_repeats(runner.step() + runner.step(), 2, window / 2, device) for runner in runners]
+    world = dist.get_world_size()
+    found: list[list[list[float]]] = [[[] for _ in runners] for _ in range(world)]
+    for index, (runner, count) in enumerate(zip(runners, counts, strict=True)):
+        for _ in range(count):
+            for active in range(1, world + 1):
+                dist.barrier()
+                found[active - 1][index].append(runner.step() if rank < active else 0.0)
+    dist.barrier()
+    return found
+
+
+def agreed_repeats(elapsed: float, repeats: int, window: float, device: torch.device) -> int:
+    """How often to repeat what took so long so often, to fill a window: the same on all ranks, 1 at least."""
+    wanted = torch.tensor([repeats * window / max(elapsed, 1e-6)], dtype=torch.float64, device=device)
+    dist.all_reduce(wanted)
+    return max(1, int(wanted.item() / dist.get_world_size()))

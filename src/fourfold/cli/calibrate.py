@@ -20,6 +20,8 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 FORMATS = ("fp32", "bf16", "fp64")
 MOST_RANKS = 64
 LEAST_SECONDS, MOST_SECONDS = 1, 3600
+DISTURBED = 0.1
+"""How much longer the same steps may take in one round of measurements than in another before it is said."""
 
 
 def calibrate(
@@ -56,7 +58,8 @@ def calibrate(
     require_packages("calibrate", "torch")
     import torch
 
-    from fourfold.calibrate.machine import describe, measure_machine
+    from fourfold.calibrate.describe import describe
+    from fourfold.calibrate.machine import measure_machine
 
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind = "cuda" if devices else "cpu"
@@ -70,22 +73,26 @@ def calibrate(
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
 
     cores = _cores()
-    calibration, fits = measure_machine(
-        counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, budget, say
-    )
+    found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, budget, say)
     memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9
     name = torch.cuda.get_device_name(0) if devices else f"{platform.node() or 'this machine'}, {cores} cores"
-    table = describe(calibration, kind, memory, dtype, name)
+    table = describe(found.calibration, kind, memory, dtype, name)
     text = tomli_w.dumps(table)
     machine = parse_cluster(text, out.name)
     try:
         write_whole(out, text)
     except OSError as error:
         raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    if found.drift > DISTURBED:
+        print(
+            f"note: the same steps took {100 * found.drift:.0f} % longer in one round than in the other: something else runs on "
+            "this machine, or its clock changes; predictions will be as far off; calibrate again when it is quiet",
+            file=sys.stderr,
+        )
     if json:
         print(json_text.dumps({"file": str(out), **table}, indent=1))
         return 0
-    for line in _lines(machine.devices, table, fits):
+    for line in _lines(machine.devices, table, found.fits):
         print(line)
     print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
     return 0
@@ -117,18 +124,20 @@ def _check_out(out: Path) -> None:
         raise UserError(f"--out {out}: the folder {out.parent} does not exist; a value that works: --out {out.name}")
 
 
-def _lines(devices: int, table: dict[str, Any], fits: dict[int, Any]) -> list[str]:
+def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:
     """What was found, in a few lines."""
     lines = []
-    for ranks in sorted(fits):
-        part = table["calibration"][f"ranks_{ranks}"]
+    parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
+    for ranks, part in sorted(parts.items()):
         kernels, stack = part["kernels"], part["stack"]
         peak = max(value for plane in kernels["products"]["plain"] for row in plane for value in row)
         line = (
             f"{ranks} rank{'s' if ranks > 1 else ' '} x {stack['threads']} thread{'s' if stack['threads'] > 1 else ' '}: products "
             f"{peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "
-            f"{1e6 * kernels['launch_seconds']:.1f} us each, segments described to {100 * fits[ranks].error:.1f} %"
+            f"{1e6 * kernels['launch_seconds']:.1f} us each"
         )
+        if ranks in fits:
+            line += f", segments described to {100 * fits[ranks]:.1f} %"
         if ranks > 1:
             line += f"; alone a rank runs {stack['paces'][0]:.2f} times as fast"
         lines.append(line)
