@@ -75,7 +75,7 @@ def test_memory_and_what_it_counts() -> None:
     kinds = {name: (c.measured.memory_bytes, c.measured.memory_kind) for name, c in CASES.items()}
     assert kinds["sweep:0"] == (20 * 2**30, "allocated"), "nanotron's GB are GiB"
     assert kinds["papers:5"] == (40 * 2**30, "unstated"), "so are those of Megatron's forks"
-    other = translate(replace(ROWS["papers:5"], source="a trainer, 2024"))
+    other = translate(replace(ROWS["papers:5"], source="a trainer by FSDP, 2024"))
     assert isinstance(other, Case)
     assert other.measured.memory_bytes == 40e9
     assert kinds["papers:23"] == (60 * 2**30, "allocated")

@@ -191,3 +191,12 @@ def test_words_that_a_row_has_under_keys_of_their_own_are_read_with_its_notes(tm
         assert (case.offloaded, case.eager) == (offloaded, eager), more
     (tmp_path / "one.json").write_text(json.dumps([{**row, "source": "a page", "notes": "", "framework": "nanotron"}]))
     assert translate(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]
+
+
+def test_mfu_is_read_as_percents_or_as_a_share_and_tokens_of_all_devices_under_both_names(tmp_path: Path) -> None:
+    measured = [{"mfu_pct": 41.0}, {"mfu": 0.41}, {"mfu": 41}, {"tokens_per_s_total": 1000}, {"tokens_per_s": 1000}]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([{"measured": each} for each in measured]))
+    rows, _ = read_rows([file])
+    assert [row.figures.mfu for row in rows[:3]] == pytest.approx([0.41] * 3)
+    assert [row.figures.tokens_per_second for row in rows[3:]] == [1000, 1000]

@@ -228,6 +228,53 @@ def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> Non
     assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
 
 
+def _case(name: str, **changes: object) -> Case:
+    case = translate(replace(ROWS[name], **changes))  # type: ignore[arg-type]
+    assert isinstance(case, Case)
+    return case
+
+
+def test_megatron_without_a_pipeline_runs_all_of_a_ranks_sequences_but_of_experts() -> None:
+    row = ROWS["papers:0"]
+    flat = replace(row.layout, pp=1, dp=None)
+    open_ = {"layout": flat, "microbatch_sequences": None, "global_sequences": 4 * 64}
+    assert _case("papers:0", **open_).layout.microbatch_sequences == 4
+    experts = replace(row.model, num_experts=8, top_k=2, moe_ffn_size=row.model.ffn_size)
+    assert _case("papers:0", **open_, model=experts).layout.microbatch_sequences == 1
+    assert _case("papers:0", microbatch_sequences=None).layout.microbatch_sequences == 1, "a pipeline wants many"
+
+
+def test_a_trainer_that_nobody_names_is_known_by_what_it_does() -> None:
+    nobody = {"source": "a report, arXiv 2403.01234", "notes": ""}
+    many = _case("papers:0", **nobody)
+    assert many.stack == "megatron-2024"
+    assert any(text.startswith("stack = megatron-2024: ") for text in many.defaults)
+    few = replace(ROWS["papers:0"].layout, tp=8, pp=1, dp=None)
+    assert _case("papers:0", **nobody, layout=few, num_devices=32, global_sequences=64).stack == "unknown-2024"
+    plain = replace(ROWS["papers:0"].layout, tp=1, pp=1, dp=None)
+    assert _case("papers:0", **nobody, layout=plain, global_sequences=2048).stack == "unknown-2024"
+    fsdp = replace(ROWS["papers:0"].layout, fsdp=True, zero=None)
+    assert _case("papers:0", **nobody, layout=fsdp).stack == "unknown-2024"
+    tpu = replace(ROWS["papers:0"].hardware, device="TPU v5p", devices_per_node=4, peak_bf16_flops=None)
+    assert _case("papers:0", **nobody, hardware=tpu).stack == "maxtext-2024"
+    assert _case("papers:0", source="a blog").stack == "megatron-2024", "of no year, a recent one"
+
+
+def test_a_distributed_optimizer_that_is_spoken_of_is_zero_1() -> None:
+    old = {"source": "Megatron-LM of 2022", "layout": replace(ROWS["papers:0"].layout, zero=None)}
+    assert _case("papers:0", **old).layout.zero == 0
+    assert _case("papers:0", **old, notes="with the distributed optimizer").layout.zero == 1
+    assert _case("papers:0", **old, notes="no distributed optimizer").layout.zero == 0
+
+
+def test_an_mfu_whose_peak_is_not_stated_is_of_the_devices_own() -> None:
+    figures = replace(ROWS["papers:0"].figures, mfu=0.4, flops_per_second_per_device=None)
+    stated = _case("papers:0", figures=figures)
+    silent = _case("papers:0", figures=figures, hardware=replace(ROWS["papers:0"].hardware, peak_bf16_flops=None))
+    assert silent.measured.step_from == "mfu"
+    assert silent.measured.step_seconds == pytest.approx(stated.measured.step_seconds)
+
+
 def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
     row = replace(
         ROWS["torchtitan:1"], microbatch_sequences=None, accumulation=None, global_sequences=64, recompute="none"

@@ -102,6 +102,11 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
         ("", "Zero bubble, arXiv 2401.10241", "megatron-zero-bubble-2023"),
         ("Megatron Bridge 2026 (Megatron-Core)", "cards", "nemo-2026"),
         ("own trainer", "a blog", "unknown"),
+        ("", "Nemotron-4 340B, arXiv 2406.11704", "megatron-2024"),
+        ("", "Megatron-Turing NLG, arXiv 2201.11990", "megatron-deepspeed-2021"),
+        ("NeMo (2025)", "Nemotron-H pretraining", "nemo-2025"),
+        ("", "SmolLM3, a blog of 2025", "nanotron-2025"),
+        ("", "OPT, arXiv 2205.01068", "unknown-2022"),
     ],
 )
 def test_what_a_row_calls_its_framework_comes_first_and_papers_date_trainers(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fourfold.config import ModelConfig
 from fourfold.validate.case import LayoutRequest, Untranslatable
 from fourfold.validate.defaults import Filled
+from fourfold.validate.remarks import asserted
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 from fourfold.validate.words import recompute_of, schedule_of
@@ -53,7 +54,7 @@ def layout_of(
     row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `Untranslatable`."""
-    micro, number, global_sequences = _batch(row, degrees, stack, filled)
+    micro, number, global_sequences = _batch(row, model, degrees, stack, filled)
     zero, shard = _sharding(row, degrees, stack, filled)
     schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
     policy, modules = recompute_of(row, stack, filled)
@@ -81,7 +82,7 @@ def layout_of(
     return layout, global_sequences
 
 
-def _batch(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int, int]:
+def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
@@ -92,7 +93,7 @@ def _batch(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[in
         steps = steps or filled.fill("accumulation", max(1 if degrees.pp == 1 else 4 * degrees.pp, usual))
         total = filled.fill("global_sequences", micro * steps * dp)
     if micro is None:
-        at_once = degrees.pp == 1 and not stack.is_megatron_kin
+        at_once = degrees.pp == 1 and not (model.num_experts and stack.is_megatron_kin)
         unstated = _most_at_once(total // dp, row.sequence_length or 1) if at_once and total % dp == 0 else 1
         micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
         filled.fill("microbatch_sequences", micro)
@@ -126,7 +127,8 @@ def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple
     elif degrees.pp > 1 and stack.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
         zero = filled.fill("zero", 1, "fsdp_kept")
     if zero is None:
-        zero = filled.fill("zero", 3 if stated.fsdp else 1 if stack.sharded_optimizer else 0)
+        sharded = stack.sharded_optimizer or bool(asserted(row.notes, r"distributed[- ]optimi[sz]er"))
+        zero = filled.fill("zero", 3 if stated.fsdp else 1 if sharded else 0)
     group = stated.shard_group if zero else None
     if group is None or group >= degrees.dp:
         return zero, degrees.dp

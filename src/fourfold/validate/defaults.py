@@ -31,8 +31,11 @@ DEFAULTS: dict[str, str] = {
     "dp": "Data parallelism takes the devices that pp, cp and tp leave.",
     "num_devices": "As many devices as the degrees ask for.",
     "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
-    "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1), Megatron from 2023 on; FSDP is "
-    "ZeRO-3; others ZeRO-0. Where it is not stated and the run would not fit, ZeRO-1, then, without a pipeline, ZeRO-3.",
+    "stack": "A trainer that nobody names is taken as one of Megatron's kin with a pipeline or with tensor parallelism on 64 "
+    "devices or more, as MaxText on a TPU.",
+    "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1), Megatron from 2023 on, and whoever "
+    "speaks of one; FSDP is ZeRO-3; others ZeRO-0. Where it is not stated and the run would not fit, ZeRO-1, then, without a "
+    "pipeline, ZeRO-3.",
     "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where torch's FSDP keeps them "
     "and sums gradients once a step, ZeRO-1.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
@@ -42,9 +45,9 @@ DEFAULTS: dict[str, str] = {
     "the zero-bubble paper and at Meta one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
-    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else, without a pipeline and outside "
-    "Megatron and its kin, all of a rank's sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 otherwise. Where "
-    "that would not fit, half of it, and again.",
+    "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else, without a pipeline, all of a rank's "
+    "sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 with a pipeline, and of experts in Megatron and its "
+    "kin. Where that would not fit, half of it, and again.",
     "accumulation": "Where neither the batch nor the accumulation is stated, as many microbatches as make 524,288 tokens a step, "
     "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
@@ -108,4 +111,4 @@ class Filled:
 
 
 def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(getattr(value, "name", value))

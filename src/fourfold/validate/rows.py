@@ -230,18 +230,24 @@ def _figures(measured: Fields) -> ReportedFigures:
     return ReportedFigures(
         step_seconds=measured.number("step_time_s") or None,
         tokens_per_second_per_device=measured.number("tokens_per_s_per_gpu") or None,
-        tokens_per_second=measured.number("tokens_per_s") or None,
+        tokens_per_second=measured.number("tokens_per_s") or measured.number("tokens_per_s_total") or None,
         samples_per_second=measured.number("samples_per_s") or None,
         samples_per_second_per_device=measured.number("samples_per_s_per_gpu") or None,
         days_for_300e9_tokens=measured.number("train_days_300B_tokens") or None,
         flops_per_second_per_device=_scaled(measured.number("tflops_per_gpu", high=1e9) or None, 1e12),
         flops_kind=measured.text("tflops_kind") or "",
-        mfu=_scaled(measured.number("mfu_pct", high=1e4) or None, 0.01),
+        mfu=_mfu(measured),
         memory_bytes=memory,
         memory_kind=kind,
         last_rank_alone="last rank" in (measured.text("memory_rank") or ""),
         failed=bool(measured.flag("failed")) or bool(measured.flag("oom")),
     )
+
+
+def _mfu(measured: Fields) -> float | None:
+    """As a share: of percents, or of a share."""
+    share = measured.number("mfu", high=1e4) or 0.0
+    return _scaled(measured.number("mfu_pct", high=1e4) or None, 0.01) or (share if share <= 1 else share / 100) or None
 
 
 _MEMORY_KEYS = (

@@ -67,7 +67,7 @@ _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("zero-bubble", Stack("megatron-zero-bubble", 2023, True)),
     ("functional_tests", Stack("megatron-tests", 2025, True)),
     ("zero-3 vs ptd-p", Stack("megatron", 2021, True)),
-    ("mt-nlg", Stack("megatron-deepspeed", 2021, True)),
+    ("mt-nlg|megatron-turing", Stack("megatron-deepspeed", 2021, True)),
     ("narayanan", Stack("megatron", 2021, True)),
     ("korthikanti", Stack("megatron", 2022, True)),
     (r"tables\.tex", Stack("megatron", 2020, True)),
@@ -77,7 +77,7 @@ _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("olmo", Stack("olmo-core", 2025)),
     ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
     ("nemo(?!tron)", Stack("nemo", 2025, True, True)),
-    ("megatron-deepspeed", Stack("megatron-deepspeed", 2022, True)),
+    ("megatron-deepspeed|deepspeed-megatron", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
     ("colossal", Stack("colossal-ai", 2023)),
     (r"llm\.q", Stack("llmq", 2025)),
@@ -102,30 +102,60 @@ _LIBRARIES: tuple[tuple[str, Stack], ...] = (
     ("pytorch", Stack("pytorch", 2024)),
 )
 """What trainers are made of: a framework that is called so may still be one that its source names."""
+_MAKERS: tuple[tuple[str, Stack], ...] = (
+    ("nemotron", Stack("megatron", 2024, True)),
+    ("glm-130b|bloom", Stack("megatron-deepspeed", 2022, True)),
+    ("smollm", Stack("nanotron", 2025)),
+    ("touvron", Stack("meta", 2023)),
+)
+"""Models of which it is known what trained them, where a row does not say."""
 _DATED_BY_PAPER = (
     "torchtitan",
     "nemo(?!tron)",
-    "megatron-deepspeed",
+    "megatron-deepspeed|deepspeed-megatron",
     "megatron",
     "colossal",
     "gpt-neox",
     "deepspeed",
     "fsdp",
     "pytorch",
+    "nemotron",
 )
 """Patterns of trainers that have run in many papers: the year is the paper's, where nothing states another."""
 
 
 def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
-    """The stack of a row: of what it calls its framework, else of its source, else of its notes; `unknown` where none is known."""
-    everything = (*_TRAINERS, *_LIBRARIES)
-    for text, known in ((framework, _TRAINERS), (source, everything), (f"{notes}; {framework}", everything)):
+    """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
+    `unknown` where none is known."""
+    everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
+    for text, known in ((framework, _TRAINERS), (source, everything), (said, everything), (source, _MAKERS)):
         for word, stack in known:
             if re.search(word, text, re.I):
-                paper = _PAPER.search(source) if word in _DATED_BY_PAPER else None
-                dated = replace(stack, year=2000 + int(paper[1])) if paper else stack
+                year = _paper_year(source) if word in _DATED_BY_PAPER else None
+                dated = replace(stack, year=year) if year else stack
                 return _with_year(_variant(dated, notes), source, framework)
-    return _with_year(Stack("unknown", 0), source, framework)
+    return _with_year(Stack("unknown", _paper_year(source) or 0), source, framework)
+
+
+LARGE = 64
+"""Devices from which on tensor parallelism, or with which a pipeline, is taken for the work of one of Megatron's kin."""
+UNNAMED_YEAR = 2024
+
+
+def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int) -> Stack:
+    """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline or tensor parallelism on many
+    devices; else as it is."""
+    year = unknown.year or UNNAMED_YEAR
+    if device.startswith("tpu"):
+        return Stack("maxtext", year)
+    if num_devices >= LARGE and (tp > 1 or pp > 1):
+        return Stack("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE)
+    return unknown
+
+
+def _paper_year(source: str) -> int | None:
+    paper = _PAPER.search(source)
+    return 2000 + int(paper[1]) if paper else None
 
 
 def _variant(stack: Stack, notes: str) -> Stack:

@@ -2,7 +2,7 @@
 
 import re
 
-from fourfold.validate.arrangement import degrees_of, is_microbatch_open, layout_of
+from fourfold.validate.arrangement import Degrees, degrees_of, is_microbatch_open, layout_of
 from fourfold.validate.case import Case, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
@@ -19,7 +19,7 @@ from fourfold.validate.remarks import (
     offloaded_of,
 )
 from fourfold.validate.row import Row
-from fourfold.validate.stack import stack_of
+from fourfold.validate.stack import Stack, stack_of, usual_stack
 from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open
 
 
@@ -39,14 +39,14 @@ def _case(row: Row) -> Case:
     offloaded = offloaded_of(row, filled)
     if row.sequence_length is None:
         raise Untranslatable(_first_missing(row))
-    stack = stack_of(row.source, row.notes, row.framework)
     device = device_of(row.hardware, row, filled)
     degrees = degrees_of(row, filled)
+    stack = _stack(row, device.key, degrees, filled)
     model, vocab_size = model_of(row, stack, degrees.tp, filled)
     layout, global_sequences = layout_of(row, model, degrees, stack, filled)
     precision = precision_of(row, device.key, stack, filled)
     hardware = row.hardware
-    peak = hardware.peak_bf16_flops if precision.low is None else hardware.peak_fp8_flops
+    peak = (hardware.peak_bf16_flops or device.peak("bf16")) if precision.low is None else hardware.peak_fp8_flops
     if precision.low == "nvfp4":
         peak = None
     measured = measured_of(
@@ -90,6 +90,14 @@ def _case(row: Row) -> Case:
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
     )
+
+
+def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
+    found = stack_of(row.source, row.notes, row.framework)
+    if found.framework != "unknown" or row.layout.fsdp:
+        return found
+    usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp)
+    return usual if usual == found else filled.fill("stack", usual)
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:
