@@ -57,11 +57,8 @@ class Lean:
             bound, parts, candidate = small[place]
             if drawn:
                 priced = pricer.price(candidate, bound)
-                return (
-                    priced
-                    if isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes
-                    else None
-                )
+                fits = isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes
+                return priced if fits else None  # type: ignore[return-value]
             try:
                 seconds = parts.around(pricer.timeline(candidate, parts.compute))
             except UserError:

@@ -1,0 +1,73 @@
+"""Of layouts that hold little, the one whose timeline is the best is simulated, whatever the bounds say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.lean import SHARE, Lean
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Request
+from fourfold.plan.search import search
+from fourfold.plan.space import block_shapes
+from tests.plan.test_bounds import request
+
+
+@pytest.fixture(scope="module")
+def asked() -> Request:
+    return replace(request(16, 64), memory_bytes=int(8e9))
+
+
+@pytest.fixture(scope="module")
+def tables(asked: Request) -> list[Bounds]:
+    bounder = Bounder(asked)
+    found = [bounder.bounds(shape) for shape in block_shapes(asked)]
+    return [table for table in found if table is not None]
+
+
+def _lean(asked: Request, tables: list[Bounds]) -> Lean:
+    lean = Lean.of(asked)
+    for table in tables:
+        lean.add(table)
+    return lean
+
+
+def test_the_best_bound_of_every_pipeline_is_kept_if_it_holds_little(asked: Request, tables: list[Bounds]) -> None:
+    lean, best = _lean(asked, tables), {}
+    for table in tables:
+        for row in np.flatnonzero(table.memory_bytes <= SHARE * asked.memory_bytes):
+            pipeline, seconds = table.pipelines[table.pipeline[row]], float(table.seconds[row])
+            best[pipeline] = min(best.get(pipeline, seconds), seconds)
+    assert len(lean.by_pipeline) > 3
+    for pipeline, small in lean.by_pipeline.items():
+        assert small.seconds == best[pipeline]
+    first = min(best, key=best.__getitem__)
+    assert lean.by_pipeline[first].seconds == best[first]
+
+
+def test_the_best_timeline_is_simulated_not_the_best_bound(
+    asked: Request, tables: list[Bounds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean, pricer = _lean(asked, tables), Pricer(asked)
+    fewest = max(small.candidate.pp for small in lean.by_pipeline.values())
+
+    def timeline(self: Pricer, candidate: object, bound: float) -> float:
+        return bound if candidate.pp == fewest else 100 * bound  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Pricer, "timeline", timeline)
+    found = lean.fastest(pricer)
+    assert found is not None
+    assert found.candidate.pp == fewest
+    like = [small for small in lean.by_pipeline.values() if small.candidate.pp == fewest]
+    assert found.candidate == min(like, key=lambda small: small.seconds).candidate
+
+
+def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> None:
+    roomy = replace(asked, memory_bytes=int(80e9))
+    tight = replace(asked, memory_bytes=int(1.1 * search(roomy, keep=1).best[0].memory_bytes))
+    found = search(tight, keep=2)
+    assert found.best[0].memory_bytes > SHARE * tight.memory_bytes
+    assert found.lean is not None
+    assert found.lean.memory_bytes < found.best[0].memory_bytes
+    assert search(roomy, keep=1).lean is None, "the best holds little itself"
