@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,54 @@ def test_what_cannot_fit_says_what_would(fourfold) -> None:
     assert result.code == 1
     assert "nothing fits" in result.out
     assert "the nearest that would fit: " in result.out
+
+
+SIX = """
+name = "six per node"
+source = "made up"
+device = "a100-sxm-40"
+devices = 48
+[[tiers]]
+name = "nvlink"
+kind = "switch"
+devices = 6
+bytes_per_second = 300e9
+latency_seconds = 2e-6
+[[tiers]]
+name = "ib"
+kind = "switch"
+devices = 48
+bytes_per_second = 25e9
+latency_seconds = 5e-6
+scalable = true
+"""
+
+
+def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(fourfold, tmp_path: Path) -> None:
+    own = tmp_path / "dgx-h100.toml"  # as a preset is called
+    own.write_text(SIX)
+    asked = ("--model", "llama3-8b", "--cluster", str(own), "--sequence-length", "4096", "--batch-sequences", "432")
+    goal = ("--objective", "devices", "--tokens", "10B", "--deadline-days", "2.7")
+    found = document(fourfold, *asked, *goal)
+    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
+    assert sizes[:3] == [6, 12, 24], "whole nodes, doubled"
+    assert sizes[3:] == [18], "then between the last that was late and the first in time"
+    assert found["devices"] == 18
+    assert found["cluster"] == "dgx-h100:18"
+    small = fourfold("plan", *asked[:2], "--cluster", f"{own}:3", *asked[4:])
+    assert small.code == 1
+    assert "6 devices, the cluster file with :6 behind its name" in small.out
+
+
+@pytest.mark.parametrize(
+    ("option", "goal"),
+    [(("--tokens", "1T"), "cost or devices"), (("--price", "2"), "cost"), (("--deadline-days", "5"), "devices")],
+)
+def test_options_of_another_objective_are_refused(fourfold, option: tuple[str, str], goal: str) -> None:
+    result = fourfold("plan", *SMALL, *option)
+    assert result.code == 2
+    assert f"{option[0]} {option[1].removesuffix('.0')}" in result.err
+    assert f"--objective {goal}" in result.err
 
 
 def test_tokens_become_sequences_that_divide(fourfold) -> None:

@@ -105,6 +105,15 @@ def plan(
         raise UserError(
             f"--budget-seconds {budget_seconds}: allowed: more than 0, at most 86400; a value that works: 60"
         )
+    for option, value, wanting in (
+        ("--tokens", tokens, ("cost", "devices")),
+        ("--price", price, ("cost",)),
+        ("--deadline-days", deadline_days, ("devices",)),
+    ):
+        if value is not None and objective not in wanting:
+            raise UserError(
+                f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
+            )
     request = _request(
         run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
     )

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
@@ -111,7 +112,15 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
         mean_hours_between_failures_per_device=cluster.mean_hours_between_failures_per_device,
         watts_per_device=cluster.watts_per_device,
         calibration=calibration,
+        whole=tiers,
     )
+
+
+def resized(cluster: Cluster, devices: int) -> Cluster:
+    """The same cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
+    base = cluster.key.partition(":")[0]
+    tiers = resize(cluster.whole or cluster.tiers, devices, base)
+    return replace(cluster, key=f"{base}:{devices}", devices=devices, tiers=tiers)
 
 
 def _device_of(table: dict[str, Any], where: str, key: str) -> Device:

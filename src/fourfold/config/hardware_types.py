@@ -110,7 +110,8 @@ class Cluster:
     interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
     system (hosts, fans, switches inside), at its maker's maximum. None: no source states it.
 
-    `calibration`: measured tables, as `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
+    `whole`: the tiers of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
+    `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
 
     key: str
     name: str
@@ -122,6 +123,7 @@ class Cluster:
     mean_hours_between_failures_per_device: float | None = None
     watts_per_device: float | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    whole: tuple[Tier, ...] = ()
 
     @property
     def node_devices(self) -> int:

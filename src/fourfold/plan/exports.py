@@ -32,8 +32,11 @@ def megatron(request: Request, layout: Candidate) -> Said:
                 f"--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split, or another v"
             )
         flags.append(f"--num-virtual-stages-per-pipeline-rank {layout.virtual_stages}")
+    usual = "interleaved 1F1B" if layout.virtual_stages > 1 else "1F1B"
     if layout.schedule not in ("1f1b", "interleaved_1f1b") and layout.pp > 1:
-        missing.append(f"the schedule {layout.schedule} is not in Megatron-LM: it will run 1F1B, with a larger bubble")
+        missing.append(
+            f"the schedule {layout.schedule} is not in Megatron-LM: it will run {usual}, with a larger bubble"
+        )
     if layout.cp > 1:
         kind = {"ring": "p2p", "all_gather": "all_gather", "ulysses": "a2a"}.get(layout.cp_method, "a2a+p2p")
         flags.append(f"--cp-comm-type {kind}")
@@ -46,7 +49,8 @@ def megatron(request: Request, layout: Candidate) -> Said:
         flags += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
     elif layout.zero >= 2:
         kind = "optim_grads" if layout.zero == 2 else "optim_grads_params"
-        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {kind}"]
+        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {kind}", "--ckpt-format fsdp_dtensor"]
+        missing.append("Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset or above 1")
         if layout.pp > 1:
             missing.append(
                 f"ZeRO-{layout.zero} inside a pipeline: Megatron-FSDP reduces and gathers otherwise than priced here"
@@ -65,13 +69,18 @@ def megatron(request: Request, layout: Candidate) -> Said:
     policy, some, count = layout.recompute.partition(":")
     flags += {
         "none": [],
-        "selective": ["--recompute-granularity selective", "--recompute-modules layernorm mlp_act"],
+        "selective": [
+            "--recompute-granularity selective",
+            f"--recompute-modules layernorm{' moe_act' if request.model.num_experts else ''}",
+        ],
         "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
     }[policy]
     if some and policy == "full" and layout.pp == 1:
         flags[-2:] = ["--recompute-method block", f"--recompute-num-layers {count}"]
     elif some:
         missing.append(_every_block_instead(layout))
+    if policy == "selective" and not request.model.num_experts:
+        missing.append("selective recomputation makes the feed-forward's activation function again: it is kept there")
     return " \\\n".join([*flags, "--bf16" if request.compute == "bf16" else ""]).rstrip(" \\\n"), missing
 
 
@@ -85,7 +94,9 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
     missing = []
     if layout.zero in (0, 1):
         missing.append(
-            f"ZeRO-{layout.zero}: torchtitan has replicas or FSDP; data_parallel_shard_degree = 1 replicates all states"
+            "ZeRO-0: torchtitan has replicas or FSDP: data_parallel_shard_degree = 1 replicates all states"
+            if layout.zero == 0
+            else "ZeRO-1: torchtitan has replicas or FSDP: parameters that are not resharded after the forward are ZeRO-2"
         )
     shard = 1 if layout.zero == 0 else layout.dp_shard
     names = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
@@ -113,7 +124,13 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
         lines.append(f'pipeline_parallel_schedule = "{names.get(layout.schedule, "1F1B")}"')
         lines.append(f"pipeline_parallel_microbatch_size = {layout.microbatch_sequences}")
         stages = layout.pp * layout.virtual_stages
-        lines.append(f"pipeline_parallel_layers_per_stage = {-(-request.model.num_layers // stages)}")
+        each = -(-(request.model.num_layers + 2) // stages)  # torchtitan counts embedding and head as a layer each
+        if -(-(request.model.num_layers + 2) // each) == stages:
+            lines.append(f"pipeline_parallel_layers_per_stage = {each}")
+        elif layout.virtual_stages > 2:
+            missing.append(
+                f"{request.model.num_layers} layers do not make {stages} stages there: it will run two stages a rank"
+            )
     if layout.cp > 1:
         lines.append(
             f'context_parallel_rotate_method = "{"allgather" if layout.cp_method == "all_gather" else "alltoall"}"'

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, load_cluster
+from fourfold.config.hardware import Cluster, resized
 from fourfold.plan.bound import Bounder
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
@@ -14,13 +14,14 @@ MOST_DEVICES = 2**20
 
 
 def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
-    """The same cluster with 1, 2, 4, ... devices, as far as its file allows."""
-    name = cluster.key.partition(":")[0]
+    """The same cluster with parts of a node, then 1, 2, 4, ... nodes, as far as its file allows."""
+    node = (cluster.whole or cluster.tiers)[0].devices
     devices = 1
     while devices <= largest:
-        with suppress(UserError):
-            yield load_cluster(f"{name}:{devices}")
-        devices *= 2
+        if devices >= node or node % devices == 0:
+            with suppress(UserError):
+                yield resized(cluster, devices)
+        devices = node if devices < node < 2 * devices else 2 * devices
 
 
 def fits_at_all(request: Request) -> bool:

@@ -2,11 +2,12 @@
 largest model."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.hardware import Cluster
+from fourfold.config.hardware import Cluster, resized
 from fourfold.plan.bound import Bounder
 from fourfold.plan.fewest import fits_at_all, sizes
 from fourfold.plan.pricing import Priced
@@ -17,6 +18,8 @@ Said = list[str]
 LONGEST = 2**24
 PARTS, MOST_TIMES = 8, 16
 """Models are tried in eighths of the width that was asked for, up to so many times it."""
+SIMULATIONS = 40
+"""At most, of one size."""
 
 
 def cheapest(
@@ -28,25 +31,57 @@ def cheapest(
     for smaller, priced in _by_size(request, budget_seconds, progress):
         hours = tokens / request.tokens * priced.seconds / 3600
         cost = hours * smaller.devices * dollars_per_hour
-        said.append(f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost / 1e6:10.3f} M dollars")
+        said.append(f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars")
         if best is None or cost < best[0]:
             best = (cost, smaller)
-    return (best[1] if best is not None else request), said
+    if best is None:
+        said.append("  nothing was found to fit on any number of them")
+        return request, said
+    return best[1], said
 
 
 def fewest(
     request: Request, tokens: float, deadline_seconds: float, budget_seconds: float, progress: Progress | None
 ) -> tuple[Request, Said]:
-    """The smallest number of devices that train `tokens` in time."""
+    """The smallest number of devices that train `tokens` in time: of doubled ones, then of whole nodes between the last two."""
     said = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
-    for smaller, priced in _by_size(request, budget_seconds, progress):
+
+    def in_time(smaller: Request, priced: Priced) -> bool:
         seconds = tokens / request.tokens * priced.seconds
         said.append(f"  {smaller.devices:>7} devices: {seconds / 86_400:8.1f} days")
-        if seconds <= deadline_seconds:
-            return smaller, said
+        return seconds <= deadline_seconds
+
+    late = 0
+    for smaller, priced in _by_size(request, budget_seconds, progress):
+        if in_time(smaller, priced):
+            return _between(request, late, smaller, in_time, budget_seconds, progress), said
+        late = smaller.devices
     raise UserError(
         "\n".join([*said, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
     )
+
+
+def _between(
+    request: Request,
+    late: int,
+    enough: Request,
+    in_time: Callable[[Request, Priced], bool],
+    budget_seconds: float,
+    progress: Progress | None,
+) -> Request:
+    """The fewest whole nodes, more than `late` devices, that are in time, by halving."""
+    node = (request.cluster.whole or request.cluster.tiers)[0].devices
+    low, high = late // node, enough.devices // node
+    while low and high - low > max(1, high // 16):
+        middle = (low + high) // 2
+        found = None
+        with suppress(UserError):
+            found = _fastest(request, resized(request.cluster, middle * node), budget_seconds, progress)
+        if found is not None and in_time(*found):
+            high, enough = middle, found[0]
+        else:
+            low = middle
+    return enough
 
 
 def longest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Said]:
@@ -59,7 +94,7 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
         longer = request.of_length(length, sequences)
         if not fits_at_all(longer):
             break
-        found = search(longer, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
+        found = search(longer, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
         if not found.best:
             break
         best = longer
@@ -74,7 +109,7 @@ def largest(request: Request, budget_seconds: float, progress: Progress | None) 
     requests = [replace(request, model=model) for model in sizes]
     fitting = bisect_left(requests, True, key=lambda each: not fits_at_all(each))
     for each in reversed(requests[:fitting]):  # bounds are a little below what is held
-        found = search(each, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
+        found = search(each, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
         if found.best:
             model = each.model
             billions = sum(Bounder(each).parameters) / 1e9
@@ -107,12 +142,20 @@ def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
 def _by_size(request: Request, budget_seconds: float, progress: Progress | None) -> Iterator[tuple[Request, Priced]]:
     """The fastest layout on every size of the cluster on which one fits, smallest first."""
     for cluster in _sizes(request):
-        smaller = replace(request, template=replace(request.template, cluster=cluster))
-        if not fits_at_all(smaller):
-            continue
-        found = search(smaller, budget_seconds / 8, most_simulations=10, keep=1, progress=progress)
-        if found.best:
-            yield smaller, found.best[0]
+        found = _fastest(request, cluster, budget_seconds, progress)
+        if found is not None:
+            yield found
+
+
+def _fastest(
+    request: Request, cluster: Cluster, budget_seconds: float, progress: Progress | None
+) -> tuple[Request, Priced] | None:
+    """The fastest layout on another number of devices; None where none fits."""
+    smaller = replace(request, template=replace(request.template, cluster=cluster))
+    if not fits_at_all(smaller):
+        return None
+    found = search(smaller, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
+    return (smaller, found.best[0]) if found.best else None
 
 
 def _sizes(request: Request) -> list[Cluster]:

@@ -1,8 +1,8 @@
 """The usual prescription: tensor or expert parallelism inside the node, a pipeline across nodes, data parallelism for the rest.
 
 As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
-links are fast, as many stages as the memory needs and no more (recomputation only where none would do), at least as many
-microbatches as stages where the batch has them, ZeRO-1 over what is left, one sequence a microbatch.
+links are fast, as many stages as the memory needs and no more, at least as many microbatches as stages where the batch has them,
+ZeRO-1 over what is left, one sequence a microbatch; of recomputing nothing, some and all, whichever is then the fastest.
 """
 
 from dataclasses import fields
@@ -15,7 +15,7 @@ from fourfold.plan.space import RECOMPUTE, splits_tensors
 
 
 def prescribed(request: Request) -> Priced | None:
-    """The first layout of the prescription that fits; None if none does."""
+    """The fastest, over recompute policies, of the first layouts of the prescription that fit; None if none does."""
     node, model = request.cluster.node_devices, request.model
     tensor = max(
         d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
@@ -25,20 +25,22 @@ def prescribed(request: Request) -> Priced | None:
         experts = max(d for d in range(1, node + 1) if model.num_experts % d == 0 and request.devices % d == 0)
         tensor = 1
     ranks = request.devices // tensor
-    divisions: list[tuple[bool, int, int]] = []
+    divisions: list[tuple[bool, int]] = []
     for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
         microbatches, rest = divmod(request.global_sequences * pp, ranks)
         if ranks % pp == 0 and rest == 0 and microbatches:
-            divisions += [(microbatches < pp, order, pp) for order in range(len(RECOMPUTE))]
-    bounder = Bounder(request)
-    for _, order, pp in sorted(divisions):
-        candidate = _candidate(request, pp, tensor, experts, RECOMPUTE[order])
-        if _least_bytes(bounder, candidate) > request.memory_bytes:
-            continue
-        found = Pricer(request).price(candidate)
-        if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
-            return found
-    return None
+            divisions.append((microbatches < pp, pp))
+    bounder, fitting = Bounder(request), list[Priced]()
+    for policy in RECOMPUTE:
+        candidates = (_candidate(request, pp, tensor, experts, policy) for _, pp in sorted(divisions))
+        for candidate in candidates:
+            if _least_bytes(bounder, candidate) > request.memory_bytes:
+                continue
+            found = Pricer(request).price(candidate)
+            if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
+                fitting.append(found)
+                break
+    return min(fitting, key=lambda each: each.seconds, default=None)
 
 
 def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:

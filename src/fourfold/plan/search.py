@@ -183,7 +183,9 @@ def _search(
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    return Found(request, tuple(best), counts, time.monotonic() - started, pool.smallest, lean)
+    simulated = [(each.candidate, float(each.memory_bytes)) for each in outgrown if len(each.device_bytes) > 1]
+    smallest = min(simulated, key=lambda pair: pair[1], default=pool.smallest)
+    return Found(request, tuple(best), counts, time.monotonic() - started, smallest, lean)
 
 
 def _time(priced: Priced) -> float:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fourfold.config.hardware import cluster_names, load_cluster
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.result import Plan
@@ -79,7 +80,9 @@ def _nothing(plan: Plan) -> list[str]:
     ]
     if plan.enough is not None:
         name = request.cluster.key.partition(":")[0]
-        lines.append(f"the nearest that would fit: {plan.enough} devices, --cluster {name}:{plan.enough}")
+        preset = name in cluster_names() and load_cluster(name).name == request.cluster.name
+        how = f"--cluster {name}:{plan.enough}" if preset else f"the cluster file with :{plan.enough} behind its name"
+        lines.append(f"the nearest that would fit: {plan.enough} devices, {how}")
     return lines
 
 

@@ -228,7 +228,7 @@ def _group(parallel: Fields, key: str, value: Any) -> int | None:
 def _figures(measured: Fields) -> ReportedFigures:
     memory, kind = _memory(measured)
     return ReportedFigures(
-        step_seconds=measured.number("step_time_s") or None,
+        step_seconds=measured.number("step_time_s", low=1e-6 if measured.table.get("step_time_s") else 0.0) or None,
         tokens_per_second_per_device=measured.number("tokens_per_s_per_gpu") or None,
         tokens_per_second=measured.number("tokens_per_s") or measured.number("tokens_per_s_total") or None,
         samples_per_second=measured.number("samples_per_s") or None,
@@ -246,8 +246,8 @@ def _figures(measured: Fields) -> ReportedFigures:
 
 def _mfu(measured: Fields) -> float | None:
     """As a share: of percents, or of a share."""
-    share = measured.number("mfu", high=1e4) or 0.0
-    return _scaled(measured.number("mfu_pct", high=1e4) or None, 0.01) or (share if share <= 1 else share / 100) or None
+    share = measured.number("mfu", high=100) or 0.0
+    return _scaled(measured.number("mfu_pct", high=100) or None, 0.01) or (share if share <= 1 else share / 100) or None
 
 
 _MEMORY_KEYS = (
