@@ -184,6 +184,7 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         ((*SMALL, "--memory-share", "2"), "--memory-share"),
         ((*SMALL, "--budget-seconds", "0"), "--budget-seconds"),
         ((*SMALL, "--objective", "cost"), "--tokens"),
+        (("--model", "gpt3-175b", *SMALL[2:]), "2048 learned positions"),
         ((*SMALL, "--objective", "devices", "--tokens", "1T"), "--deadline-days"),
         (("--model", "lama3-8b", *SMALL[2:]), "llama3-8b"),
         (("run.toml", "--cluster", "this"), "calibrate"),

@@ -190,19 +190,21 @@ def _request(
         raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
     if batch_tokens is not None and sequences is not None and run is None:
         raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
+    machine = load_cluster(named)
     if batch_tokens is not None:
-        sequences = _sequences(parse_number(batch_tokens, "--batch-tokens", "16M", least=1), length)
+        tokens_a_step = parse_number(batch_tokens, "--batch-tokens", "16M", least=1)
+        sequences = batch_sequences(tokens_a_step, length, machine.devices)
     if sequences is None:
         raise UserError("the batch is missing; what works: --batch-tokens 4M, or --batch-sequences 512")
     if not 1 <= sequences <= 10_000_000:
         raise UserError(f"--batch-sequences {sequences}: allowed: 1 to 10000000; a value that works: 512")
-    machine = load_cluster(named)
+    if resolved.positions == "learned" and length > resolved.max_position:
+        raise UserError(
+            f"a sequence of {length} tokens: the model has {resolved.max_position} learned positions; allowed: up to "
+            f"{resolved.max_position}; what works: --sequence-length {resolved.max_position}"
+        )
     mask, tokens = data.document_mask, data.document_tokens
     return Request.of(resolved, machine, length, sequences, compute or "bf16", stack, memory_share, mask, tokens)
-
-
-def _sequences(tokens: float, length: int) -> int:
-    return batch_sequences(tokens, length)
 
 
 def _model(name: str) -> ModelConfig:

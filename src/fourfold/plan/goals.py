@@ -88,8 +88,8 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
     """The longest sequence, doubled from the one asked for, of which a step fits; the batch keeps its tokens."""
     said = ["the longest sequence that fits:"]
     best = request
-    length = request.sequence_length
-    while length <= LONGEST:
+    length, model = request.sequence_length, request.model
+    while length <= (model.max_position if model.positions == "learned" else LONGEST):
         sequences = max(1, request.tokens // length)
         longer = request.of_length(length, sequences)
         if not fits_at_all(longer):

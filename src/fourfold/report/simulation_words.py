@@ -42,7 +42,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def per_cent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # 0 without a sign
 
 
 def step_lines(summary: Summary) -> list[str]:
