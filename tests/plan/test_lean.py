@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fourfold.plan.bound import Bounder, Bounds
-from fourfold.plan.lean import SHARE, Lean
+from fourfold.plan.lean import CLEARLY, SHARE, Lean
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -56,11 +56,16 @@ def test_the_best_timeline_is_simulated_not_the_best_bound(
         return bound if candidate.pp == fewest else 100 * bound  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Pricer, "timeline", timeline)
-    found = lean.fastest(pricer)
+    found = lean.fastest(pricer, asked.memory_bytes)
     assert found is not None
     assert found.candidate.pp == fewest
     like = [small for small in lean.by_pipeline.values() if small.candidate.pp == fewest]
     assert found.candidate == min(like, key=lambda small: small.seconds).candidate
+    second = lean.fastest(pricer, found.memory_bytes - 1)
+    assert second is None or second.memory_bytes < found.memory_bytes, (
+        "what holds more than was asked for is passed over"
+    )
+    assert lean.fastest(pricer, 0) is None
 
 
 def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> None:
@@ -69,5 +74,5 @@ def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> Non
     found = search(tight, keep=2)
     assert found.best[0].memory_bytes > SHARE * tight.memory_bytes
     assert found.lean is not None
-    assert found.lean.memory_bytes < found.best[0].memory_bytes
+    assert found.lean.memory_bytes <= CLEARLY * found.best[0].memory_bytes
     assert search(roomy, keep=1).lean is None, "the best holds little itself"

@@ -1,8 +1,9 @@
 """Layouts that hold clearly less than the fastest: one of them stands beside it, for those who want headroom more than speed."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ SHARE = 0.4
 """Of the memory limit: what such a layout holds at most by its bound."""
 REACH = 1.5
 """How much worse than the best of such bounds another pipeline's may be: what schedules add to their bounds differs."""
+TRIES = 4
+"""Layouts that are simulated at most."""
+CLEARLY = 0.75
+"""Of what the best layout holds: what one that holds clearly less does at most."""
 
 
 class Small(NamedTuple):
@@ -47,21 +52,23 @@ class Lean:
             if pipeline not in self.by_pipeline or seconds < self.by_pipeline[pipeline].seconds:
                 self.by_pipeline[pipeline] = Small(seconds, bounds.parts(row), bounds.candidate(row))
 
-    def fastest(self, pricer: Pricer) -> Priced | None:
-        """Simulates the one whose timeline is the best. None where there is none, or where it does not fit."""
+    def fastest(self, pricer: Pricer, most: float) -> Priced | None:
+        """Simulates the ones whose timelines are the best until one holds no more than `most` bytes: a bound of memory may be far
+        below what is held. None where none of a few does."""
         small = list(self.by_pipeline.values())
         queue = [(each.seconds, place, False) for place, each in enumerate(small)]
         heapify(queue)
-        while queue and queue[0][0] < math.inf:
-            _, place, drawn = queue[0]
+        tried = 0
+        while queue and tried < TRIES:
+            _, place, drawn = heappop(queue)
             bound, parts, candidate = small[place]
             if drawn:
+                tried += 1
                 priced = pricer.price(candidate, bound)
-                fits = isinstance(priced, Priced) and priced.memory_bytes <= pricer.request.memory_bytes
-                return priced if fits else None  # type: ignore[return-value]
-            try:
+                if isinstance(priced, Priced) and priced.memory_bytes <= most:
+                    return priced
+                continue
+            with suppress(UserError):
                 seconds = parts.around(pricer.timeline(candidate, parts.compute))
-            except UserError:
-                seconds = math.inf
-            heapreplace(queue, (seconds, place, True))
+                heappush(queue, (seconds, place, True))
         return None

@@ -16,7 +16,7 @@ from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
-from fourfold.plan.lean import Lean
+from fourfold.plan.lean import CLEARLY, Lean
 from fourfold.plan.lighter import WORTH, lighter, mended
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
@@ -171,8 +171,9 @@ def _search(
     best += (p for *_, p in queue if p is not None)
     lean = None
     if best and time.monotonic() - started < budget_seconds:
-        if min(best, key=_time).memory_bytes > small.limit:
-            lean = small.fastest(pricer)
+        held = min(best, key=_time).memory_bytes
+        if held > small.limit:
+            lean = small.fastest(pricer, CLEARLY * held)
         best += _partial(pricer, best, outgrown, fixed)
         if "outermost" not in fixed:
             best = placed(pricer, best)
