@@ -257,6 +257,7 @@ def test_a_trainer_that_nobody_names_is_known_by_what_it_does() -> None:
     assert _case("papers:0", **nobody, layout=fsdp).stack == "unknown-2024"
     tpu = replace(ROWS["papers:0"].hardware, device="TPU v5p", devices_per_node=4, peak_bf16_flops=None)
     assert _case("papers:0", **nobody, hardware=tpu).stack == "maxtext-2024"
+    assert _case("papers:0", **nobody, hardware=tpu, layout=fsdp).stack == "maxtext-2024"
     assert _case("papers:0", source="a blog").stack == "megatron-2024", "of no year, a recent one"
 
 

@@ -142,13 +142,13 @@ LARGE = 64
 UNNAMED_YEAR = 2024
 
 
-def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int) -> Stack:
+def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Stack:
     """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline or tensor parallelism on many
-    devices; else as it is."""
+    devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):
         return Stack("maxtext", year)
-    if num_devices >= LARGE and (tp > 1 or pp > 1):
+    if num_devices >= LARGE and (tp > 1 or pp > 1) and not fsdp:
         return Stack("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE)
     return unknown
 

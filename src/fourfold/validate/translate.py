@@ -94,9 +94,9 @@ def _case(row: Row) -> Case:
 
 def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
     found = stack_of(row.source, row.notes, row.framework)
-    if found.framework != "unknown" or row.layout.fsdp:
+    if found.framework != "unknown":
         return found
-    usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp)
+    usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
     return usual if usual == found else filled.fill("stack", usual)
 
 
