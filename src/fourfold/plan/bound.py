@@ -18,12 +18,11 @@ from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
 from fourfold.model.spec import build_segments
+from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangements
 from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.space import Pipeline, pipelines, shards
+from fourfold.plan.space import Pipeline
 
-Column = NDArray[np.float64]
-Indices = NDArray[np.int64]
 WIDE_BYTES = 4
 GRADIENT_BYTES = 4
 EVEN_SHARE = 0.95
@@ -146,14 +145,14 @@ class Bounder:
             after,
         )
 
-    def _arrangements(self, shape: BlockShape) -> "Arrangements | None":
+    def _arrangements(self, shape: BlockShape) -> Arrangements | None:
         """Every pipeline and data parallelism around a shape."""
         key = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
         if key not in self._known:
-            self._known[key] = _arrange(self.request, shape)
+            self._known[key] = arrangements(self.request, shape)
         return self._known[key]
 
-    def _compute_seconds(self, price: BlockPrice, table: "Arrangements") -> Column:
+    def _compute_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
         """Stages divided evenly, and the idle time that the schedule cannot avoid; never less than one microbatch's whole way."""
         pp, microbatches = table.pp, table.microbatches
         forward, backward = price.forward_seconds / pp, price.backward_seconds / pp
@@ -164,7 +163,7 @@ class Bounder:
         return np.maximum(np.maximum(even, head), one)
 
     @staticmethod
-    def _idle_seconds(price: BlockPrice, backward_seconds: float, table: "Arrangements") -> Column:
+    def _idle_seconds(price: BlockPrice, backward_seconds: float, table: Arrangements) -> Column:
         """What a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The first
         stage, which has the embedding, may be a block shorter than the mean."""
         pp = table.pp
@@ -174,7 +173,7 @@ class Bounder:
         filled = table.backward_fill * backward_seconds / pp - table.weight_fill * price.weight_seconds / pp
         return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
 
-    def _update_seconds(self, shape: BlockShape, table: "Arrangements") -> Column:
+    def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The optimizer's pass over its shard, and what the stack adds to every step."""
         request, sharded = self.request, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
@@ -182,13 +181,13 @@ class Bounder:
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + request.stack.step_seconds
 
-    def _head_rank_seconds(self, price: BlockPrice, table: "Arrangements") -> Column:
+    def _head_rank_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
         """One microbatch on the rank that holds the head: besides it at least a segment, which is the embedding on a V, for each of
         its other stages."""
         others = np.where(table.is_v, price.embedding_seconds, (table.virtual_stages - 1) * price.block_seconds)
         return price.head_seconds + np.where(table.pp > 1, others, 0.0)
 
-    def _data_seconds(self, shape: BlockShape, table: "Arrangements") -> tuple[Column, Column]:
+    def _data_seconds(self, shape: BlockShape, table: Arrangements) -> tuple[Column, Column]:
         """Reductions of gradients and gathers of parameters beside computation, and what ZeRO-1 and 2 publish after it: of dense
         parameters and of experts, which travel in groups of their own, whichever takes longer."""
         experts = shape.ep * shape.etp
@@ -198,9 +197,7 @@ class Bounder:
         both = [self._domain_seconds(numbers, over, stride, table) for numbers, over, stride in columns]
         return np.maximum.reduce([beside for beside, _ in both]), np.maximum.reduce([after for _, after in both])
 
-    def _domain_seconds(
-        self, numbers: Column, over: float, stride: int, table: "Arrangements"
-    ) -> tuple[Column, Column]:
+    def _domain_seconds(self, numbers: Column, over: float, stride: int, table: Arrangements) -> tuple[Column, Column]:
         """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
         zero, microbatches = table.zero, table.microbatches
         gradients, values = numbers * GRADIENT_BYTES, numbers * self.request.element_bytes
@@ -236,7 +233,7 @@ class Bounder:
         whole_dense, whole_experts = self.parameters
         return whole_dense / (pp * shape.tp * dense) + whole_experts / (pp * experts * over)
 
-    def _memory(self, shape: BlockShape, price: BlockPrice, table: "Arrangements") -> Column:
+    def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
         request, pp, zero = self.request, table.pp, table.zero
         everywhere = np.ones(len(pp), dtype=bool)
         whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
@@ -262,63 +259,3 @@ def _optimizer_bytes(stack: Stack) -> float:
     """Of one parameter: master weights and both moments."""
     master, moment = (WIDE_BYTES if held is None else held for held in (stack.master_bytes, stack.moment_bytes))
     return master + 2 * moment
-
-
-@dataclass(frozen=True)
-class Arrangements:
-    """Pipelines and data parallelism around a shape, in parallel columns."""
-
-    pipelines: tuple[Pipeline, ...]
-    pipeline: Indices
-    dp: Column
-    dp_shard: Column
-    zero: Column
-    microbatches: Column
-    pp: Column
-    virtual_stages: Column
-    is_v: Column
-    forward_fill: Column
-    backward_fill: Column
-    weight_fill: Column
-    in_flight: Column
-
-    @cached_property
-    def degrees(self) -> tuple[Column, Indices]:
-        """The numbers of shards that there are, and which of them each row has."""
-        return np.unique(self.dp_shard, return_inverse=True)
-
-
-def _arrange(request: Request, shape: BlockShape) -> Arrangements | None:
-    ranks = request.devices // (shape.cp * shape.tp)
-    found: list[Pipeline] = []
-    rows: list[tuple[float, ...]] = []
-    for pipeline in pipelines(request, ranks):
-        dp = ranks // pipeline.pp
-        microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
-        if rest:
-            continue
-        fills = (pipeline.forward_fill, pipeline.backward_fill, pipeline.weight_fill)
-        stages = (pipeline.virtual_stages, pipeline.is_v)
-        own = (microbatches, pipeline.pp, *stages, *fills, pipeline.in_flight(microbatches))
-        rows += [(len(found), dp, shard, zero, *own) for shard, zero in _sharding(shape, dp)]
-        found.append(pipeline)
-    if not rows:
-        return None
-    pipeline_column, *columns = np.array(rows).T
-    return Arrangements(tuple(found), pipeline_column.astype(int), *columns)
-
-
-def _sharding(shape: BlockShape, dp: int) -> list[tuple[int, int]]:
-    """(dp_shard, ZeRO stage) within dp replicas. Without ZeRO the division means nothing; without shards there is no ZeRO."""
-    experts = shape.ep * shape.etp
-    rows = []
-    for shard in shards(dp):
-        if (shard * shape.cp * shape.tp) % experts:
-            continue
-        for zero in (0, 1, 2, 3):
-            if zero == 0 and shard != dp:
-                continue
-            if zero and shard * shape.cp == 1:
-                continue
-            rows.append((shard, zero))
-    return rows
