@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-Table = dict[str, Any]
+from fourfold.calibrate.rounds import Table
 
 
 def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, name: str) -> Table:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fourfold.calibrate.fit import fit_segments
 from fourfold.calibrate.ranks import Ranks
-from fourfold.calibrate.rounds import Budget, Measured, drift, layout_tables, measure_round, merged, step_tables
+from fourfold.calibrate.rounds import Budget, Measured, Table, drift, layout_tables, measure_round, merged, step_tables
 from fourfold.calibrate.steps import lowered
 from fourfold.config.hardware import Cluster, Device, Tier
 from fourfold.cost.calibrated import calibrated_prices
@@ -16,11 +16,8 @@ from fourfold.cost.calibration import Crowd, constants_of
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 
-Table = dict[str, Any]
 Report = Callable[[str], None]
 
-ROUNDS, QUICK_SECONDS = 3, 20
-"""How often everything is measured; once where so little time is given."""
 PER_SECOND = ("memory_bytes_per_second", "update_bytes_per_second")
 SECONDS = ("launch_seconds", "update_seconds")
 
@@ -40,16 +37,15 @@ def measure_machine(
     """`threads_of(ranks)`: of each rank."""
     cores = threads_of(1) if device == "cpu" else 0
     base = max((n for n in counts if threads_of(n) == 1 and n <= cores), default=0)
-    number = ROUNDS if seconds >= QUICK_SECONDS else 1
-    budget = Budget.of(seconds, len(counts), number)
+    budget = Budget.of(seconds, len(counts))
     rounds: dict[int, list[Measured]] = {ranks: [] for ranks in counts}
-    begun, jobs = time.monotonic(), [ranks for _ in range(number) for ranks in counts]
+    begun, jobs = time.monotonic(), [ranks for _ in range(budget.rounds) for ranks in counts]
     with ExitStack() as open_groups:
         groups = {ranks: open_groups.enter_context(Ranks(ranks, threads_of(ranks), device)) for ranks in counts}
         for done, ranks in enumerate(jobs):
             past = time.monotonic() - begun
             left = seconds if not done else past / done * (len(jobs) - done)
-            which = f", round {done // len(counts) + 1} of {number}" if number > 1 else ""
+            which = f", round {done // len(counts) + 1} of {budget.rounds}" if budget.rounds > 1 else ""
             report(f"{ranks} rank{'s' if ranks > 1 else ''} at once{which}, some {left:.0f} s left")
             alone = not base or ranks <= base
             rounds[ranks].append(measure_round(groups[ranks], dtype, device, budget, alone))

@@ -5,7 +5,7 @@ several rounds, and what is compared (1, 2, ... ranks that compute beside each o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,8 @@ from fourfold.calibrate.steps import measure_layouts, measure_steps, measure_tog
 
 Table = dict[str, Any]
 
+ROUNDS, QUICK_SECONDS = 3, 20
+"""How often everything is measured; once where less time than that is given."""
 WINDOWS = 260
 """Timings of one number of ranks, each a window: 5 x 5 x 5 shapes of two kinds, and attention."""
 MODELS = (
@@ -31,18 +33,22 @@ LAYOUTS = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of single timings of a round, so that all of them take about as long as was asked for. `quick`: as few as can be."""
+    """How many rounds, and seconds of single timings of one: all of them take about as long as was asked for. `quick`: as few as
+    can be."""
 
+    rounds: int
     kernel: float
     link: float
     steps: float
     quick: bool
 
     @staticmethod
-    def of(seconds: float, crowds: int, rounds: int) -> "Budget":
+    def of(seconds: float, crowds: int) -> "Budget":
+        quick = seconds < QUICK_SECONDS
+        rounds = 1 if quick else ROUNDS
         each = seconds / crowds / rounds
         steps = 0.15 * each / len(MODELS) / len(BATCHES)
-        return Budget(0.25 * each / WINDOWS, 0.1 * each / 12, steps, seconds < 20)
+        return Budget(rounds, 0.25 * each / WINDOWS, 0.1 * each / 12, steps, quick)
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,7 @@ def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: 
 
 def merged(rounds: Sequence[Measured]) -> Measured:
     """The median of all rounds, number by number: one that something else disturbed has no part in it."""
-
-    def of(name: str) -> Any:
-        return _middle([getattr(each, name) for each in rounds])
-
-    kernels = of("kernels") if rounds[0].kernels is not None else None
-    return Measured(kernels, of("steps"), of("together"), of("links"), of("layouts"))
+    return Measured(**{each.name: _middle([getattr(one, each.name) for one in rounds]) for each in fields(Measured)})
 
 
 def drift(rounds: Sequence[Measured]) -> float:
@@ -135,8 +136,10 @@ def slowest(ranks: Sequence[list[list[list[float]]]]) -> list[list[float]]:
 
 
 def _middle(answers: Sequence[Any]) -> Any:
-    """The median, number by number."""
+    """The median, number by number; None of nothing."""
     first = answers[0]
+    if first is None:
+        return None
     if isinstance(first, dict):
         return {key: _middle([each[key] for each in answers]) for key in first}
     if isinstance(first, list):

@@ -119,7 +119,7 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
 def resized(cluster: Cluster, devices: int) -> Cluster:
     """The same cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
     base = cluster.key.partition(":")[0]
-    tiers = resize(cluster.whole or cluster.tiers, devices, base)
+    tiers = resize(cluster.all_tiers, devices, base)
     return replace(cluster, key=f"{base}:{devices}", devices=devices, tiers=tiers)
 
 

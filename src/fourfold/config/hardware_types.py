@@ -126,6 +126,11 @@ class Cluster:
     whole: tuple[Tier, ...] = ()
 
     @property
+    def all_tiers(self) -> tuple[Tier, ...]:
+        """Of all of the file's devices."""
+        return self.whole or self.tiers
+
+    @property
     def node_devices(self) -> int:
         """Devices that the innermost tier joins."""
         return self.tiers[0].devices

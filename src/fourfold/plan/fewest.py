@@ -15,7 +15,7 @@ MOST_DEVICES = 2**20
 
 def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
     """The same cluster with parts of a node, then 1, 2, 4, ... nodes, as far as its file allows."""
-    node = (cluster.whole or cluster.tiers)[0].devices
+    node = cluster.all_tiers[0].devices
     devices = 1
     while devices <= largest:
         if devices >= node or node % devices == 0:

@@ -70,7 +70,7 @@ def _between(
     progress: Progress | None,
 ) -> Request:
     """The fewest whole nodes, more than `late` devices, that are in time, by halving."""
-    node = (request.cluster.whole or request.cluster.tiers)[0].devices
+    node = request.cluster.all_tiers[0].devices
     low, high = late // node, enough.devices // node
     while low and high - low > max(1, high // 16):
         middle = (low + high) // 2

@@ -30,13 +30,13 @@ def prescribed(request: Request) -> Priced | None:
         microbatches, rest = divmod(request.global_sequences * pp, ranks)
         if ranks % pp == 0 and rest == 0 and microbatches:
             divisions.append((microbatches < pp, pp))
-    bounder, fitting = Bounder(request), list[Priced]()
+    bounder, pricer, fitting = Bounder(request), Pricer(request), list[Priced]()
     for policy in RECOMPUTE:
         candidates = (_candidate(request, pp, tensor, experts, policy) for _, pp in sorted(divisions))
         for candidate in candidates:
             if _least_bytes(bounder, candidate) > request.memory_bytes:
                 continue
-            found = Pricer(request).price(candidate)
+            found = pricer.price(candidate)
             if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
                 fitting.append(found)
                 break

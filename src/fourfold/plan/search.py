@@ -111,6 +111,7 @@ def _search(
     heapify(queue)
     best: list[Priced] = []
     outgrown: list[Priced] = []
+    least: tuple[Candidate, float] | None = None
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
@@ -164,6 +165,8 @@ def _search(
         if result.memory_bytes > request.memory_bytes:
             counts.simulated_too_large += 1
             outgrown.append(result)
+            if least is None or result.memory_bytes < least[1]:
+                least = (candidate, float(result.memory_bytes))
         else:
             heappush(queue, (result.seconds, SIMULATED, place, result))
         if progress is not None:
@@ -184,9 +187,7 @@ def _search(
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    simulated = [(each.candidate, float(each.memory_bytes)) for each in outgrown if len(each.device_bytes) > 1]
-    smallest = min(simulated, key=lambda pair: pair[1], default=pool.smallest)
-    return Found(request, tuple(best), counts, time.monotonic() - started, smallest, lean)
+    return Found(request, tuple(best), counts, time.monotonic() - started, least or pool.smallest, lean)
 
 
 def _time(priced: Priced) -> float:

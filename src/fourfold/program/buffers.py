@@ -16,20 +16,20 @@ def mark(microbatch: int) -> str:
 
 
 def hidden(segment: str, microbatch: int) -> str:
-    return f"hidden/{segment}/m{microbatch}"
+    return f"hidden/{segment}{mark(microbatch)}"
 
 
 def dhidden(segment: str, microbatch: int) -> str:
-    return f"dhidden/{segment}/m{microbatch}"
+    return f"dhidden/{segment}{mark(microbatch)}"
 
 
 def saved(segment: str, microbatch: int) -> str:
-    return f"saved/{segment}/m{microbatch}"
+    return f"saved/{segment}{mark(microbatch)}"
 
 
 def deferred(segment: str, microbatch: int) -> str:
-    return f"deferred/{segment}/m{microbatch}"
+    return f"deferred/{segment}{mark(microbatch)}"
 
 
 def batch(microbatch: int) -> str:
-    return f"batch/m{microbatch}"
+    return f"batch{mark(microbatch)}"

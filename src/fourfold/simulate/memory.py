@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from fourfold.cost.memory import held_program
 from fourfold.program import Program
 from fourfold.simulate.step import Simulation
 
@@ -27,7 +26,7 @@ class MemoryOverTime:
 
 def memory_over_time(simulation: Simulation, rank: int, spans: int = 120) -> MemoryOverTime:
     """Of a pipeline rank's device, in at most `spans` spans. The highest is the peak that `Simulation.peaks` names."""
-    program = held_program(simulation.programs[rank], simulation.facts, simulation.prices.stack)
+    program = simulation.held[rank]
     starts, makespan = simulation.times.ranks[rank].starts, simulation.times.makespan
     spans = max(1, min(spans, len(starts)))
     length = makespan / spans

@@ -5,7 +5,7 @@ some number on. `predict_step` simulates two such numbers and goes on in a strai
 microbatches costs what one of some 3 x pp does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -13,7 +13,6 @@ from typing import TypeVar
 from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
@@ -127,19 +126,19 @@ class Simulation:
         return sum(spent.get(IDLE, 0.0) for spent in self.spent) / total if total else 0.0
 
     @cached_property
+    def held(self) -> tuple[Program, ...]:
+        """The programs with their buffers as large as the stack's."""
+        return tuple(held_program(program, self.facts, self.prices.stack) for program in self.programs)
+
+    @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
-        return tuple(memory_peak(held_program(program, self.facts, self.prices.stack)) for program in self.programs)
+        return tuple(map(memory_peak, self.held))
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """What the devices of every pipeline rank hold."""
-        return tuple(_held_bytes(self.facts, self.prices.stack, self.programs))
-
-
-def _held_bytes(facts: Lowering, stack: Stack, programs: Iterable[Program]) -> Iterator[int]:
-    for program in programs:
-        yield device_bytes(peak_bytes(held_program(program, facts, stack)), stack)
+        return tuple(device_bytes(peak_bytes(program), self.prices.stack) for program in self.held)
 
 
 def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
@@ -215,7 +214,8 @@ def predict_memory(facts: Lowering, prices: Prices) -> Iterator[int]:
         return
     wanted = facts.layout.num_microbatches
     short = facts.with_microbatches(min(wanted, steady_microbatches(facts))) if repeats(facts) else facts
-    yield from _held_bytes(short, prices.stack, each_program(short))
+    for program in each_program(short):
+        yield device_bytes(peak_bytes(held_program(program, short, prices.stack)), prices.stack)
 
 
 def repeats(facts: Lowering) -> bool:

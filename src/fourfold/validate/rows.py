@@ -245,9 +245,11 @@ def _figures(measured: Fields) -> ReportedFigures:
 
 
 def _mfu(measured: Fields) -> float | None:
-    """As a share: of percents, or of a share."""
-    share = measured.number("mfu", high=100) or 0.0
-    return _scaled(measured.number("mfu_pct", high=100) or None, 0.01) or (share if share <= 1 else share / 100) or None
+    """As a share: `mfu` of at most 1 is one, anything else is percents."""
+    percents, either = measured.number("mfu_pct", high=100), measured.number("mfu", high=100)
+    if percents or not either:
+        return _scaled(percents or None, 0.01)
+    return either if either <= 1 else either / 100
 
 
 _MEMORY_KEYS = (
