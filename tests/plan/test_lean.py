@@ -8,9 +8,10 @@ import pytest
 from fourfold.plan.bound import Bounder, Bounds
 from fourfold.plan.lean import CLEARLY, SHARE, Lean
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Request
+from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
 from fourfold.plan.space import block_shapes
+from fourfold.simulate.step import StepPrediction
 from tests.plan.test_bounds import request
 
 
@@ -76,3 +77,22 @@ def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> Non
     assert found.lean is not None
     assert found.lean.memory_bytes <= CLEARLY * found.best[0].memory_bytes
     assert search(roomy, keep=1).lean is None, "the best holds little itself"
+
+
+def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed, held = {"pp": 1, "recompute": "full", "zero": 0}, list[int]()
+    roomy = replace(asked, memory_bytes=int(80e9))
+    tight = replace(asked, memory_bytes=int(0.97 * search(roomy, keep=1, fixed=fixed).best[0].memory_bytes))
+    predict = Pricer.predict
+
+    def noted(self: Pricer, candidate: Candidate) -> StepPrediction:
+        step = predict(self, candidate)
+        held.append(max(step.device_bytes))
+        return step
+
+    monkeypatch.setattr(Pricer, "predict", noted)
+    found = search(tight, most_simulations=3, keep=1, fixed=fixed)
+    assert len(held) == 3
+    assert not found.best
+    assert found.smallest is not None
+    assert found.smallest[1] == min(held) > tight.memory_bytes
