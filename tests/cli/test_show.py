@@ -77,6 +77,19 @@ def test_the_proof_counts_what_it_covers(fourfold, layout) -> None:
     assert document["proofs"][0]["instructions"] > 0
 
 
+def test_how_reductions_travel_is_said_and_can_be_a_clusters(fourfold) -> None:
+    asked = ("show", "run.toml", "--ranks", "2", "layout.zero=2")
+    here, there = fourfold(*asked), fourfold(*asked, "--cluster", "dgx-h100")
+    assert "reductions: exchanges over gloo" in here.out
+    assert "reductions: NCCL's own" in there.out
+    predicted = json.loads(
+        fourfold("simulate", "run.toml", "layout.zero=2", "layout.dp_shard=2", "--cluster", "dgx-h100", "--json").out
+    )
+    shown = json.loads(fourfold(*asked, "--cluster", "dgx-h100", "--json").out)
+    assert shown["totals"]["peak_memory"]["bytes"] == predicted["memory"][0]["program_bytes"]
+    assert "reductions" not in fourfold("show", "run.toml", "--ranks", "1").out
+
+
 def test_an_evaluation_has_no_backward(fourfold) -> None:
     out = fourfold("show", "run.toml", "--evaluate").out
     assert "forward (F)" in out

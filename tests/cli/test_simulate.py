@@ -70,7 +70,7 @@ def test_money_time_and_failures_can_be_stated(fourfold) -> None:
 
 def test_a_small_run_file(fourfold) -> None:
     text = fourfold("simulate", *SMALL).out
-    assert "4 ranks: pp 2, dp_shard 2, ZeRO-1" in text
+    assert "4 ranks: pp 2 (1f1b), dp_shard 2, ZeRO-1" in text
     assert "no failure rate is known" in text
     assert "fits" in text
     alone = fourfold("simulate", *SMALL, "--pp-rank", "1").out
@@ -82,6 +82,21 @@ def test_the_cluster_of_the_run_file_is_the_default(fourfold, here) -> None:
     (here / "clustered.toml").write_text((here / "run.toml").read_text() + '[cluster]\npreset = "dgx-a100"\n')
     assert document(fourfold, "clustered.toml")["device"] == "a100-sxm-80"
     assert document(fourfold, "clustered.toml", "--cluster", "dgx-h100")["device"] == "h100-sxm"
+
+
+def test_an_automatic_layout_is_of_the_cluster_that_is_asked(fourfold) -> None:
+    found = document(fourfold, "run.toml", "layout=auto", "--cluster", "dgx-a100:4")
+    assert (found["device"], found["devices"]) == ("a100-sxm-80", 4)
+
+
+def test_a_run_that_never_ends_and_one_that_is_over_at_once(fourfold) -> None:
+    text = fourfold("simulate", *LLAMA, "--tokens", "15T", "--failure-hours", "1", "--price", "2").out
+    assert "more than any run outlasts" in text
+    assert "nothing is ever kept" in text
+    assert "inf" not in text
+    short = fourfold("simulate", *SMALL, "--tokens", "1M").out
+    assert "kWh" in short
+    assert " 0 device hours" not in short
 
 
 def test_memory_over_the_step(fourfold) -> None:

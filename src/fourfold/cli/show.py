@@ -8,12 +8,14 @@ from cyclopts import Parameter
 
 from fourfold.cli.timeline import show_timeline
 from fourfold.config import UserError, load_run
+from fourfold.config.hardware import load_cluster
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
 from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
-from fourfold.report.words import layout_line, model_line
+from fourfold.report.words import layout_line, model_line, transport_lines
+from fourfold.simulate.run_prices import transport_on
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -24,6 +26,7 @@ def show(
     *overrides: str,
     ranks: int | None = None,
     pp_rank: int = 0,
+    cluster: str | None = None,
     verify: Flag = False,
     program: Path | None = None,
     evaluate: Flag = False,
@@ -49,6 +52,9 @@ def show(
         How many ranks the layout is for. Default: as many as it asks for.
     pp_rank
         Which pipeline rank's program; ranks that differ only in data coordinates run the same one.
+    cluster
+        Lower for this cluster's transport (NAME or file), as fourfold simulate does: NCCL's own reductions on accelerators,
+        exchanges over gloo on CPUs. Default: this machine's.
     verify
         Prove the programs of all ranks sound, or name the rank, the instruction and the fix.
     program
@@ -79,7 +85,11 @@ def show(
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
     config = load_run(path, overrides)
-    transport = transport_of(config, num_cuda_devices(config))
+    if cluster is not None:
+        transport = transport_on(load_cluster(cluster))
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"preset": cluster})})
+    else:
+        transport = transport_of(config, num_cuda_devices(config))
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
     if progress:
         return _progress(run, resolved, json)
@@ -107,7 +117,7 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
         print(to_text(program), end="")
     else:
         what = "evaluation" if evaluate else "training step"
-        lines = [model_line(resolved), layout_line(resolved), "", f"one {what} of a rank:"]
+        lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved), "", f"one {what} of a rank:"]
         print("\n".join([*lines, *table_lines(program, limit), "", *totals_lines(program)]))
     return 0
 

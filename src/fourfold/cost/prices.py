@@ -95,6 +95,15 @@ class Prices:
             found = self._spans[axes] = span_of(self.layout, tuple(axes.split("+")), self.cluster)
         return found
 
+    def tiers(self, axes: str) -> tuple[str, ...]:
+        """Names of the tiers of links that groups along `axes` cross, innermost first."""
+        members = (1, *self._span(axes).members)
+        return tuple(
+            tier.name
+            for tier, inner, outer in zip(self.cluster.tiers, members, members[1:], strict=False)
+            if outer > inner
+        )
+
     def _group(self, kind: str, axes: str, size: float, spared: float = 0.0) -> float:
         size /= self._link_share
         return collective_seconds(kind, size, self._span(axes), self.cluster, self._stack_links, spared)

@@ -1,5 +1,7 @@
 """A whole training run in words: days, device hours, dollars, energy, failures, and which of the figures were assumed."""
 
+from math import isfinite
+
 from fourfold.report.units import format_bytes, format_count
 from fourfold.simulate.campaign import Campaign, Goodput
 
@@ -18,7 +20,7 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
     """`state`: bytes of a checkpoint. `stated`: which assumptions a person gave on the command line."""
     lines = [
         f"run        {format_count(run.tokens)} tokens = {run.steps:,} steps: {duration(run.training_seconds)} of training, "
-        f"{format_count(run.training_device_hours)} device hours on {run.devices:,} devices"
+        f"{_hours(run.training_device_hours)} device hours on {run.devices:,} devices"
     ]
     if run.failures is None:
         lines.append(
@@ -27,13 +29,21 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
     else:
         lines += _failure_lines(run, state, stated)
     price = run.assumptions.dollars_per_device_hour
-    if run.dollars is not None:
+    if run.dollars is not None and isfinite(run.dollars):
         lines.append(f"cost       ${run.dollars:,.0f} at ${price:g} a device hour")
-    if run.joules is not None:
+    if run.joules is not None and isfinite(run.joules):
         lines.append(
-            f"energy     {run.joules / 3.6e9:,.0f} MWh at {run.assumptions.watts_per_device:g} W a device, the whole system's share"
+            f"energy     {_energy(run.joules)} at {run.assumptions.watts_per_device:g} W a device, the whole system's share"
         )
     return lines
+
+
+def _hours(hours: float) -> str:
+    return format_count(hours) if hours >= 10 else f"{hours:.2g}"
+
+
+def _energy(joules: float) -> str:
+    return f"{joules / 3.6e9:,.0f} MWh" if joules >= 36e9 else f"{joules / 3.6e6:,.3g} kWh"
 
 
 def _failure_lines(run: Campaign, state: int, stated: frozenset[str]) -> list[str]:
@@ -44,7 +54,9 @@ def _failure_lines(run: Campaign, state: int, stated: frozenset[str]) -> list[st
     repair = "given" if "repair_seconds" in stated else "assumed"
     return [
         f"failures   one in {duration(failures.mean_seconds)} ({given.failure_hours:,.0f} device hours / {run.devices:,} devices), "
-        f"some {failures.expected:,.0f} in the run",
+        + (
+            f"some {failures.expected:,.0f} in the run" if isfinite(failures.expected) else "more than any run outlasts"
+        ),
         f"           checkpoint every {failures.checkpoint_steps:,} steps = {duration(failures.best_seconds)} of training, the "
         f"optimum (Young 1974: {duration(failures.young_seconds)}, Daly 2006: {duration(failures.daly_seconds)})",
         f"           a checkpoint stops training for {duration(given.checkpoint_seconds)} ({checkpoint}), a restart takes "

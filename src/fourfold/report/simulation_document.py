@@ -33,6 +33,7 @@ def simulation_document(summary: Summary, run: Campaign | None, with_curves: boo
         "communication": [
             {
                 "axes": each.axes,
+                "tiers": list(each.tiers),
                 "sent_bytes": each.sent_bytes,
                 "busy_seconds": each.busy_seconds,
                 "exposed_seconds": each.exposed_seconds,

@@ -154,10 +154,11 @@ def communication_lines(summary: Summary) -> list[str]:
     few = [each for each in summary.communication if each.busy_seconds < small]
     if few:
         sums = [sum(getattr(each, name) for each in few) for name in ("sent_bytes", "busy_seconds", "exposed_seconds")]
-        shown.append(AxesTraffic("others", *sums))
+        shown.append(AxesTraffic("others", (), *sums))
     rows = [
         [
             each.axes,
+            ", ".join(each.tiers),
             format_bytes(each.sent_bytes),
             seconds_text(each.busy_seconds),
             seconds_text(each.exposed_seconds),
@@ -167,7 +168,7 @@ def communication_lines(summary: Summary) -> list[str]:
     ]
     if not rows:
         return []
-    return table(["communication of a device", "sent", "busy", "exposed", "of the step"], rows)
+    return table(["communication of a device", "over", "sent", "busy", "exposed", "of the step"], rows, left=(0, 1))
 
 
 def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:

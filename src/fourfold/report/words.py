@@ -18,12 +18,14 @@ def model_line(run: ResolvedRun) -> str:
 
 
 def layout_line(run: ResolvedRun) -> str:
-    """`4 ranks: dp_shard 4, ZeRO-3 | 2 microbatches of 1 x 256 tokens a rank | recompute none | fp32`."""
+    """`4 ranks: pp 2 (1f1b), dp_shard 2, ZeRO-3 | 2 microbatches of 1 x 256 tokens a rank | recompute none | fp32`."""
     layout, facts = run.layout, run.facts
     ranks = layout.world_size
-    axes = ", ".join(
-        f"{axis} {layout.degree(axis)}" for axis in layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
-    )
+    said = {"pp": f" ({layout.schedule}{f', v {layout.virtual_stages}' if layout.virtual_stages > 1 else ''})"}
+    said["cp"] = f" ({layout.cp_method})"
+    degrees = layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
+    axes = ", ".join(f"{axis} {layout.degree(axis)}{said.get(axis, '')}" for axis in degrees)
+    axes += "".join(f", {axis} {degree}" for axis, degree in (("ep", layout.ep), ("etp", layout.etp)) if degree > 1)
     order = f", {layout.outermost} outermost" if layout.outermost != "pp" else ""
     data = f": {axes}, ZeRO-{layout.zero}{order}" if ranks > 1 else ""
     count = layout.num_microbatches
@@ -34,3 +36,11 @@ def layout_line(run: ResolvedRun) -> str:
         f"{ranks} rank{'s' if ranks > 1 else ''}{data} | {count} microbatch{'es' if count > 1 else ''} of "
         f"{layout.microbatch_sequences} x {layout.sequence_length} tokens a rank | recompute {recompute} | {dtype}"
     )
+
+
+def transport_lines(run: ResolvedRun) -> list[str]:
+    """How reductions travel, where there are any: programs differ by it."""
+    if run.layout.world_size == 1:
+        return []
+    words = {"exchange": "exchanges over gloo", "native": "NCCL's own"}
+    return [f"reductions: {words[run.facts.transport]}"]
