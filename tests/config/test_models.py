@@ -351,3 +351,12 @@ def test_a_sliding_window_must_hold_the_sequence(changes: dict[str, Any], window
                 resolve_layout(config, model)
         else:
             assert resolve_layout(config, model).sequence_length == length
+
+
+def test_a_config_json_without_a_dimension_is_named_in_its_own_words(tmp_path: Path) -> None:
+    raw = {"model_type": "llama", **BARE}
+    del raw["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"config\.json: num_hidden_layers is missing"):
+        resolve_model(ModelSection(hf=str(tmp_path)))
+    assert resolve_model(ModelSection(hf=str(tmp_path), num_layers=3)).num_layers == 3

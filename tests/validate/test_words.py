@@ -22,6 +22,16 @@ def test_number_formats() -> None:
     assert CASES["flags:5"].precision.low == "fp8"
 
 
+def test_a_format_that_is_not_known_is_remarked() -> None:
+    row = ROWS["papers:0"]
+    case = translate(replace(row, precision="posit16"))
+    assert isinstance(case, Case)
+    assert case.precision.compute == "bf16"
+    assert any("'posit16'" in entry for entry in case.defaults)
+    stated = translate(replace(row, precision="bf16"))
+    assert not any("names no number format" in entry for entry in getattr(stated, "defaults", ()))
+
+
 def test_devices_and_networks() -> None:
     devices = {name: case.device for name, case in CASES.items()}
     assert (devices["vendor:0"], devices["papers:19"], devices["papers:23"]) == ("gb200", "a800-sxm-80", "b200")

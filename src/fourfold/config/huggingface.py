@@ -92,6 +92,11 @@ def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, 
     return values
 
 
+def their_name(key: str) -> str:
+    """What `config.json` calls a dimension of ours."""
+    return _NAMES.get(key, key)
+
+
 def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None) -> dict[str, Any]:
     """The object of a `config.json` that transformers 4 and 5 both load. Raises `UserError` where no family has the model."""
     if model.family not in _ARCHITECTURES:

@@ -50,7 +50,7 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
     for key, value in IMPLIED.get(values.get("family", ""), {}).items():
         values.setdefault(key, value)
     _drop_unused(values, stated)
-    config = _complete(values)
+    config = _complete(values, section.hf)
     if tokenizer_vocab_size is not None and config.vocab_size < tokenizer_vocab_size:
         raise UserError(
             f"model.vocab_size = {config.vocab_size} is smaller than the tokenizer's {tokenizer_vocab_size} entries; "
@@ -70,12 +70,18 @@ def _load_preset(name: str) -> dict[str, Any]:
     return values
 
 
-def _complete(values: dict[str, Any]) -> ModelConfig:
-    """Fills in what follows from what is stated."""
+def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
+    """Fills in what follows from what is stated, some of it by the `config.json` of a folder."""
     if values.get("num_experts") and not values.get("first_dense_layers") and values.get("moe_ffn_size"):
         values.setdefault("ffn_size", values["moe_ffn_size"])
     required = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "ffn_size": 704, "vocab_size": 4096}
     missing = [key for key in required if key not in values]
+    if missing and folder is not None:
+        key, example = missing[0], required[missing[0]]
+        raise UserError(
+            f"{Path(folder) / 'config.json'}: {huggingface.their_name(key)} is missing; state it there, for example "
+            f'"{huggingface.their_name(key)}": {example}, or in the run file as model.{key}'
+        )
     if missing:
         raise UserError(
             f"model.{missing[0]} is missing; state it (for example {missing[0]} = {required[missing[0]]}) "

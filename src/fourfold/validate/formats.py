@@ -17,7 +17,10 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
         text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(WITH_FP8) else "bf16")
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
-    compute = _products(head) or _products(text) or _format(text) or "bf16"
+    compute = _products(head) or _products(text) or _format(text)
+    if compute is None:
+        compute = "bf16"
+        filled.note(f"precision {text[:60]!r} names no number format that is known here: bf16 is taken.")
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
     narrow = compute != "fp32" and _is_narrow(text, notes)
