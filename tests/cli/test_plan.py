@@ -5,6 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
+
+from tests.calibrate.machine_table import cluster
 
 SMALL = (
     "--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64", "--keep", "3",
@@ -41,6 +44,74 @@ def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
     result = fourfold("simulate", *run, "precision.compute=bf16", *keys, "--cluster", "dgx-h100:16", "--json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["step_seconds"] == pytest.approx(best["step_seconds"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        SMALL,
+        (*SMALL, "--objective", "model"),
+        (*SMALL, "--objective", "devices", "--tokens", "1T", "--deadline-days", "2000"),
+        (*SMALL[:4], "--sequence-length", "32768", "--batch-tokens", "2M", "--dtype", "fp32"),
+        (
+            "run.toml",
+            "precision.gradients=bf16",
+            "optimizer.clip_norm=0",
+            "layout.prefetch=2",
+            "--cluster",
+            "dgx-h100:4",
+        ),
+    ],
+    ids=["as asked", "another model", "fewer devices", "longer than the model, fp32", "a run file"],
+)
+def test_what_is_written_is_the_run_that_was_planned(fourfold, here: Path, arguments: tuple[str, ...]) -> None:
+    found = document(fourfold, *arguments, "--out", "planned.toml")
+    assert found["run_file"] == "planned.toml"
+    result = fourfold("simulate", "planned.toml", "--json")
+    assert result.code == 0, result.err
+    predicted = json.loads(result.out)
+    assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
+    assert max(rank["device_bytes"] for rank in predicted["memory"]) == found["best"][0]["memory_bytes"]
+    assert predicted["devices"] == found["devices"]
+    assert fourfold("plan", *arguments, "--out", "planned.toml").code == 2, "nothing is written over"
+    if arguments[0] == "run.toml":
+        table = tomllib.loads((here / "planned.toml").read_text())
+        assert table["optimizer"]["clip_norm"] == 0
+        assert table["data"]["tokenizer"] == "bytes"
+
+
+def test_the_best_is_shown_closer(fourfold) -> None:
+    found = document(fourfold, *SMALL)
+    text = fourfold("plan", *SMALL).out
+    closer = found["closer"]
+    assert closer["step_seconds"] == found["best"][0]["step_seconds"]
+    assert "of the best, the step is late because" in text
+    for each in closer["communication"][:1]:
+        assert f"{each['axes']}  " in text
+        assert set(each["tiers"]) <= {"nvlink", "rail"}
+        assert ", ".join(each["tiers"]) in text
+    peak = max(closer["memory"], key=lambda rank: rank["device_bytes"])
+    assert peak["instruction"] in text
+
+
+def test_a_plan_of_a_measured_machine_is_as_simulate_prices_it(fourfold, here: Path) -> None:
+    (here / "machine.toml").write_text(tomli_w.dumps(cluster()))
+    found = document(fourfold, "run.toml", "--cluster", "machine.toml", "--explain", "dp=4", "--out", "planned.toml")
+    predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
+    assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
+
+
+def test_a_layout_is_explained_where_nothing_fits(fourfold) -> None:
+    asked = ("--model", "llama3-70b", "--cluster", "dgx-h100:8", "--sequence-length", "8192", "--batch-sequences", "64")
+    result = fourfold("plan", *asked, "--explain", "tp=8")
+    assert result.code == 1
+    assert "with tp = 8: nothing with it fits: the least that a device would hold is " in result.out
+
+
+def test_sequences_beyond_what_the_model_was_made_for_are_remarked(fourfold) -> None:
+    remark = "made for sequences of 8,192 tokens"
+    assert remark not in fourfold("plan", *SMALL).out
+    assert remark in fourfold("plan", *SMALL[:4], "--sequence-length", "16384", *SMALL[6:]).out
 
 
 def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfold) -> None:
@@ -144,6 +215,18 @@ def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(f
     assert "6 devices, the cluster file with :6 behind its name" in small.out
 
 
+def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold, tmp_path: Path) -> None:
+    (tmp_path / "six.toml").write_text(SIX)
+    asked = ("--model", "llama3-8b", "--cluster", "six.toml", "--sequence-length", "4096", "--batch-sequences", "432")
+    found = document(fourfold, *asked, "--objective", "cost", "--tokens", "10B", "--price", "2")
+    rows = [line.split() for line in found["objective"]["said"][1:]]
+    costs = {int(row[0]): float(row[4].replace(",", "")) for row in rows}
+    assert list(costs) == sorted(costs)
+    assert set(costs) - {1, 2, 3, 6, 12, 24, 48}, "whole nodes between"
+    assert all(size % 6 == 0 for size in costs if size > 6)
+    assert costs[found["devices"]] == min(costs.values())
+
+
 @pytest.mark.parametrize(
     ("option", "goal"),
     [(("--tokens", "1T"), "cost or devices"), (("--price", "2"), "cost"), (("--deadline-days", "5"), "devices")],
@@ -183,6 +266,9 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         ((*SMALL[:-1], "0"), "--keep 0"),
         ((*SMALL, "--memory-share", "2"), "--memory-share"),
         ((*SMALL, "--budget-seconds", "0"), "--budget-seconds"),
+        ((*SMALL, "--out", "plan.json"), "--out plan.json"),
+        ((*SMALL, "--out", "nowhere/plan.toml"), "--out nowhere/plan.toml"),
+        ((*SMALL, "--out", "run.toml"), "is there already"),
         ((*SMALL, "--objective", "cost"), "--tokens"),
         (("--model", "gpt3-175b", *SMALL[2:]), "2048 learned positions"),
         ((*SMALL, "--objective", "devices", "--tokens", "1T"), "--deadline-days"),

@@ -6,6 +6,7 @@ import pytest
 
 from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
+from fourfold.config.schema import PrecisionSection
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
@@ -26,7 +27,8 @@ def model(**more) -> ModelConfig:
 
 
 def request(devices: int, sequences: int = 32, stack: str | None = None, **more) -> Request:
-    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack)
+    own = {key: more.pop(key) for key in ("precision", "prefetch") if key in more}
+    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack, **own)
 
 
 def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
@@ -44,8 +46,28 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
 
 @pytest.mark.parametrize(
     ("devices", "more"),
-    [(8, {}), (16, {}), (16, EXPERTS), (64, EXPERTS), (32, LATENT), (32, LATENT | {"stack": "deepseek-2024"})],
-    ids=["8", "16", "16 experts", "64 experts", "32 latent", "32 latent, narrow states, hidden experts"],
+    [
+        (8, {}),
+        (16, {}),
+        (16, EXPERTS),
+        (64, EXPERTS),
+        (32, LATENT),
+        (32, LATENT | {"stack": "deepseek-2024"}),
+        (16, {"precision": PrecisionSection(compute="fp32")}),
+        (16, {"precision": PrecisionSection(compute="fp64"), "prefetch": 0}),
+        (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "prefetch": 2}),
+    ],
+    ids=[
+        "8",
+        "16",
+        "16 experts",
+        "64 experts",
+        "32 latent",
+        "32 latent, narrow states, hidden experts",
+        "fp32",
+        "fp64",
+        "bf16 gradients",
+    ],
 )
 def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
     asked = request(devices, 64, **more)
@@ -59,6 +81,19 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
         assert seconds <= step.seconds * 1.001, candidate.words()
         assert memory_bytes <= max(step.device_bytes) * 1.001, candidate.words()
     assert refused <= 3
+
+
+def test_a_sharper_price_of_the_pipeline_stands_where_the_bounds_own_stood() -> None:
+    asked = Request.of(model(), load_cluster("dgx-h100:64"), 64, 64)
+    found = 0
+    for shape in list(block_shapes(asked))[::7]:
+        bounds = Bounder(asked).bounds(shape)
+        for index in range(0, len(bounds) if bounds is not None else 0, 11):
+            parts, seconds = bounds.parts(index), float(bounds.seconds[index])
+            assert parts.around(parts.compute) == pytest.approx(seconds)
+            assert parts.around(2 * seconds) == pytest.approx(2 * seconds + parts.after)
+            found += parts.beside > parts.compute
+    assert found, "traffic that no computation hides"
 
 
 def test_the_space_holds_what_papers_ran() -> None:

@@ -8,21 +8,21 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
-from fourfold.config import ModelConfig, ModelSection, UserError, load_run, resolve_model
-from fourfold.config.hardware import THIS, cluster_names, load_cluster
-from fourfold.config.schema import DataSection
-from fourfold.launch.resolve import stated_vocab_size
-from fourfold.plan.batch import batch_sequences
+from fourfold.cli.plan_request import Asked, planned_run, read_request
+from fourfold.config import RunFailure, UserError, dump_run
+from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import explain as explain_layout
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.goals import cheapest, fewest, largest, longest
 from fourfold.plan.prescription import prescribed
-from fourfold.plan.request import MEMORY_SHARE, Request
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import MEMORY_SHARE, Candidate, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import search
-from fourfold.report.plan_words import plan_document, plan_lines
+from fourfold.report.plan_words import layout_words, plan_document, plan_lines
+from fourfold.simulate.summary import Summary
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -44,6 +44,7 @@ def plan(
     price: str | None = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
     as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
+    out: Path | None = None,
     keep: int = 5,
     budget_seconds: float = 60.0,
     memory_share: float = MEMORY_SHARE,
@@ -87,6 +88,8 @@ def plan(
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
         Print the best layout as flags or file of that trainer too, and what it cannot express.
+    out
+        Write the best layout to this new file, as a run that fourfold simulate, show and train take.
     keep
         How many layouts to show.
     budget_seconds
@@ -114,9 +117,12 @@ def plan(
             raise UserError(
                 f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
             )
-    request = _request(
+    if out is not None:
+        _check_out(out)
+    asked = read_request(
         run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
     )
+    request = asked.request
     with showing(json) as progress:
         if objective == "cost":
             request, said = cheapest(
@@ -135,16 +141,18 @@ def plan(
         found = search(request, budget_seconds, keep=keep, progress=progress)
         enough = enough_devices(request) if not found.best else None
         prescription = prescribed(request) if found.best else None
-        explanations = tuple(
-            explain_layout(request, each, found, budget_seconds) for each in (fixed if found.best else [])
-        )
-    result = Plan(found, prescription, explanations, enough.devices if enough is not None else None)
+        explanations = tuple(explain_layout(request, each, found, budget_seconds) for each in fixed)
+        closer = _summary(request, found.best[0].candidate) if found.best else None
+    said = [*_long(asked, request), *said]
+    result = Plan(found, prescription, explanations, enough.devices if enough is not None else None, closer)
     exported = EXPORTS[as_](request, result.best.candidate) if as_ and result.best is not None else None
     if json:
         document = plan_document(result)
         document["objective"] = {"name": objective, "said": said}
         if exported is not None:
             document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
+        if out is not None and result.best is not None:
+            document["run_file"] = str(out)
         print(json_text.dumps(document, indent=1))
     else:
         print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
@@ -153,68 +161,42 @@ def plan(
             print(
                 "\n".join(["what it cannot express:", *(f"  - {each}" for each in exported[1])] if exported[1] else [])
             )
+    if out is not None and result.best is not None:
+        _write(
+            out, f"# {layout_words(result)}\n{dump_run(planned_run(asked, request, result.best.candidate), brief=True)}"
+        )
+        if not json:
+            print(f"\nwritten to {out}; use it as: fourfold simulate {out}")
     return 0 if result.best is not None else 1
 
 
-def _request(
-    run: Path | None,
-    overrides: tuple[str, ...],
-    model: str | None,
-    cluster: str | None,
-    sequence_length: str | None,
-    batch_tokens: str | None,
-    sequences: int | None,
-    dtype: str | None,
-    stack: str | None,
-    memory_share: float,
-) -> Request:
-    """What is asked, from the run file and the options, which win."""
-    length, compute, named, data = None, dtype, cluster, DataSection()
-    resolved: ModelConfig | None = None
-    if run is not None:
-        config = load_run(run, overrides)
-        resolved = resolve_model(config.model, stated_vocab_size(config.model, config.data))
-        length, compute, data = config.batch.sequence_length, dtype or config.precision.compute, config.data
-        named = cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
-        if batch_tokens is None and sequences is None:
-            sequences = config.batch.global_sequences
-    if model is not None:
-        resolved = _model(model)
-    if resolved is None:
-        raise UserError("what is to be planned? what works: fourfold plan RUN.toml, or --model llama3-8b")
-    if named is None:
-        raise UserError(f"--cluster is missing; allowed: a cluster file, or {', '.join(cluster_names())}")
-    if sequence_length is not None:
-        length = int(parse_number(sequence_length, "--sequence-length", "8192", least=1, most=1e9))
-    if length is None:
-        raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
-    if batch_tokens is not None and sequences is not None and run is None:
-        raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
-    machine = load_cluster(named)
-    if batch_tokens is not None:
-        tokens_a_step = parse_number(batch_tokens, "--batch-tokens", "16M", least=1)
-        sequences = batch_sequences(tokens_a_step, length, machine.devices)
-    if sequences is None:
-        raise UserError("the batch is missing; what works: --batch-tokens 4M, or --batch-sequences 512")
-    if not 1 <= sequences <= 10_000_000:
-        raise UserError(f"--batch-sequences {sequences}: allowed: 1 to 10000000; a value that works: 512")
-    if resolved.positions == "learned" and length > resolved.max_position:
+def _summary(request: Request, layout: Candidate) -> Summary:
+    step = Pricer(request).predict(layout)
+    return Summary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
+
+
+def _long(asked: Asked, request: Request) -> list[str]:
+    """What to know of sequences longer than the model was made for."""
+    made_for, length = asked.max_position, request.sequence_length
+    if length <= made_for:
+        return []
+    return [f"the model was made for sequences of {made_for:,} tokens (max_position), this plan has {length:,}"]
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
         raise UserError(
-            f"a sequence of {length} tokens: the model has {resolved.max_position} learned positions; allowed: up to "
-            f"{resolved.max_position}; what works: --sequence-length {resolved.max_position}"
+            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out run.toml"
         )
-    mask, tokens = data.document_mask, data.document_tokens
-    return Request.of(resolved, machine, length, sequences, compute or "bf16", stack, memory_share, mask, tokens)
+    if out.exists():
+        raise UserError(f"--out {out}: is there already; name a new file, for example --out {out.stem}-planned.toml")
 
 
-def _model(name: str) -> ModelConfig:
-    """A preset, or the folder of a config.json."""
-    path = Path(name)
-    if path.name == "config.json" and path.is_file():
-        return resolve_model(ModelSection(hf=str(path.parent)))
-    if path.is_dir():
-        return resolve_model(ModelSection(hf=name))
-    return resolve_model(ModelSection(preset=name))
+def _write(out: Path, text: str) -> None:
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
 
 
 def _needed(tokens: str | None, objective: str) -> float:

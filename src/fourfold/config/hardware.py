@@ -66,6 +66,11 @@ def load_cluster(name: str) -> Cluster:
     return _cluster(text, where, devices)
 
 
+def named_with(name: str, devices: int) -> str:
+    """What `load_cluster` takes for another number of the devices of the cluster `name`."""
+    return f"{_split(name)[0]}:{devices}"
+
+
 def parse_cluster(text: str, where: str) -> Cluster:
     """The cluster that TOML `text` describes. `where`: the file it is from, for messages; its stem is the cluster's key.
     Raises `UserError`, each line beginning with `where`."""

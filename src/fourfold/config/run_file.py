@@ -67,10 +67,12 @@ def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
         raise UserError("\n".join(f"{source}: {line}" for line in _explain(error, table))) from None
 
 
-def dump_run(config: RunConfig) -> str:
-    """The TOML text of a run, every key that has a value written out; `load_run` reads it back unchanged."""
-    table = config.model_dump(mode="json", exclude_none=True)
-    table["optimizer"].setdefault("clip_norm", 0.0)  # TOML has no null, and leaving it out would be the default
+def dump_run(config: RunConfig, brief: bool = False) -> str:
+    """The TOML text of a run, every key that has a value written out; `load_run` reads it back unchanged. `brief`: keys that have
+    their defaults are left out."""
+    table = config.model_dump(mode="json", exclude_none=True, exclude_defaults=brief)
+    if config.optimizer.clip_norm is None:  # TOML has no null, and leaving it out would be the default
+        table.setdefault("optimizer", {})["clip_norm"] = 0.0
     return tomli_w.dumps(table)
 
 

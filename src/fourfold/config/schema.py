@@ -176,6 +176,20 @@ class PrecisionSection(Section):
     master: Literal["fp64", "fp32"] | None = None
     gradients: Dtype | None = None
 
+    @property
+    def master_format(self) -> str:
+        """As stated, or what it is where it is left out."""
+        return self.master or self._wide
+
+    @property
+    def gradients_format(self) -> str:
+        """As stated, or what it is where it is left out."""
+        return self.gradients or self._wide
+
+    @property
+    def _wide(self) -> str:
+        return "fp64" if self.compute == "fp64" else "fp32"
+
 
 class OptimizerSection(Section):
     """AdamW (Loshchilov & Hutter 2019) with a warm-up, then cosine or warm-up/stable/decay (WSD).

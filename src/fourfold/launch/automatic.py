@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from fourfold.config import ModelConfig, RunConfig, UserError
-from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster
+from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
 from fourfold.config.schema import LayoutSection
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
@@ -20,9 +20,10 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         _cluster(config.cluster.preset, ranks),
         config.batch.sequence_length,
         config.batch.global_sequences,
-        config.precision.compute,
+        config.precision,
         document_mask=config.data.document_mask,
         document_tokens=config.data.document_tokens,
+        prefetch=config.layout.prefetch,
     )
     stated = config.layout.model_fields_set - {"auto", "sequence_parallel", "prefetch"}
     unknown = stated - set(FIXABLE)
@@ -38,7 +39,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
             f'layout = "auto": nothing fits {request.devices} devices of {request.memory_bytes / 1e9:.3g} GB with this '
             f"batch{held}; what works: more --ranks, or batch.global_sequences a multiple of them (fourfold plan says more)"
         )
-    return found.best[0].candidate.section()
+    return found.best[0].candidate.section().model_copy(update={"prefetch": request.prefetch})
 
 
 def _cluster(name: str, ranks: int | None) -> Cluster:
@@ -47,4 +48,4 @@ def _cluster(name: str, ranks: int | None) -> Cluster:
             'layout = "auto" needs to know the machine: run `fourfold calibrate --out this-machine.toml` and set '
             f'cluster.preset = "this-machine.toml"; or name one of {", ".join(cluster_names())}'
         )
-    return load_cluster(name if ranks is None else f"{name.partition(':')[0]}:{ranks}")
+    return load_cluster(name if ranks is None else named_with(name, ranks))

@@ -71,7 +71,7 @@ def resolve_run(
     layout = resolve_layout(config, model, ranks)
     complete = config.model_copy(
         update={
-            "model": _model_section(model, config.model.initial),
+            "model": model_section(model, config.model.initial),
             "layout": config.layout.model_copy(
                 update={"dp_shard": layout.dp_shard, "schedule": _absolute(layout.schedule)}
             ),
@@ -87,7 +87,8 @@ def _absolute(schedule: str) -> str:
     return f"file:{Path(path).expanduser().absolute()}" if kind == "file" and colon else schedule
 
 
-def _model_section(model: ModelConfig, initial: str | None) -> ModelSection:
+def model_section(model: ModelConfig, initial: str | None) -> ModelSection:
+    """Every dimension written out. `initial`: where weights are to be read from."""
     stated = {key: value for key, value in vars(model).items() if value is not None}
     where = str(Path(initial).expanduser().absolute()) if initial is not None else None
     return ModelSection(**stated, initial=where)

@@ -171,7 +171,7 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         num_microbatches=1,
         sequence_length=request.sequence_length,
         recompute=("none", *[shape.recompute] * (model.num_layers + model.mtp_layers), "none"),  # type: ignore[arg-type]
-        prefetch=1,
+        prefetch=request.prefetch,
         cp_method=shape.cp_method,
         cp_ulysses=shape.ulysses,
         sequence_parallel=shape.tp > 1,
@@ -179,4 +179,5 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         etp=shape.etp,
         tp_head=shape.tp if model.is_latent else tensor_head_degree(shape.tp, model.num_kv_heads),
     )
-    return Lowering(model, layout, request.compute, "fp32", "fp32", request.document_mask, request.transport)
+    formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
+    return Lowering(model, layout, *formats, request.document_mask, request.transport)

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
 from fourfold.model.spec import build_segments
@@ -23,8 +22,6 @@ from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import Pipeline
 
-WIDE_BYTES = 4
-GRADIENT_BYTES = 4
 EVEN_SHARE = 0.95
 """Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
 
@@ -177,7 +174,8 @@ class Bounder:
         """The optimizer's pass over its shard, and what the stack adds to every step."""
         request, sharded = self.request, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
-        moved = numbers * (GRADIENT_BYTES + 2 * 3 * WIDE_BYTES + request.element_bytes)
+        written = request.element_bytes if request.mixed else 0
+        moved = numbers * (request.gradient_bytes + 2 * 3 * request.master_bytes + written)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + request.stack.step_seconds
 
@@ -200,7 +198,7 @@ class Bounder:
     def _domain_seconds(self, numbers: Column, over: float, stride: int, table: Arrangements) -> tuple[Column, Column]:
         """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
         zero, microbatches = table.zero, table.microbatches
-        gradients, values = numbers * GRADIENT_BYTES, numbers * self.request.element_bytes
+        gradients, values = numbers * self.request.gradient_bytes, numbers * self.request.element_bytes
         degrees, row = table.degrees
         ranks = [int(degree * over) for degree in degrees]
 
@@ -239,11 +237,14 @@ class Bounder:
         whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
         shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
         states = np.where(zero == 3, shard, whole) * request.element_bytes
-        states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request.stack)
-        gradients = np.where(zero >= 2, shard, whole) * GRADIENT_BYTES
+        states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request)
+        gradients = np.where(zero >= 2, shard, whole) * request.gradient_bytes
         stack = request.stack
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
-        gathered = np.where(zero == 3, 2 * request.element_bytes, 0) + np.where(zero >= 2, GRADIENT_BYTES, 0)
+        units = 1 + min(1, request.prefetch)
+        gathered = np.where(zero == 3, units * request.element_bytes, 0) + np.where(
+            zero >= 2, request.gradient_bytes, 0
+        )
         share = np.where(pp > 1, EVEN_SHARE, 1.0)
         each = price.saved_bytes * stack.saved_share / pp
         full = table.in_flight * each
@@ -255,7 +256,8 @@ class Bounder:
         return held * (1 + stack.slack) + stack.context_bytes
 
 
-def _optimizer_bytes(stack: Stack) -> float:
-    """Of one parameter: master weights and both moments."""
-    master, moment = (WIDE_BYTES if held is None else held for held in (stack.master_bytes, stack.moment_bytes))
-    return master + 2 * moment
+def _optimizer_bytes(request: Request) -> float:
+    """Of one parameter: master weights, where they are a copy, and both moments."""
+    stack, wide = request.stack, request.master_bytes
+    master, moment = (wide if held is None else held for held in (stack.master_bytes, stack.moment_bytes))
+    return (master if request.mixed else 0) + 2 * moment

@@ -81,7 +81,7 @@ def megatron(request: Request, layout: Candidate) -> Said:
         missing.append(_every_block_instead(layout))
     if policy == "selective" and not request.model.num_experts:
         missing.append("selective recomputation makes the feed-forward's activation function again: it is kept there")
-    return " \\\n".join([*flags, "--bf16" if request.compute == "bf16" else ""]).rstrip(" \\\n"), missing
+    return " \\\n".join([*flags, "--bf16" if request.precision.compute == "bf16" else ""]).rstrip(" \\\n"), missing
 
 
 def _every_block_instead(layout: Candidate) -> str:
@@ -183,7 +183,7 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
         "train_batch_size": request.global_sequences,
         "train_micro_batch_size_per_gpu": layout.microbatch_sequences,
         "gradient_accumulation_steps": request.global_sequences // (layout.dp * layout.microbatch_sequences),
-        "bf16": {"enabled": request.compute == "bf16"},
+        "bf16": {"enabled": request.precision.compute == "bf16"},
         "zero_optimization": zero,
     }
     if layout.cp > 1:

@@ -2,7 +2,7 @@
 largest model."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -25,19 +25,40 @@ SIMULATIONS = 40
 def cheapest(
     request: Request, tokens: float, dollars_per_hour: float, budget_seconds: float, progress: Progress | None
 ) -> tuple[Request, Said]:
-    """The number of devices on which training `tokens` costs least."""
-    best: tuple[float, Request] | None = None
-    said = [f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"]
-    for smaller, priced in _by_size(request, budget_seconds, progress):
+    """The number of devices on which training `tokens` costs least: of doubled ones, then of whole nodes about the cheapest."""
+    head = f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"
+    known: dict[int, tuple[float, Request, str]] = {}
+
+    def note(smaller: Request, priced: Priced) -> None:
         hours = tokens / request.tokens * priced.seconds / 3600
         cost = hours * smaller.devices * dollars_per_hour
-        said.append(f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars")
-        if best is None or cost < best[0]:
-            best = (cost, smaller)
-    if best is None:
-        said.append("  nothing was found to fit on any number of them")
-        return request, said
-    return best[1], said
+        line = f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars"
+        known[smaller.devices] = (cost, smaller, line)
+
+    for found in _by_size(request, budget_seconds, progress):
+        note(*found)
+    if not known:
+        return request, [head, "  nothing was found to fit on any number of them"]
+    tried = {cluster.devices for cluster in _sizes(request)}
+    while more := _about(
+        min(known, key=lambda devices: known[devices][0]), tried, request.cluster.all_tiers[0].devices
+    ):
+        tried |= more
+        for devices in sorted(more):
+            with suppress(UserError):
+                between = _fastest(request, resized(request.cluster, devices), budget_seconds, progress)
+                if between is not None:
+                    note(*between)
+    return min(known.values(), key=lambda each: each[0])[1], [head, *(known[devices][2] for devices in sorted(known))]
+
+
+def _about(devices: int, tried: Collection[int], node: int) -> set[int]:
+    """Whole nodes in the middle between a number of devices and the next that were tried, to an eighth of it."""
+    below = max((each for each in tried if each < devices), default=devices)
+    above = min((each for each in tried if each > devices), default=devices)
+    far = [each for each in (below, above) if abs(devices - each) > max(node, devices // 8)]
+    middle = {(devices + each) // 2 // node * node for each in far}
+    return middle - {0, *tried}
 
 
 def fewest(

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from fourfold.config import ModelConfig, RunConfig
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
 from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
-from fourfold.config.schema import LayoutSection
+from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import Prices
@@ -15,6 +15,7 @@ from fourfold.layout.mesh import Outermost
 from fourfold.program.facts import Lowering, Transport
 from fourfold.simulate.run_prices import prices_for, transport_on
 
+BF16 = PrecisionSection(compute="bf16")
 MEMORY_SHARE = 0.94
 """Of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
 
@@ -24,6 +25,7 @@ class Request:
     """One step of `model` on all devices of a cluster: `global_sequences` rows of `sequence_length` tokens.
 
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
+    `prefetch`: as in `LayoutSection`, the same for all layouts.
     """
 
     model: ModelConfig
@@ -31,10 +33,11 @@ class Request:
     sequence_length: int
     global_sequences: int
     memory_bytes: int
-    compute: str = "bf16"
+    precision: PrecisionSection = BF16
     document_mask: bool = False
     transport: Transport = "native"
     document_tokens: int | None = None
+    prefetch: int = 1
 
     @classmethod
     def of(
@@ -43,24 +46,30 @@ class Request:
         cluster: Cluster,
         sequence_length: int,
         global_sequences: int,
-        compute: str = "bf16",
+        precision: PrecisionSection = BF16,
         stack: str | None = None,
         memory_share: float = MEMORY_SHARE,
         document_mask: bool = False,
         document_tokens: int | None = None,
+        prefetch: int = 1,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
         transport = transport_on(cluster)
         config = _run(
-            global_sequences, sequence_length, compute, document_mask, LayoutSection(dp_shard=1), document_tokens
+            global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens
         )
         model = replace(model, max_position=max(model.max_position, sequence_length))
         facts = Lowering.of(config, model, resolve_layout(config, model), transport)
-        template = prices_for(config, facts, cluster, stack)
+        everywhere = replace(
+            facts.layout, dp_shard=cluster.devices
+        )  # a machine that was measured: as when all ranks compute
+        template = prices_for(config, replace(facts, layout=everywhere), cluster, stack)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         batch = (sequence_length, global_sequences)
-        return cls(model, template, *batch, memory_bytes, compute, document_mask, transport, document_tokens)
+        return cls(
+            model, template, *batch, memory_bytes, precision, document_mask, transport, document_tokens, prefetch
+        )
 
     def of_length(self, sequence_length: int, global_sequences: int) -> "Request":
         """The same with other sequences."""
@@ -94,7 +103,22 @@ class Request:
 
     @property
     def element_bytes(self) -> int:
+        """Of the compute format."""
         return self.template.element_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """Of a master weight and of a moment."""
+        return DTYPE_BYTES[self.precision.master_format]
+
+    @property
+    def gradient_bytes(self) -> int:
+        return DTYPE_BYTES[self.precision.gradients_format]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the optimizer updates a copy of the parameters in another format."""
+        return self.precision.master_format != self.precision.compute
 
     def prices(self, layout: Layout) -> Prices:
         """For the ranks of a layout."""
@@ -102,23 +126,23 @@ class Request:
 
     def run(self, layout: LayoutSection) -> RunConfig:
         """The run of one layout. The model goes beside it, resolved."""
-        return _run(self.global_sequences, self.sequence_length, self.compute, self.document_mask, layout)
+        layout = layout.model_copy(update={"prefetch": self.prefetch})
+        return _run(self.global_sequences, self.sequence_length, self.precision, self.document_mask, layout)
 
 
 def _run(
     global_sequences: int,
     sequence_length: int,
-    compute: str,
+    precision: PrecisionSection,
     document_mask: bool,
     layout: LayoutSection,
     document_tokens: int | None = None,
 ) -> RunConfig:
     table = {
         "batch": {"global_sequences": global_sequences, "sequence_length": sequence_length, "steps": 1},
-        "precision": {"compute": compute},
         "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
     }
-    return parse_run(table, source="plan").model_copy(update={"layout": layout})
+    return parse_run(table, source="plan").model_copy(update={"layout": layout, "precision": precision})
 
 
 @dataclass(frozen=True)

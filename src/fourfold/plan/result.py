@@ -7,16 +7,19 @@ from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.search import Found, pareto
+from fourfold.simulate.summary import Summary
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`prescription`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here."""
+    """`prescription`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here.
+    `closer`: the best layout's step."""
 
     found: Found
     prescription: Priced | None
     explanations: tuple[Explanation, ...] = ()
     enough: int | None = None
+    closer: Summary | None = None
 
     @property
     def request(self) -> Request:

@@ -46,8 +46,7 @@ class Lowering:
     def of(cls, config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> "Lowering":
         """The facts of a run; divides the segments among the stages. Raises `UserError` for a schedule that cannot be."""
         precision = config.precision
-        wide = "fp64" if precision.compute == "fp64" else "fp32"
-        master, gradients = precision.master or wide, precision.gradients or wide
+        master, gradients = precision.master_format, precision.gradients_format
         check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
         facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
         placed = replace(

@@ -6,7 +6,15 @@ from fourfold.config.hardware import cluster_names, load_cluster
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.result import Plan
-from fourfold.report.simulation_words import per_cent, seconds_text
+from fourfold.report.simulation_document import simulation_document
+from fourfold.report.simulation_words import (
+    chosen_ranks,
+    communication_lines,
+    late_lines,
+    memory_lines,
+    per_cent,
+    seconds_text,
+)
 from fourfold.report.units import format_bytes, format_count
 
 SHOWN_DIFFERENCES = 6
@@ -18,20 +26,44 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
-        f"({format_count(request.tokens)} tokens), {request.compute}, software: {request.stack.name}",
+        f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {request.stack.name}",
         "",
     ]
     if not found.best:
-        return [*lines, *_nothing(plan)]
+        return [*lines, *_nothing(plan), *_explanations(plan), "", *_counts(plan)]
     head = f"{'':4}{'step':>9}  {'tokens/s a device':>17}  {'MFU':>6}  {'memory':>8}  layout"
     lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1))]
     front = plan.front
     if len(front) > 1:
         lines += ["", "less memory for less speed:", *(_row(plan, "", each) for each in front[1:])]
-    lines += ["", *_prescription(plan)]
-    for each in plan.explanations:
-        lines += ["", *_explanation(plan, each)]
+    lines += ["", *_closer(plan), "", *_prescription(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
+
+
+def layout_words(plan: Plan) -> str:
+    """The best layout and what is predicted of it, in a line."""
+    assert plan.best is not None
+    rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s a device"
+    where = f"on {plan.request.cluster.key}, software {plan.request.stack.name}"
+    return f"{plan.best.candidate.words()}: predicted {seconds_text(plan.best.seconds)} a step, {rate}, {where}"
+
+
+def _closer(plan: Plan) -> list[str]:
+    """Of the best: what its time, its network and its memory go into."""
+    summary = plan.closer
+    assert summary is not None
+    lines = late_lines(summary)
+    lines = ["of the best, " + lines[0], *lines[1:]]
+    if (waiting := summary.bubble_fraction) >= 0.0005:
+        lines.append(f"stages wait for each other {per_cent(waiting)} of the time")
+    traffic = communication_lines(summary)
+    lines += ["", *traffic] if traffic else []
+    _, *peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.facts.layout.pp, None))
+    return [*lines, "", *peaks]
+
+
+def _explanations(plan: Plan) -> list[str]:
+    return [line for each in plan.explanations for line in ("", *_explanation(plan, each))]
 
 
 def _row(plan: Plan, name: str, priced: Priced) -> str:
@@ -121,6 +153,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "tokens": request.tokens,
         "memory_limit_bytes": request.memory_bytes,
         "best": [_priced(plan, each) for each in plan.found.best],
+        "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
         "prescription": _priced(plan, plan.prescription) if plan.prescription is not None else None,
         "explanations": [
