@@ -5,7 +5,7 @@ from functools import cached_property
 
 from fourfold.config.hardware import Device
 from fourfold.model.spec import step_flops_per_token
-from fourfold.simulate.critical_path import critical_path
+from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.step import IDLE, Simulation, StepPrediction
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
 
@@ -115,7 +115,7 @@ class Summary:
     @cached_property
     def path(self) -> dict[str, float]:
         """Seconds on the critical path by reason, most first; they sum to `seconds`."""
-        found = self.step.along(_reasons)[0]
+        found = self.step.along(lambda simulation: [self._critical(simulation).reasons])[0]
         once = self.step.simulation.prices.stack.step_seconds
         if once:
             found[ONCE] = once
@@ -124,12 +124,19 @@ class Summary:
     @property
     def path_crossings(self) -> int:
         """How often the critical path goes from one pipeline rank to another, in the microbatches simulated."""
-        return critical_path(self.step.simulation).crossings
+        return self._critical(self.step.simulation).crossings
+
+    def _critical(self, simulation: Simulation) -> CriticalPath:
+        """Found once: it is asked for its reasons and for its crossings."""
+        key = id(simulation)
+        if key not in self._critical_paths:
+            self._critical_paths[key] = critical_path(simulation)
+        return self._critical_paths[key]
+
+    @cached_property
+    def _critical_paths(self) -> dict[int, CriticalPath]:
+        return {}
 
     @property
     def fits(self) -> bool:
         return max(self.step.device_bytes) <= self.device.memory_bytes
-
-
-def _reasons(simulation: Simulation) -> list[dict[str, float]]:
-    return [critical_path(simulation).reasons]
