@@ -165,6 +165,16 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 _TIMES = re.compile(r"(\d+)\s*[xX×]\s*(\d+)\s*(?:GB(/s)|(?:Gb|Gbps|Gbit|G)\b)", re.IGNORECASE)
+_COUNTED = re.compile(
+    r"\b(\d{1,2})\s*[xX×]\s*(?![^,;()]*NVLink)[A-Za-z][^,;()]*?(\d+(?:\.\d+)?)\s*(?:GB(/s)|(?:Gb/s|Gbps|Gbit/s|G)\b)",
+    re.IGNORECASE,
+)
+_CARDS = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)[^;]*?\b(\d{1,2})\s*(?:rails?|NICs?|HCAs?|cards|adapters|ports)\b",
+    re.IGNORECASE,
+)
+FASTEST_CARD = 800
+"""Gb/s: what is said of several cards and is faster is of all of them."""
 _NAMED = re.compile(r"(\d+)\s*[xX×]?\s*(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
 _TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)")
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s")
@@ -173,10 +183,13 @@ _EACH = re.compile(r"per (?:gpu|device|nic)|/gpu|a device", re.IGNORECASE)
 
 def link_rate(text: str, devices_per_node: int) -> float | None:
     """Bytes per second of one device in one direction, from a text such as `4x100 Gb RoCE per node`, `8 HDR IB NICs/node`,
-    `RoCE 1600 Gb/s` (of a node) or `50 GB/s per GPU`. None where it has no such figure."""
+    `8x ConnectX-7 400 Gb/s`, `RoCE 1600 Gb/s` (of a node) or `50 GB/s per GPU`. None where it has no such figure."""
     shared = 1 if _EACH.search(text) else devices_per_node
-    if match := _TIMES.search(text):
+    if match := _TIMES.search(text) or _COUNTED.search(text):
         bits = float(match[1]) * float(match[2]) * (8e9 if match[3] and "GB/s" in match[0] else 1e9)
+        shared = devices_per_node
+    elif (match := _CARDS.search(text)) and float(match[1]) <= FASTEST_CARD:
+        bits = float(match[1]) * float(match[2]) * 1e9
         shared = devices_per_node
     elif match := _NAMED.search(text):
         bits = float(match[1]) * _GIGABITS[match[2].upper()] * 1e9
