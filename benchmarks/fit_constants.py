@@ -9,7 +9,8 @@ log(predicted / measured), every file weighing by the square root of its rows, s
 linearised (Gauss-Newton) at the constants of the round before.
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
-takes an unknown stack for (the framework's constants, else `default`). It predicts every row.
+takes an unknown stack for (the framework's constants; of a framework that only it has, those of a trainer that nobody names). It
+predicts every row.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import time
 import tomllib
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from fourfold.cost.fitted import Fitted, framework_of
 from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
 from fourfold.validate.predict import predict_case
+from fourfold.validate.stack import Stack, usual_stack
 
 FITTED = Path(__file__).parents[1] / "src" / "fourfold" / "cost" / "fitted.toml"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
@@ -60,7 +62,12 @@ HEAD = """\
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
-DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu")
+DISTURBED = (
+    "nanotron_old_bench_slow",
+    "together_b200_qwen3_235b",
+    "torchao_float8_limited_b200",
+    "torchtitan_by_veomni_128gpu",
+)
 """Files of runs that something outside their configuration held up, or whose machine is inferred: they are predicted, and inform
 nothing. Neither do runs on a device of no table: what is not known of it would be taken for its software's."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
@@ -231,7 +238,18 @@ def rounded(value: object) -> object:
 
 
 def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
-    return predict_case(case, constants.get(case.file) or constants[""])
+    known = constants.get(case.file) or constants[""]
+    return predict_case(_named(case, known), known)
+
+
+def _named(case: Case, known: Fitted) -> Case:
+    """A case whose framework nobody knows is one of a trainer that nobody names."""
+    if framework_of(case.stack) in map(framework_of, known.stacks):
+        return case
+    layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
+    unknown = Stack("unknown", int(year) if year.isdecimal() else 0)
+    usual = usual_stack(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
+    return replace(case, stack=usual.name)
 
 
 def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> Outcome:

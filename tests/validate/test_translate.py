@@ -11,7 +11,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, translate
-from fourfold.validate.predict import predict_case, settle
+from fourfold.validate.predict import case_facts, predict_case, settle
 from fourfold.validate.row import StatedLayout
 from tests.support.published import CASES, ROWS
 
@@ -170,6 +170,38 @@ def test_schedules_in_our_words() -> None:
     assert CASES["papers:6"].layout.virtual_stages == 6, "(46 blocks + embedding + head) / 8 ranks"
     assert CASES["flags:1"].layout.virtual_stages == 6, "12 layers, 1 a stage, 2 ranks"
     assert CASES["papers:17"].layout.virtual_stages == 3, "(48 blocks + embedding + head) / 16 ranks"
+
+
+def test_a_schedule_of_parts_of_sequences_is_not_asked() -> None:
+    found = translate(replace(ROWS["papers:5"], schedule="Seq1F1B, each sequence cut in 4 parts"))
+    assert isinstance(found, Skip)
+    assert "cuts sequences into parts" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("words", "framework", "notes", "method"),
+    [
+        ("", "torchtitan 2025", "", "ring"),
+        ("Ulysses", "torchtitan 2025", "", "ulysses"),
+        ("a2a", "Megatron-LM 2025", "", "ulysses"),
+        ("p2p", "Megatron-LM 2025", "compared with Ulysses", "ring"),
+        ("a2a+p2p", "Megatron-LM 2025", "", "ring+ulysses:8"),
+        ("all_gather", "Megatron-LM 2025", "", "all_gather"),
+        ("", "VeOmni (2025), FSDP2 + Ulysses", "", "ulysses"),
+        ("", "DeepSpeed 2025", "no Ulysses here", "ring"),
+        ("", "MaxText 2025", "experts by all-to-all", "all_gather"),
+    ],
+)
+def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str, method: str) -> None:
+    row = ROWS["torchtitan:6"]
+    layout = replace(row.layout, tp=1, pp=1, dp=1, cp=16, cp_words=words)
+    asked = replace(
+        row, layout=layout, num_devices=16, framework=framework, notes=notes, source="", sequence_length=65536
+    )
+    case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
+    assert isinstance(case, Case), case
+    assert case.layout.cp_method == method
+    assert case_facts(case).layout.cp_method == method
 
 
 def test_recomputation() -> None:

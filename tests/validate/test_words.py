@@ -378,12 +378,12 @@ def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_n
     narrow = translate(replace(row, notes="training dtype bf16 without fp32 masters"))
     assert narrow.precision.master == "bf16"  # type: ignore[union-attr]
     held = []
-    for notes in ("", "8-bit paged AdamW", "no 8-bit optimizer"):
+    for notes in ("", "8-bit paged AdamW", "no 8-bit optimizer", "Adafactor (factored second moment)"):
         case = translate(replace(row, notes=notes))
         assert isinstance(case, Case)
         assert (case.moment_bytes == 1.0) == (notes == "8-bit paged AdamW")
         held.append(predict_case(case).memory_bytes)
-    assert held[1] < held[0] == held[2]
+    assert held[3] < held[1] < held[0] == held[2]
 
 
 @pytest.mark.parametrize(

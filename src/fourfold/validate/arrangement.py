@@ -1,5 +1,6 @@
 """The layout of a published row: degrees that divide, schedule, microbatches; cross-checked against one another."""
 
+import re
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
@@ -77,6 +78,7 @@ def layout_of(
         num_microbatches=number,
         recompute=policy,
         recompute_modules=modules,
+        cp_method=_context(row, model, degrees, stack, filled),
     )
     _check(layout, model, row.sequence_length or 1)
     return layout, global_sequences
@@ -192,6 +194,33 @@ def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stac
     bridge = "megatron-bridge" in row.source.lower()
     fits = shard * degrees.cp * tp % (ep * tp) == 0 and model.moe_ffn_size % tp == 0
     return filled.fill("etp", tp if fits and not bridge else 1)
+
+
+GATHERS_CONTEXT = ("meta", "maxtext")
+
+
+def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled) -> str:
+    """How context parallelism is done, in the words of a run file."""
+    if degrees.cp == 1:
+        return "ring"
+    said = row.layout.cp_words.lower()
+    heads = bool(re.search(r"ulysses|a2a|all.?to.?all|heads", said)) or (
+        not said and bool(asserted(f"{row.framework}; {row.notes}", r"ulysses"))
+    )
+    if heads:
+        most = degrees.cp if not re.search(r"ring|p2p|usp|hybrid", said) else min(degrees.cp, HEADS_IN_RING)
+        own = model.num_heads // degrees.tp
+        degree = next(d for d in range(most, 0, -1) if degrees.cp % d == 0 and own % d == 0)
+        return "ulysses" if degree == degrees.cp else f"ring+ulysses:{degree}"
+    if re.search(r"all.?gather|\bag\b", said):
+        return "all_gather"
+    if said:
+        return "ring"
+    return filled.fill("cp_method", "all_gather" if stack.framework in GATHERS_CONTEXT else "ring")
+
+
+HEADS_IN_RING = 8
+"""Ranks that exchange heads at most, where a source names a ring beside."""
 
 
 def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> None:

@@ -36,6 +36,7 @@ class LayoutRequest:
     num_microbatches: int
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
+    cp_method: str = "ring"
 
     def policies(self, num_layers: int) -> str | list[str]:
         """`recompute` as a run file states it. The attention core alone, which fused attention does not keep, is none."""

@@ -39,6 +39,8 @@ DEFAULTS: dict[str, str] = {
     "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where torch's FSDP keeps them "
     "and sums gradients once a step, ZeRO-1.",
     "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
+    "cp_method": "Context parallelism is a ring; keys and values are gathered at Meta and in MaxText; heads are exchanged where a "
+    "row names Ulysses, as far as they divide.",
     "schedule": "1F1B; interleaved where a rank has several stages.",
     "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
     "virtual_stages": "An interleaved schedule whose stages are not stated has the fewest that divide a rank's layers evenly; in "

@@ -87,6 +87,7 @@ def _layout(args: Fields) -> StatedLayout:
         zero=3 if sharded else int(bool(args.flag("use-distributed-optimizer"))),
         fsdp=fsdp,
         sequence_parallel=bool(args.flag("sequence-parallel")),
+        cp_words=args.text("cp-comm-type") or "",
     )
 
 

@@ -43,8 +43,11 @@ def are_states_open(row: Row) -> bool:
 
 
 def moment_bytes_of(row: Row) -> float | None:
-    """Of each element of the optimizer's moments, where the row says that it keeps them in 8 or 16 bits."""
+    """Of each element of the optimizer's moments, where the row says that it keeps them in 8 or 16 bits, or by rows and columns
+    alone (Adafactor, Shazeer & Stern 2018)."""
     text = _plain(f"{row.precision or ''}; {row.task or ''}; {row.notes}")
+    if asserted(text, r"adafactor"):
+        return 0.0
     if asserted(text, r"8-?bit (paged )?(adam|optimi[sz]er)|(adamw?|optimi[sz]er)[- ]?(in )?8-?bit|\bpaged adam"):
         return 1.0
     return 2.0 if asserted(text, r"moments in (bf16|fp16)|(bf16|fp16) moments") else None

@@ -1,6 +1,7 @@
 """Device, node and network of a published row."""
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 from fourfold.config.hardware import Device, Tier, cluster_names, load_cluster, load_device
@@ -152,13 +153,20 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     return Network(per_node, domain, rate, hardware.internode[:500])
 
 
+USUAL_NETWORK = {"a800-sxm-80": 12.5e9}
+"""Bytes a second of one device beyond its node, where most clusters of that device have another network than the one that comes with
+fourfold."""
+
+
 @lru_cache(maxsize=64)
 def usual_tiers(device: str) -> tuple[Tier, ...]:
     """The inner tiers of the first shipped cluster of that device: its links within a node and the network beyond."""
     for name in cluster_names():
         cluster = load_cluster(name)
         if cluster.device.key == device:
-            return cluster.tiers
+            within, *beyond = cluster.tiers
+            rate = USUAL_NETWORK.get(device)
+            return (within, *(replace(tier, bytes_per_second=rate or tier.bytes_per_second) for tier in beyond))
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
     return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
 

@@ -164,7 +164,7 @@ def case_facts(case: Case) -> Lowering:
         name: getattr(request, name)
         for name in (
             "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",
-            "microbatch_sequences",
+            "microbatch_sequences", "cp_method",
         )
     }  # fmt: skip
     layout["recompute"] = request.policies(layers)

@@ -55,7 +55,8 @@ class StatedHardware:
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """Degrees. `shard_group`: ranks that share one copy of the optimizer's state (ZeRO-1 group, FSDP group)."""
+    """Degrees. `shard_group`: ranks that share one copy of the optimizer's state (ZeRO-1 group, FSDP group). `cp_words`: how
+    context parallelism is done."""
 
     tp: int | None = None
     pp: int | None = None
@@ -70,6 +71,7 @@ class StatedLayout:
     fsdp: bool = False
     shard_group: int | None = None
     sequence_parallel: bool | None = None
+    cp_words: str = ""
 
     @property
     def is_empty(self) -> bool:

@@ -197,6 +197,9 @@ def _hardware(hardware: Fields) -> StatedHardware:
     )
 
 
+_CP_KEYS = ("cp_kind", "cp_method", "cp_type", "cp_comm_type")
+
+
 def _layout(parallel: Fields) -> StatedLayout:
     words = parallel.table.get("zero")
     fsdp = parallel.table.get("fsdp")
@@ -215,6 +218,7 @@ def _layout(parallel: Fields) -> StatedLayout:
         fsdp=fsdp if isinstance(fsdp, bool) else isinstance(fsdp, str) or bool(parallel.count("fsdp", low=0)),
         shard_group=_group(parallel, "zero1_group", group) or _group(parallel, "fsdp", fsdp),
         sequence_parallel=parallel.flag("sp"),
+        cp_words=next((text for key in _CP_KEYS if (text := parallel.text(key))), "")[:100],
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, AttentionKernel
+from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.remarks import asserted, is_mlperf, recomputes_what_is_not_offloaded
 from fourfold.validate.row import Row
@@ -56,6 +56,8 @@ _SCHEDULES: tuple[tuple[str, str], ...] = (
 def schedule_of(row: Row, filled: Filled) -> str | None:
     """Our name of the stated schedule. None where none is stated, or it is not known."""
     text = (row.schedule or "").lower()
+    if re.search(r"seq1f1b|terapipe|slimpipe|token[- ]level", text):
+        raise Untranslatable(f"the schedule {text[:60]!r} cuts sequences into parts, which no schedule here does")
     for pattern, name in _SCHEDULES:
         if re.search(pattern, text):
             if name == "dualpipe_v" and "v" not in text.partition("dualpipe")[2][:2]:
