@@ -154,8 +154,8 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
 
 
 USUAL_NETWORK = {"a800-sxm-80": 12.5e9}
-"""Bytes a second of one device beyond its node, where most clusters of that device have another network than the one that comes with
-fourfold."""
+"""Bytes a second of one device beyond its node, where most clusters of that device have another network than the cluster file
+has that comes with fourfold."""
 
 
 @lru_cache(maxsize=64)
@@ -164,9 +164,9 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
     for name in cluster_names():
         cluster = load_cluster(name)
         if cluster.device.key == device:
-            within, *beyond = cluster.tiers
-            rate = USUAL_NETWORK.get(device)
-            return (within, *(replace(tier, bytes_per_second=rate or tier.bytes_per_second) for tier in beyond))
+            node, *network = cluster.tiers
+            usual = USUAL_NETWORK.get(device)
+            return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
     return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
 
