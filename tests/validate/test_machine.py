@@ -1,0 +1,106 @@
+"""What a row's words say of its devices and its network."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.validate import DEFAULTS, Case, Skip, translate
+from fourfold.validate.machine import link_rate
+from fourfold.validate.predict import case_cluster, predict_case
+from tests.support.published import CASES, ROWS
+
+
+def test_devices_and_networks() -> None:
+    devices = {name: case.device for name, case in CASES.items()}
+    assert (devices["vendor:0"], devices["papers:19"], devices["papers:23"]) == ("gb200", "a800-sxm-80", "b200")
+    assert devices["papers:16"] == "a100-sxm-40", "A100 with 40 GB"
+    assert devices["flags:1"] == "a100-sxm-80", "a test without a device"
+    assert CASES["vendor:0"].network.nvlink_domain == 72
+    assert CASES["papers:0"].network.internode_bytes_per_second == 8 * 200e9 / 8 / 8
+    assert CASES["papers:19"].network.internode_bytes_per_second == 4 * 100e9 / 8 / 8
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("RoCE 1600 Gb/s (as in section title)", 25e9),
+        ("4x100 Gb RoCE per node", 6.25e9),
+        ("Eos DGX-H100, 8x400Gb IB", 50e9),
+        ("8x ConnectX-7 IB NDR 400Gb/s", 50e9),
+        ("8x NVLink 900 GB/s; 400 Gb/s per GPU", 50e9),
+        ("NDR InfiniBand 400 Gb/s, 8 rails", 50e9),
+        ("RoCE 1600 Gb/s, 8 NICs", 25e9),
+        ("8x Slingshot-11 25 GB/s", 25e9),
+        ("8 HDR IB NICs/node", 25e9),
+        ("InfiniBand 8x50 GB/s a node", 50e9),
+        ("400 Gbps per GPU", 50e9),
+        ("50 GB/s per GPU", 50e9),
+        ("see the paper (HDR IB)", None),
+        ("RoCE, up to 4 nodes", None),
+        ("", None),
+    ],
+)
+def test_link_rates_are_of_one_device_in_one_direction(text: str, rate: float | None) -> None:
+    assert link_rate(text, 8) == rate
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("GH200 (96 GB)", "gh200-96"),
+        ("NVIDIA L40S", "l40s"),
+        ("L4", "l4"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("RTX-3090-24GB", "rtx-3090"),
+        ("RTX-PRO-6000-Blackwell-96GB", "rtx-pro-6000"),
+        ("AMD Instinct MI355X", "mi355x"),
+        ("Intel Gaudi 2 (HL-225H)", "gaudi-2"),
+        ("Trainium (one NeuronCore of trn1.32xlarge)", "trainium-core"),
+        ("TPU7x (Ironwood)", "tpu-v7x"),
+        ("H200-SXM", "h200-sxm"),
+        ("H100 (SXM or PCIe not stated)", "h100-sxm"),
+        ("H100 PCIe", "h100-pcie"),
+    ],
+)
+def test_devices_by_their_names(name: str, key: str) -> None:
+    row = ROWS["torchtitan:6"]
+    case = translate(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
+    assert isinstance(case, Case)
+    assert case.device == key
+    assert case.own_device is None
+
+
+def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
+    row = ROWS["torchtitan:6"]
+    stated = replace(row.hardware, device="Tachyon X9", memory_gb=128.0, peak_bf16_flops=800e12)
+    case = translate(replace(row, hardware=stated))
+    assert isinstance(case, Case)
+    assert case.own_device is not None
+    assert case.own_device.peak("bf16") == 800e12
+    assert DEFAULTS["stated_device"] in case.defaults
+    slower = replace(stated, peak_bf16_flops=400e12)
+    fast, slow = predict_case(case), predict_case(translate(replace(row, hardware=slower)))  # type: ignore[arg-type]
+    assert fast.step_seconds < slow.step_seconds
+    assert isinstance(translate(replace(row, hardware=replace(stated, peak_bf16_flops=None))), Skip)
+
+
+@pytest.mark.parametrize("name", ["Trainium3", "NeuronCore of trn2.48xlarge"])
+def test_devices_that_only_resemble_one_of_the_tables_are_not_taken_for_it(name: str) -> None:
+    row = ROWS["torchtitan:6"]
+    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None)))
+    assert isinstance(case, Skip)
+    assert "device tables" in case.reason
+
+
+def test_a_tpu_is_a_chip_of_one_torus() -> None:
+    row = ROWS["vendor:10"]
+    hardware = replace(
+        row.hardware, device="TPU v5p", devices_per_node=4, memory_gb=95, internode="", nvlink_domain=None
+    )
+    case = translate(replace(row, hardware=hardware))
+    assert isinstance(case, Case)
+    assert case.network.nvlink_domain == 8960
+    assert [(tier.kind, tier.devices) for tier in case_cluster(case).tiers] == [("torus", case.num_devices)]
+    slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
+    assert isinstance(slices, Case)
+    assert slices.network.nvlink_domain == 32
