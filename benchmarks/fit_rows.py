@@ -17,8 +17,9 @@ from fourfold.cost.fitted import Fitted, fitted
 from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.simulate.step import simulate, steady_microbatches
+from fourfold.simulate.whole import check_size
 from fourfold.validate import Case
-from fourfold.validate.predict import case_facts, case_prices, check_size, host_update_seconds, settle
+from fourfold.validate.predict import case_facts, case_prices, host_update_seconds, settle
 
 _Found = TypeVar("_Found")
 VARIED = 0.1

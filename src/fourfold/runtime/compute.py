@@ -14,7 +14,7 @@ from fourfold.model.parallel import Parallel
 from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
-from fourfold.program import Instruction
+from fourfold.program import Instruction, buffers
 from fourfold.program.buffers import deferred, dhidden, hidden, saved
 from fourfold.program.facts import Lowering
 from fourfold.runtime.routers import Routers
@@ -50,7 +50,7 @@ class Compute:
 
     def forward(self, step: Instruction) -> None:
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
-        batch: Microbatch = self._live[f"batch/m{m}"]
+        batch: Microbatch = self._live[buffers.batch(m)]
         weights = self._weights[segment.name]
         if segment.kind == "embedding":
             out = embedding_forward(batch.tokens, weights, self._parallel, batch.positions)
@@ -71,7 +71,7 @@ class Compute:
             self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
 
     def _run_block(self, segment: Segment, m: int, x: Tensor, keep: bool) -> Tensor:
-        model, batch = self._facts.model, self._live[f"batch/m{m}"]
+        model, batch = self._facts.model, self._live[buffers.batch(m)]
         weights, balancing = self._weights[segment.name], self._routers.balancing(segment.name, self.loss[1:3])
         if segment.depth:
             return module_forward(x, weights, model, batch, segment.depth, self._parallel, keep, balancing)
@@ -94,13 +94,13 @@ class Compute:
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
         weights = self._weights[segment.name]
         if segment.kind == "head":
-            x, batch = self._live[hidden("head", m)], self._live[f"batch/m{m}"]
+            x, batch = self._live[hidden("head", m)], self._live[buffers.batch(m)]
             sums, grad = losses_backward(x, batch, weights, self._facts.model, self.num_targets, self._parallel)
             self._record(sums)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
             upstream = self._live[dhidden(self._facts.following[segment.name], m)]
-            batch = self._live[f"batch/m{m}"]
+            batch = self._live[buffers.batch(m)]
             embedding_backward(batch.tokens, upstream, weights, self._parallel, batch.positions)
         else:
             self._input_gradient(segment.name, m)

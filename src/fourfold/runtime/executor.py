@@ -11,7 +11,7 @@ from fourfold.config import RunFailure
 from fourfold.config.schema import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model.segments import Microbatch
-from fourfold.program import Instruction, Op, Program
+from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import STARTS
 from fourfold.runtime.collectives import Group, Handle, Phases
@@ -178,7 +178,7 @@ class Executor:
 
     def _load(self, step: Instruction) -> None:
         assert step.microbatch is not None
-        self._live[f"batch/m{step.microbatch}"] = self._data.load(step.microbatch)
+        self._live[buffers.batch(step.microbatch)] = self._data.load(step.microbatch)
 
     # Communication
 

@@ -4,8 +4,8 @@ import re
 
 from fourfold.validate.case import Precision
 from fourfold.validate.defaults import Filled
-from fourfold.validate.machine import BLACKWELL
-from fourfold.validate.remarks import WITH_FP8, asserted, is_mlperf
+from fourfold.validate.machine import BLACKWELL, HOPPER
+from fourfold.validate.remarks import asserted, is_mlperf
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 
@@ -14,7 +14,9 @@ def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precisi
     """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
     text, notes = _plain(row.precision or "").replace("32-bit", "fp32"), _plain(row.notes)
     if not text:
-        text = filled.fill("precision", "fp8" if is_mlperf(row) and device.startswith(WITH_FP8) else "bf16")
+        text = filled.fill(
+            "precision", "fp8" if is_mlperf(row) and device.startswith((*HOPPER, *BLACKWELL)) else "bf16"
+        )
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
     compute = _products(head) or _products(text) or _format(text)

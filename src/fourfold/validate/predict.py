@@ -14,11 +14,10 @@ from fourfold.layout import resolve_layout
 from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
+from fourfold.simulate.whole import check_size
 from fourfold.validate.case import Case, Prediction
 from fourfold.validate.machine import BLACKWELL, HOPPER, usual_tiers
 
-LARGEST_PROGRAM = 500_000
-"""Passes over segments in one simulated step."""
 HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
 """Bytes a second between a device and its host's memory; bytes of a parameter that pass in an update there."""
 EAGER_FUSED = 0.3
@@ -138,18 +137,6 @@ def counted_bytes(held: int, case: Case, stack: Stack) -> float:
         return float(held)
     reserved = max(1.0, held - stack.context_bytes)
     return reserved if kind == "reserved" else reserved / (1 + stack.slack)
-
-
-def check_size(facts: Lowering) -> None:
-    """Refuses a program that would take minutes to simulate. Raises `UserError`."""
-    layout = facts.layout
-    microbatches = min(layout.num_microbatches, 4 * layout.pp)
-    size = (len(facts.segments) + layout.pp) * microbatches
-    if size > LARGEST_PROGRAM:
-        raise UserError(
-            f"{len(facts.segments)} segments x {microbatches} microbatches of {layout.pp} stages: at most "
-            f"{LARGEST_PROGRAM} passes over segments are simulated"
-        )
 
 
 def case_facts(case: Case) -> Lowering:

@@ -4,6 +4,7 @@ import re
 
 from fourfold.validate.case import Offloaded, Untranslatable
 from fourfold.validate.defaults import Filled
+from fourfold.validate.machine import BLACKWELL, HOPPER
 from fourfold.validate.row import Row
 
 _CLAUSES = re.compile(r"[;,\n]|\.\s")
@@ -94,8 +95,6 @@ def is_mlperf(row: Row) -> bool:
     return bool(re.search(r"mlperf|mlcommons/training_results|training_results_v\d", row.source, re.I))
 
 
-WITH_FP8 = ("h100", "h200", "gh200", "b200", "b300", "gb200", "gb300")
-"""Devices, by the beginning of their keys, on which MLPerf's runs multiply in fp8 and start a step as one graph."""
 _GRAPHS = r"\b(cuda|hip|full[- ]iteration|iteration)[- ]?graphs?\b|step as one graph"
 _PARTLY = r"attention|\battn|router|\bmoe\b|\bmlp\b|norm|dense parts|layers? alone|per[- ]layer|partial"
 
@@ -104,7 +103,7 @@ def is_graphed(row: Row, device: str, filled: Filled) -> bool:
     """Whether a step's kernels are started as one graph, all of them."""
     text = f"{row.notes}; {row.source}"
     said = asserted(text, _GRAPHS)
-    usual = is_mlperf(row) and device.startswith(WITH_FP8) and not re.search(_GRAPHS, text, re.I)
+    usual = is_mlperf(row) and device.startswith((*HOPPER, *BLACKWELL)) and not re.search(_GRAPHS, text, re.I)
     if not (any(not re.search(_PARTLY, clause) for clause in said) if said else usual):
         return False
     filled.approximate("graphs")
