@@ -31,6 +31,12 @@ def test_devices_and_networks() -> None:
         ("NDR InfiniBand 400 Gb/s, 8 rails", 50e9),
         ("RoCE 1600 Gb/s, 8 NICs", 25e9),
         ("8x Slingshot-11 25 GB/s", 25e9),
+        ("3.2 Tb/s of InfiniBand per node", 50e9),
+        ("NDR400, one NIC per GPU", 50e9),
+        ("quad-rail HDR200", 12.5e9),
+        ("HDR200 x4", 12.5e9),
+        ("8x 400GbE RoCEv2", 50e9),
+        ("4x NVSwitch 900 GB/s, 100 Gb/s per GPU", 12.5e9),
         ("8 HDR IB NICs/node", 25e9),
         ("InfiniBand 8x50 GB/s a node", 50e9),
         ("400 Gbps per GPU", 50e9),
@@ -104,3 +110,20 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, Case)
     assert slices.network.nvlink_domain == 32
+
+
+@pytest.mark.parametrize(
+    ("device", "text", "rate"),
+    [
+        ("H100-80GB-SXM", "InfiniBand 400 Gb/s", 50e9),
+        ("H100-80GB-SXM", "400 Gb/s InfiniBand per node", 6.25e9),
+        ("H100-80GB-SXM", "InfiniBand 800 Gb/s", 12.5e9),
+        ("A100-80GB-SXM", "InfiniBand HDR 200 Gb/s", 25e9),
+        ("A100-80GB-SXM", "400 Gb/s", 6.25e9),
+    ],
+)
+def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text: str, rate: float) -> None:
+    row = ROWS["vendor:10"]
+    case = translate(replace(row, hardware=replace(row.hardware, device=device, devices_per_node=8, internode=text)))
+    assert isinstance(case, Case)
+    assert case.network.internode_bytes_per_second == rate

@@ -150,6 +150,9 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     rate = link_rate(hardware.internode, per_node)
     if rate is None and "NIC" in notes.upper():
         rate = link_rate(notes, per_node)
+    of_device = usual_tiers(device)[-1].bytes_per_second
+    if rate is not None and rate * per_node == of_device != rate and not _OF_A_NODE.search(hardware.internode):
+        rate = filled.fill("internode", of_device)
     return Network(per_node, domain, rate, hardware.internode[:500])
 
 
@@ -172,41 +175,59 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
-_TIMES = re.compile(r"(\d+)\s*[xX×]\s*(\d+)\s*(?:GB(/s)|(?:Gb|Gbps|Gbit|G)\b)", re.IGNORECASE)
-_COUNTED = re.compile(
-    r"\b(\d{1,2})\s*[xX×]\s*(?![^,;()]*NVLink)[A-Za-z][^,;()]*?(\d+(?:\.\d+)?)\s*(?:GB(/s)|(?:Gb/s|Gbps|Gbit/s|G)\b)",
-    re.IGNORECASE,
+_SPELLED: tuple[tuple[str, str], ...] = (
+    (r"\b(?:EDR|HDR|NDR|XDR)[- ]?(100|200|400|800)\b(?!\s*G)", r"\1 Gb/s"),
+    (r"(\d)\s*(?:GbE|Gbit/s|Gbps|Gb|G)\b(?!/s)", r"\1 Gb/s"),
+    (r"\bdual[- ]rail", "2 rails"),
+    (r"\bquad[- ]rail", "4 rails"),
 )
+"""Of rates and of how many there are, to one spelling."""
+_CARD = r"\b(?:rails?|NICs?|HCAs?|cards|adapters|ports)\b"
+_INSIDE = r"(?![^,;()]*(?:NVLink|NVSwitch|PCIe|xGMI|Infinity))"
+_TIMES = re.compile(rf"\b(\d{{1,2}})\s*[xX×]\s*(?:{_INSIDE}[A-Za-z][^,;()]*?)?(\d+(?:\.\d+)?)\s*(Gb/s|GB/s|GB\b)")
 _CARDS = re.compile(
-    r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)[^;]*?\b(\d{1,2})\s*(?:rails?|NICs?|HCAs?|cards|adapters|ports)\b",
-    re.IGNORECASE,
+    rf"(\d+(?:\.\d+)?)\s*(Gb/s)(?:\s*[xX×]\s*(\d{{1,2}})\b|[^;]*?\b(\d{{1,2}})[ -]{_CARD})", re.IGNORECASE
 )
+_BEFORE = re.compile(rf"\b(\d{{1,2}})[ -]{_CARD}[^,;()]*?(\d+(?:\.\d+)?)\s*(Gb/s)", re.IGNORECASE)
 FASTEST_CARD = 800
 """Gb/s: what is said of several cards and is faster is of all of them."""
 _NAMED = re.compile(r"(\d+)\s*[xX×]?\s*(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
-_TOTAL = re.compile(r"(\d+(?:\.\d+)?)\s*(?:Gb/s|Gbps|Gbit/s)")
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*GB/s")
+_ONE = re.compile(r"(\d+(?:\.\d+)?)\s*(Gb/s)"), re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s)")
+_OF_A_NODE = re.compile(r"node|server|machine|host|instance|total|shared|aggregate|\d\s*[xX×]|p[45]d?\b", re.IGNORECASE)
 _EACH = re.compile(r"per (?:gpu|device|nic)|/gpu|a device", re.IGNORECASE)
 
 
 def link_rate(text: str, devices_per_node: int) -> float | None:
     """Bytes per second of one device in one direction, from a text such as `4x100 Gb RoCE per node`, `8 HDR IB NICs/node`,
-    `8x ConnectX-7 400 Gb/s`, `RoCE 1600 Gb/s` (of a node) or `50 GB/s per GPU`. None where it has no such figure."""
-    shared = 1 if _EACH.search(text) else devices_per_node
-    if match := _TIMES.search(text) or _COUNTED.search(text):
-        bits = float(match[1]) * float(match[2]) * (8e9 if match[3] and "GB/s" in match[0] else 1e9)
-        shared = devices_per_node
-    elif (match := _CARDS.search(text)) and float(match[1]) <= FASTEST_CARD:
-        bits = float(match[1]) * float(match[2]) * 1e9
-        shared = devices_per_node
-    elif match := _NAMED.search(text):
-        bits = float(match[1]) * _GIGABITS[match[2].upper()] * 1e9
-        shared = devices_per_node
-    elif match := _TOTAL.search(text):
-        bits = float(match[1]) * 1e9
-    elif match := _BYTES.search(text):
-        bits = float(match[1]) * 8e9
-    else:
-        return None
-    rate = bits / 8 / shared
+    `8x ConnectX-7 400 Gb/s`, `RoCE 1600 Gb/s` (of a node), `3.2 Tb/s per node` or `50 GB/s per GPU`. None where it has no such
+    figure."""
+    text = re.sub(r"(\d+(?:\.\d+)?)\s*T(?:b/s|bps|bit/s)", lambda found: f"{1000 * float(found[1]):g} Gb/s", text)
+    for pattern, plain in _SPELLED:
+        text = re.sub(pattern, plain, text)
+    total = _of_all_cards(text)
+    if total is None:
+        found = next((found for pattern in _ONE if (found := pattern.search(text))), None)
+        if found is None:
+            return None
+        total = float(found[1]) * _bits(found[2]) * (devices_per_node if _EACH.search(text) else 1)
+    rate = total / 8 / devices_per_node
     return rate if 1e6 < rate < 1e13 else None
+
+
+def _of_all_cards(text: str) -> float | None:
+    """Bits a second of a node, where a number of cards and the rate of one are stated."""
+    if found := _TIMES.search(text):
+        return float(found[1]) * float(found[2]) * _bits(found[3])
+    if found := _CARDS.search(text):
+        each, number = float(found[1]), float(found[3] or found[4])
+        return each * 1e9 * (number if each <= FASTEST_CARD else 1)
+    if found := _BEFORE.search(text):
+        return float(found[1]) * float(found[2]) * 1e9
+    if found := _NAMED.search(text):
+        return float(found[1]) * _GIGABITS[found[2].upper()] * 1e9
+    return None
+
+
+def _bits(unit: str) -> float:
+    """Of a unit of bits, or of bytes. `8x100 GB` is of bits whose case was lost."""
+    return 8e9 if unit == "GB/s" else 1e9
