@@ -76,8 +76,8 @@ DEFAULTS: dict[str, str] = {
     "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "
     "byte for 240 FLOP.",
     "devices_per_node": "8 devices a node; 4 for GB200, GB300, GH200 and TPU; 16 for a DGX-2 of V100.",
-    "internode": "A rate of the network of which nobody says whether a card or a node has it is each device's where devices of such "
-    "machines usually have it, else a node's.",
+    "internode": "A rate of the network of which nobody says whether a card or a node has it is each device's where devices of "
+    "such machines usually have it, else a node's.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
     "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its kin had no fused kernel for them before 2026.06, "
