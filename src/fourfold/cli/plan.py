@@ -20,7 +20,7 @@ from fourfold.plan.prescription import prescribed
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import MEMORY_SHARE, Candidate, Request
 from fourfold.plan.result import Plan
-from fourfold.plan.search import search
+from fourfold.plan.search import Progress, search
 from fourfold.report.plan_words import layout_words, plan_document, plan_lines
 from fourfold.simulate.summary import Summary
 
@@ -100,6 +100,52 @@ def plan(
         Print one JSON document and nothing else.
     """
     fixed = [parse_fixed(text) for text in explain or ()]
+    _check(memory_share, keep, budget_seconds, objective, tokens, price, deadline_days, out)
+    asked = read_request(
+        run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
+    )
+    with showing(json) as progress:
+        request, said = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
+        result = _planned(request, fixed, budget_seconds, keep, progress)
+    said = [*_long(asked, request), *said]
+    best = result.best
+    exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
+    written = out if best is not None else None
+    if written is not None and best is not None:
+        _write(
+            written, f"# {layout_words(result)}\n{dump_run(planned_run(asked, request, best.candidate), brief=True)}"
+        )
+    if json:
+        document = plan_document(result)
+        document["objective"] = {"name": objective, "said": said}
+        if exported is not None:
+            document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
+        if written is not None:
+            document["run_file"] = str(written)
+        print(json_text.dumps(document, indent=1))
+        return 0 if best is not None else 1
+    print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
+    if exported is not None:
+        text, missing = exported
+        print(f"\nas {as_}:\n\n{text}\n")
+        print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
+    if written is not None:
+        software = f" --stack {stack}" if stack is not None else ""
+        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{software}")
+    return 0 if best is not None else 1
+
+
+def _check(
+    memory_share: float,
+    keep: int,
+    budget_seconds: float,
+    objective: str,
+    tokens: str | None,
+    price: str | None,
+    deadline_days: float | None,
+    out: Path | None,
+) -> None:
+    """Raises `UserError` for an option that cannot be, or that says nothing here."""
     if not 0 < memory_share <= 1:
         raise UserError(f"--memory-share {memory_share}: allowed: more than 0, at most 1; a value that works: 0.94")
     if keep < 1 or keep > 1000:
@@ -117,57 +163,50 @@ def plan(
             raise UserError(
                 f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
             )
-    if out is not None:
-        _check_out(out)
-    asked = read_request(
-        run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
-    )
-    request = asked.request
-    with showing(json) as progress:
-        if objective == "cost":
-            request, said = cheapest(
-                request, _needed(tokens, objective), _price(price, request), budget_seconds, progress
-            )
-        elif objective == "devices":
-            request, said = fewest(
-                request, _needed(tokens, objective), _deadline(deadline_days), budget_seconds, progress
-            )
-        elif objective == "context":
-            request, said = longest(request, budget_seconds, progress)
-        elif objective == "model":
-            request, said = largest(request, budget_seconds, progress)
-        else:
-            said = []
-        found = search(request, budget_seconds, keep=keep, progress=progress)
-        enough = enough_devices(request) if not found.best else None
-        prescription = prescribed(request) if found.best else None
-        explanations = tuple(explain_layout(request, each, found, budget_seconds) for each in fixed)
-        closer = _summary(request, found.best[0].candidate) if found.best else None
-    said = [*_long(asked, request), *said]
-    result = Plan(found, prescription, explanations, enough.devices if enough is not None else None, closer)
-    exported = EXPORTS[as_](request, result.best.candidate) if as_ and result.best is not None else None
-    if json:
-        document = plan_document(result)
-        document["objective"] = {"name": objective, "said": said}
-        if exported is not None:
-            document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
-        if out is not None and result.best is not None:
-            document["run_file"] = str(out)
-        print(json_text.dumps(document, indent=1))
-    else:
-        print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
-        if exported is not None:
-            print(f"\nas {as_}:\n\n{exported[0]}\n")
-            print(
-                "\n".join(["what it cannot express:", *(f"  - {each}" for each in exported[1])] if exported[1] else [])
-            )
-    if out is not None and result.best is not None:
-        _write(
-            out, f"# {layout_words(result)}\n{dump_run(planned_run(asked, request, result.best.candidate), brief=True)}"
+    if out is None:
+        return
+    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
+        raise UserError(
+            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out run.toml"
         )
-        if not json:
-            print(f"\nwritten to {out}; use it as: fourfold simulate {out}")
-    return 0 if result.best is not None else 1
+    if out.exists():
+        raise UserError(
+            f"--out {out}: is there already; name a new file, for example --out {out.with_stem(out.stem + '-planned')}"
+        )
+
+
+def _aimed(
+    request: Request,
+    objective: str,
+    tokens: str | None,
+    deadline_days: float | None,
+    price: str | None,
+    budget_seconds: float,
+    progress: Progress,
+) -> tuple[Request, list[str]]:
+    """What is to be planned for an objective, and what was seen on the way there."""
+    if objective == "cost":
+        number, dollars = _needed(tokens, objective), _price(price, request)
+        return cheapest(request, number, dollars, budget_seconds, progress)
+    if objective == "devices":
+        number, seconds = _needed(tokens, objective), _deadline(deadline_days)
+        return fewest(request, number, seconds, budget_seconds, progress)
+    if objective == "context":
+        return longest(request, budget_seconds, progress)
+    if objective == "model":
+        return largest(request, budget_seconds, progress)
+    return request, []
+
+
+def _planned(
+    request: Request, fixed: list[dict[str, int | str]], budget_seconds: float, keep: int, progress: Progress
+) -> Plan:
+    found = search(request, budget_seconds, keep=keep, progress=progress)
+    explanations = tuple(explain_layout(request, each, found, budget_seconds) for each in fixed)
+    if not found.best:
+        enough = enough_devices(request)
+        return Plan(found, None, explanations, enough.devices if enough is not None else None)
+    return Plan(found, prescribed(request), explanations, closer=_summary(request, found.best[0].candidate))
 
 
 def _summary(request: Request, layout: Candidate) -> Summary:
@@ -181,15 +220,6 @@ def _long(asked: Asked, request: Request) -> list[str]:
     if length <= made_for:
         return []
     return [f"the model was made for sequences of {made_for:,} tokens (max_position), this plan has {length:,}"]
-
-
-def _check_out(out: Path) -> None:
-    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
-        raise UserError(
-            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out run.toml"
-        )
-    if out.exists():
-        raise UserError(f"--out {out}: is there already; name a new file, for example --out {out.stem}-planned.toml")
 
 
 def _write(out: Path, text: str) -> None:
