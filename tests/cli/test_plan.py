@@ -77,6 +77,8 @@ def test_what_is_written_is_the_run_that_was_planned(fourfold, here: Path, argum
     if arguments[0] == "run.toml":
         table = tomllib.loads((here / "planned.toml").read_text())
         assert table["optimizer"]["clip_norm"] == 0
+        assert table["layout"]["prefetch"] == 2
+        assert table["precision"]["gradients"] == "bf16"
         assert table["data"]["tokenizer"] == "bytes"
 
 
@@ -86,6 +88,7 @@ def test_the_best_is_shown_closer(fourfold) -> None:
     closer = found["closer"]
     assert closer["step_seconds"] == found["best"][0]["step_seconds"]
     assert "of the best, the step is late because" in text
+    assert closer["communication"]
     for each in closer["communication"][:1]:
         assert f"{each['axes']}  " in text
         assert set(each["tiers"]) <= {"nvlink", "rail"}
@@ -99,6 +102,57 @@ def test_a_plan_of_a_measured_machine_is_as_simulate_prices_it(fourfold, here: P
     found = document(fourfold, "run.toml", "--cluster", "machine.toml", "--explain", "dp=4", "--out", "planned.toml")
     predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
     assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
+
+
+def test_a_measured_machine_of_fewer_ranks_is_priced_as_when_those_alone_compute(fourfold, here: Path) -> None:
+    table = cluster()
+    for ranks, seconds in ((1, 0.5), (2, 1.0), (4, 2.0)):
+        table["calibration"][f"ranks_{ranks}"]["stack"]["step_seconds"] = seconds
+    (here / "machine.toml").write_text(tomli_w.dumps(table))
+    goal = ("--objective", "cost", "--tokens", "1M", "--price", "2", "--out", "planned.toml")
+    found = document(fourfold, "run.toml", "--cluster", "machine.toml", *goal)
+    assert found["devices"] < 4, "a step of one rank alone waits for nobody"
+    predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
+    assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
+    assert tomllib.loads((here / "planned.toml").read_text())["batch"]["tokens"] == 1_000_000
+
+
+def test_a_planned_run_of_a_folders_model_lies_anywhere(fourfold, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    }
+    (here / "hf").mkdir()
+    (here / "hf" / "config.json").write_text(json.dumps({"model_type": "llama", **small}))
+    asked = ("--model", "hf", "--cluster", "dgx-h100:8", "--sequence-length", "1024", "--batch-sequences", "64")
+    (here / "elsewhere").mkdir()
+    found = document(fourfold, *asked, "--out", "elsewhere/planned.toml")
+    monkeypatch.chdir(here / "elsewhere")
+    predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
+    assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
+    assert "batch.steps or batch.tokens" in (here / "elsewhere" / "planned.toml").read_text()
+
+
+def test_sizes_between_doubled_ones_on_a_torus(fourfold) -> None:
+    asked = (
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "tpu-v5p-8960:64",
+        "--sequence-length",
+        "4096",
+        "--batch-sequences",
+        "960",
+    )
+    goal = ("--objective", "devices", "--tokens", "1T", "--deadline-days", "60")
+    found = document(fourfold, *asked, *goal, "--keep", "1")
+    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
+    assert 32 < found["devices"] < 64
+    assert found["devices"] % 4 == 0
+    assert len(sizes) <= 12
 
 
 def test_a_layout_is_explained_where_nothing_fits(fourfold) -> None:
@@ -270,6 +324,7 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         ((*SMALL, "--out", "nowhere/plan.toml"), "--out nowhere/plan.toml"),
         ((*SMALL, "--out", "run.toml"), "is there already"),
         ((*SMALL, "--objective", "cost"), "--tokens"),
+        ((*SMALL, "--objective", "cost", "--tokens", "1T", "--price", "0"), "--price 0"),
         (("--model", "gpt3-175b", *SMALL[2:]), "2048 learned positions"),
         ((*SMALL, "--objective", "devices", "--tokens", "1T"), "--deadline-days"),
         (("--model", "lama3-8b", *SMALL[2:]), "llama3-8b"),

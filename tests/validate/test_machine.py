@@ -37,6 +37,15 @@ def test_devices_and_networks() -> None:
         ("HDR200 x4", 12.5e9),
         ("8x 400GbE RoCEv2", 50e9),
         ("4x NVSwitch 900 GB/s, 100 Gb/s per GPU", 12.5e9),
+        ("AWS p4d.24xlarge: EFA 400 Gb/s per node, NVSwitch 600 GB/s in the node", 6.25e9),
+        ("1x ConnectX-7 400 Gb/s per GPU", 50e9),
+        ("400 Gb/s InfiniBand, 1 NIC per GPU", 50e9),
+        ("800 Gb/s in total over 4 NICs", 12.5e9),
+        ("8x A100 80GB, 600 GB/s NVLink, 4x HDR 200 Gb/s", 12.5e9),
+        ("NVLink 900 GB/s", None),
+        ("8x ConnectX-7 (400 Gb/s)", 50e9),
+        ("H100-80G nodes, 400G IB per GPU", 50e9),
+        ("10 ms, 1 Gbps", 1e9 / 8 / 8),
         ("8 HDR IB NICs/node", 25e9),
         ("InfiniBand 8x50 GB/s a node", 50e9),
         ("400 Gbps per GPU", 50e9),
@@ -120,6 +129,7 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
         ("H100-80GB-SXM", "InfiniBand 800 Gb/s", 12.5e9),
         ("A100-80GB-SXM", "InfiniBand HDR 200 Gb/s", 25e9),
         ("A100-80GB-SXM", "400 Gb/s", 6.25e9),
+        ("H100-80GB-SXM", "1x 400 Gb/s NIC", 6.25e9),
     ],
 )
 def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text: str, rate: float) -> None:

@@ -190,6 +190,11 @@ def test_a_schedule_of_parts_of_sequences_is_not_asked() -> None:
         ("", "VeOmni (2025), FSDP2 + Ulysses", "", "ulysses"),
         ("", "DeepSpeed 2025", "no Ulysses here", "ring"),
         ("", "MaxText 2025", "experts by all-to-all", "all_gather"),
+        ("zigzag ring, no Ulysses", "torchtitan 2025", "", "ring"),
+        ("USP (ulysses 4 x ring 4)", "xDiT 2025", "", "ring+ulysses:4"),
+        ("gather KV", "torchtitan 2025", "", "all_gather"),
+        ("", "torchtitan 2025", "faster than DeepSpeed-Ulysses by 1.4x", "ring"),
+        ("", "torchtitan 2025", "the baseline is DeepSpeed-Ulysses, this row is ring attention", "ring"),
     ],
 )
 def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str, method: str) -> None:
@@ -201,7 +206,9 @@ def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str,
     case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
     assert isinstance(case, Case), case
     assert case.layout.cp_method == method
-    assert case_facts(case).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8}.get(method, 1)
+    assert case_facts(case).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(
+        method, 1
+    )
 
 
 def test_recomputation() -> None:

@@ -1,6 +1,7 @@
 """`fourfold plan`: the layout to run, how fast it will be, and why the others lose."""
 
 import json as json_text
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,8 +9,8 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
-from fourfold.cli.plan_request import Asked, planned_run, read_request
-from fourfold.config import RunFailure, UserError, dump_run
+from fourfold.cli.plan_request import Asked, Options, planned_run, read_request
+from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import explain as explain_layout
 from fourfold.plan.explain import parse_fixed
@@ -101,9 +102,8 @@ def plan(
     """
     fixed = [parse_fixed(text) for text in explain or ()]
     _check(memory_share, keep, budget_seconds, objective, tokens, price, deadline_days, out)
-    asked = read_request(
-        run, overrides, model, cluster, sequence_length, batch_tokens, batch_sequences, dtype, stack, memory_share
-    )
+    batch = (sequence_length, batch_tokens, batch_sequences)
+    asked = read_request(Options(run, overrides, model, cluster, *batch, dtype, stack, memory_share))
     with showing(json) as progress:
         request, said = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
         result = _planned(request, fixed, budget_seconds, keep, progress)
@@ -112,9 +112,8 @@ def plan(
     exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
     if written is not None and best is not None:
-        _write(
-            written, f"# {layout_words(result)}\n{dump_run(planned_run(asked, request, best.candidate), brief=True)}"
-        )
+        length = _needed(tokens, objective) if tokens is not None else None
+        _write(written, result, planned_run(asked, request, best.candidate, length))
     if json:
         document = plan_document(result)
         document["objective"] = {"name": objective, "said": said}
@@ -169,7 +168,7 @@ def _check(
         raise UserError(
             f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out run.toml"
         )
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(
             f"--out {out}: is there already; name a new file, for example --out {out.with_stem(out.stem + '-planned')}"
         )
@@ -216,15 +215,18 @@ def _summary(request: Request, layout: Candidate) -> Summary:
 
 def _long(asked: Asked, request: Request) -> list[str]:
     """What to know of sequences longer than the model was made for."""
-    made_for, length = asked.max_position, request.sequence_length
+    made_for, length = asked.model.max_position, request.sequence_length
     if length <= made_for:
         return []
     return [f"the model was made for sequences of {made_for:,} tokens (max_position), this plan has {length:,}"]
 
 
-def _write(out: Path, text: str) -> None:
+def _write(out: Path, result: Plan, run: RunConfig) -> None:
+    lines = [layout_words(result)]
+    if run.batch.steps is None and run.batch.tokens is None:
+        lines.append("To train with it, state [data], and batch.steps or batch.tokens.")
     try:
-        write_whole(out, text)
+        write_whole(out, "".join(f"# {line}\n" for line in lines) + dump_run(run, brief=True))
     except OSError as error:
         raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
 
@@ -243,7 +245,7 @@ def _deadline(days: float | None) -> float:
 
 def _price(price: str | None, request: Request) -> float:
     if price is not None:
-        return parse_number(price, "--price", "2.5", most=1e6)
+        return parse_number(price, "--price", "2.5", least=1e-6, most=1e6)
     stated = request.cluster.dollars_per_device_hour
     if stated is None:
         raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")

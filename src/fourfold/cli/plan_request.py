@@ -1,49 +1,60 @@
 """What `fourfold plan` is asked, from its run file and its options; and the run file of what it found."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fourfold.cli.numbers import parse_number
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, load_run, resolve_model
-from fourfold.config.hardware import THIS, cluster_names, load_cluster, named_with
+from fourfold.config.hardware import THIS, cluster_names, is_path, load_cluster, named_with
 from fourfold.config.run_file import parse_run
-from fourfold.config.schema import PrecisionSection
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.request import Candidate, Request
 
+SMALLEST_BPE = 512
+"""Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of a request, as it was typed; None: nothing."""
+
+    run: Path | None
+    overrides: tuple[str, ...]
+    model: str | None
+    cluster: str | None
+    sequence_length: str | None
+    batch_tokens: str | None
+    batch_sequences: int | None
+    dtype: str | None
+    stack: str | None
+    memory_share: float
+
 
 @dataclass(frozen=True)
 class Asked:
-    """`run`: what is planned, complete but for its layout. `cluster`: as it was named. `max_position`: the model's, as stated."""
+    """`run`: what is planned, complete but for its layout. `model`: as that states it. `cluster`: as it was named."""
 
     request: Request
     run: RunConfig
+    model: ModelConfig
     cluster: str
-    max_position: int
 
 
-def read_request(
-    run: Path | None,
-    overrides: tuple[str, ...],
-    model: str | None,
-    cluster: str | None,
-    sequence_length: str | None,
-    batch_tokens: str | None,
-    sequences: int | None,
-    dtype: str | None,
-    stack: str | None,
-    memory_share: float,
-) -> Asked:
+def read_request(options: Options) -> Asked:
     """From the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
-    config = load_run(run, overrides) if run is not None else None
-    named, length = cluster, None
+    config = load_run(options.run, options.overrides) if options.run is not None else None
+    named, length, sequences = options.cluster, None, options.batch_sequences
+    sequence_length, batch_tokens, dtype = options.sequence_length, options.batch_tokens, options.dtype
     if config is not None:
         length = config.batch.sequence_length
-        named = cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
+        named = named or (config.cluster.preset if config.cluster.preset != THIS else None)
         if batch_tokens is None and sequences is None:
             sequences = config.batch.global_sequences
-    section = _section(model) if model is not None else config.model if config is not None else None
+    section = config.model if config is not None else None
+    if options.model is not None:
+        section = _section(options.model)
     if section is None:
         raise UserError("what is to be planned? what works: fourfold plan RUN.toml, or --model llama3-8b")
     resolved = resolve_model(section, None if config is None else stated_vocab_size(section, config.data))
@@ -53,7 +64,7 @@ def read_request(
         length = int(parse_number(sequence_length, "--sequence-length", "8192", least=1, most=1e9))
     if length is None:
         raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
-    if batch_tokens is not None and sequences is not None and run is None:
+    if batch_tokens is not None and sequences is not None and config is None:
         raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
     machine = load_cluster(named)
     if batch_tokens is not None:
@@ -69,43 +80,72 @@ def read_request(
             f"{resolved.max_position}; what works: --sequence-length {resolved.max_position}"
         )
     if config is None:
-        batch = {"global_sequences": sequences, "sequence_length": length}
-        config = parse_run({"batch": batch, "precision": {"compute": dtype or "bf16"}})
-    precision = config.precision
-    if dtype is not None and dtype != precision.compute:
-        precision = PrecisionSection(compute=dtype)  # type: ignore[arg-type]
-    data = config.data
+        config = _of_options(resolved, sequences, length, dtype or "bf16")
+    precision, data = config.precision, config.data
+    if dtype is not None:
+        precision = precision.model_copy(update={"compute": dtype})
+    masks = (data.document_mask, data.document_tokens)
     request = Request.of(
-        resolved, machine, length, sequences, precision, stack, memory_share, data.document_mask, data.document_tokens
+        resolved,
+        machine,
+        length,
+        sequences,
+        precision,
+        options.stack,
+        options.memory_share,
+        *masks,
+        config.layout.prefetch,
     )
-    return Asked(
-        request, config.model_copy(update={"model": section, "precision": precision}), named, resolved.max_position
-    )
+    run = config.model_copy(update={"model": section, "precision": precision})
+    return Asked(request, run, resolved, named)
 
 
-def planned_run(asked: Asked, request: Request, layout: Candidate) -> RunConfig:
+def _of_options(model: ModelConfig, sequences: int, length: int, compute: str) -> RunConfig:
+    """A run of what the options state, with a tokenizer that is no larger than the model's vocabulary."""
+    table = {"batch": {"global_sequences": sequences, "sequence_length": length}, "precision": {"compute": compute}}
+    config = parse_run(table)
+    usual = stated_vocab_size(config.model, config.data)
+    if usual is None or model.vocab_size >= usual:
+        return config
+    tokenizer = f"bpe:{model.vocab_size}" if model.vocab_size >= SMALLEST_BPE else "bytes"
+    return config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+
+
+def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float | None) -> RunConfig:
     """The run of a layout that was found. `request`: what was searched at last, on other devices, with other sequences or another
-    model than asked for where the objective is to find them."""
-    batch = {"global_sequences": request.global_sequences, "sequence_length": request.sequence_length}
-    preset = named_with(asked.cluster, request.devices) if request.devices != asked.request.devices else asked.cluster
-    return asked.run.model_copy(
+    model than asked for where the objective is to find them. `tokens`: how long the run is, where the command line says it.
+    Folders and files are named so that it can lie anywhere."""
+    run, name = asked.run, asked.cluster
+    if request.devices != asked.request.devices:
+        name = named_with(name, request.devices)
+    batch: dict[str, int | None] = {
+        "global_sequences": request.global_sequences,
+        "sequence_length": request.sequence_length,
+    }
+    if tokens is not None:
+        batch |= {"tokens": math.ceil(tokens), "steps": None}
+    return run.model_copy(
         update={
-            "model": _fitting(asked.run, request.model),
-            "batch": asked.run.batch.model_copy(update=batch),
-            "layout": layout.section(),
-            "cluster": asked.run.cluster.model_copy(update={"preset": preset}),
+            "model": _fitting(asked, request.model),
+            "batch": run.batch.model_copy(update=batch),
+            "layout": request.section(layout),
+            "cluster": run.cluster.model_copy(update={"preset": _anywhere(name) if is_path(name) else name}),
         }
     )
 
 
-def _fitting(run: RunConfig, model: ModelConfig) -> ModelSection:
+def _fitting(asked: Asked, model: ModelConfig) -> ModelSection:
     """The run's own words for its model as far as they say what was planned, else every dimension."""
-    stated = resolve_model(run.model, stated_vocab_size(run.model, run.data))
-    if stated == model:
-        return run.model
-    if replace(stated, max_position=model.max_position) == model:
-        return run.model.model_copy(update={"max_position": model.max_position})
-    return model_section(model, run.model.initial)
+    section = asked.run.model
+    folders = {key: _anywhere(value) for key in ("hf", "initial") if (value := getattr(section, key)) is not None}
+    if replace(asked.model, max_position=model.max_position) != model:
+        return model_section(model, None)
+    longer = {"max_position": model.max_position} if model.max_position != asked.model.max_position else {}
+    return section.model_copy(update=folders | longer)
+
+
+def _anywhere(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _section(name: str) -> ModelSection:

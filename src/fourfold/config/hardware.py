@@ -66,6 +66,11 @@ def load_cluster(name: str) -> Cluster:
     return _cluster(text, where, devices)
 
 
+def is_path(name: str) -> bool:
+    """Whether a cluster or a device of that name is a file of a person's own."""
+    return name.endswith(".toml") or "/" in name or "\\" in name or ".toml:" in name
+
+
 def named_with(name: str, devices: int) -> str:
     """What `load_cluster` takes for another number of the devices of the cluster `name`."""
     return f"{_split(name)[0]}:{devices}"
@@ -170,7 +175,7 @@ def _find(name: str, folder: str) -> tuple[str, str]:
             '"this": this machine has not been measured; run `fourfold calibrate` first and give the file it writes, '
             "for example this.toml"
         )
-    if name.endswith(".toml") or "/" in name or "\\" in name:
+    if is_path(name):
         return _read(Path(name)), name
     allowed = _names(folder)
     if name not in allowed:

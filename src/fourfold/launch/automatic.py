@@ -39,7 +39,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
             f'layout = "auto": nothing fits {request.devices} devices of {request.memory_bytes / 1e9:.3g} GB with this '
             f"batch{held}; what works: more --ranks, or batch.global_sequences a multiple of them (fourfold plan says more)"
         )
-    return found.best[0].candidate.section().model_copy(update={"prefetch": request.prefetch})
+    return request.section(found.best[0].candidate)
 
 
 def _cluster(name: str, ranks: int | None) -> Cluster:

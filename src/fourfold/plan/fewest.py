@@ -1,8 +1,7 @@
 """How many devices are enough: for the memory, or for a deadline."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from fourfold.config import UserError
 from fourfold.config.hardware import Cluster, resized
@@ -11,6 +10,8 @@ from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 
 MOST_DEVICES = 2**20
+TORUS_HOST, FINEST = 4, 16
+"""Chips of a host; into how many steps the way from one doubled size to the next is divided at most."""
 
 
 def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
@@ -22,6 +23,19 @@ def sizes(cluster: Cluster, largest: int = MOST_DEVICES) -> Iterator[Cluster]:
             with suppress(UserError):
                 yield resized(cluster, devices)
         devices = node if devices < node < 2 * devices else 2 * devices
+
+
+def between(cluster: Cluster, low: int, high: int) -> list[Cluster]:
+    """The same cluster with numbers of devices between two, fifteen at most: whole nodes, parts of them that can be, hosts of a
+    torus."""
+    tier = cluster.all_tiers[0]
+    unit = tier.part_multiple or (min(TORUS_HOST, tier.devices) if tier.kind == "torus" else tier.devices)
+    step = max(1, -(-(high - low) // (FINEST * unit))) * unit
+    found = []
+    for devices in range(low - low % unit + step, high, step):
+        with suppress(UserError):
+            found.append(resized(cluster, devices))
+    return found
 
 
 def fits_at_all(request: Request) -> bool:
@@ -36,10 +50,9 @@ def fits_at_all(request: Request) -> bool:
     return False
 
 
-def enough_devices(request: Request, on: Callable[[Cluster], Request] | None = None) -> Cluster | None:
+def enough_devices(request: Request) -> Cluster | None:
     """The smallest of the cluster's larger sizes on which something fits; None if none is known."""
-    make = on or (lambda cluster: replace(request, template=replace(request.template, cluster=cluster)))
     for cluster in sizes(request.cluster):
-        if cluster.devices > request.devices and fits_at_all(make(cluster)):
+        if cluster.devices > request.devices and fits_at_all(request.on(cluster)):
             return cluster
     return None

@@ -3,13 +3,12 @@ largest model."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.hardware import Cluster, resized
+from fourfold.config.hardware import Cluster
 from fourfold.plan.bound import Bounder
-from fourfold.plan.fewest import fits_at_all, sizes
+from fourfold.plan.fewest import between, fits_at_all, sizes
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.search import Progress, search
@@ -25,7 +24,7 @@ SIMULATIONS = 40
 def cheapest(
     request: Request, tokens: float, dollars_per_hour: float, budget_seconds: float, progress: Progress | None
 ) -> tuple[Request, Said]:
-    """The number of devices on which training `tokens` costs least: of doubled ones, then of whole nodes about the cheapest."""
+    """The number of devices on which training `tokens` costs least: of doubled ones, then of some about the cheapest."""
     head = f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"
     known: dict[int, tuple[float, Request, str]] = {}
 
@@ -35,36 +34,32 @@ def cheapest(
         line = f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars"
         known[smaller.devices] = (cost, smaller, line)
 
-    for found in _by_size(request, budget_seconds, progress):
-        note(*found)
+    for smaller, priced in _by_size(request, budget_seconds, progress):
+        note(smaller, priced)
     if not known:
         return request, [head, "  nothing was found to fit on any number of them"]
     tried = {cluster.devices for cluster in _sizes(request)}
-    while more := _about(
-        min(known, key=lambda devices: known[devices][0]), tried, request.cluster.all_tiers[0].devices
-    ):
-        tried |= more
-        for devices in sorted(more):
-            with suppress(UserError):
-                between = _fastest(request, resized(request.cluster, devices), budget_seconds, progress)
-                if between is not None:
-                    note(*between)
+    while more := _about(request.cluster, min(known, key=lambda devices: known[devices][0]), tried):
+        tried |= {cluster.devices for cluster in more}
+        for cluster in more:
+            found = _fastest(request, cluster, budget_seconds, progress)
+            if found is not None:
+                note(*found)
     return min(known.values(), key=lambda each: each[0])[1], [head, *(known[devices][2] for devices in sorted(known))]
 
 
-def _about(devices: int, tried: Collection[int], node: int) -> set[int]:
-    """Whole nodes in the middle between a number of devices and the next that were tried, to an eighth of it."""
+def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Cluster]:
+    """The cluster with numbers of devices in the middle between one and the next that were tried, to an eighth of it."""
     below = max((each for each in tried if each < devices), default=devices)
     above = min((each for each in tried if each > devices), default=devices)
-    far = [each for each in (below, above) if abs(devices - each) > max(node, devices // 8)]
-    middle = {(devices + each) // 2 // node * node for each in far}
-    return middle - {0, *tried}
+    wide = [ends for ends in ((below, devices), (devices, above)) if ends[1] - ends[0] > devices // 8]
+    return [options[len(options) // 2] for low, high in wide if (options := between(cluster, low, high))]
 
 
 def fewest(
     request: Request, tokens: float, deadline_seconds: float, budget_seconds: float, progress: Progress | None
 ) -> tuple[Request, Said]:
-    """The smallest number of devices that train `tokens` in time: of doubled ones, then of whole nodes between the last two."""
+    """The smallest number of devices that train `tokens` in time: of doubled ones, then of some between the last two."""
     said = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
 
     def in_time(smaller: Request, priced: Priced) -> bool:
@@ -90,18 +85,16 @@ def _between(
     budget_seconds: float,
     progress: Progress | None,
 ) -> Request:
-    """The fewest whole nodes, more than `late` devices, that are in time, by halving."""
-    node = request.cluster.all_tiers[0].devices
-    low, high = late // node, enough.devices // node
-    while low and high - low > max(1, high // 16):
+    """The fewest devices, more than `late`, that are in time, by halving."""
+    options = between(request.cluster, late, enough.devices) if late else []
+    low, high = 0, len(options)
+    while low < high:
         middle = (low + high) // 2
-        found = None
-        with suppress(UserError):
-            found = _fastest(request, resized(request.cluster, middle * node), budget_seconds, progress)
+        found = _fastest(request, options[middle], budget_seconds, progress)
         if found is not None and in_time(*found):
             high, enough = middle, found[0]
         else:
-            low = middle
+            low = middle + 1
     return enough
 
 
@@ -172,7 +165,7 @@ def _fastest(
     request: Request, cluster: Cluster, budget_seconds: float, progress: Progress | None
 ) -> tuple[Request, Priced] | None:
     """The fastest layout on another number of devices; None where none fits."""
-    smaller = replace(request, template=replace(request.template, cluster=cluster))
+    smaller = request.on(cluster)
     if not fits_at_all(smaller):
         return None
     found = search(smaller, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)

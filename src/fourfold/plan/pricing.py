@@ -31,7 +31,7 @@ class Priced:
 
 def candidate_facts(request: Request, candidate: Candidate) -> Lowering:
     """What lowering reads."""
-    config = request.run(candidate.section())
+    config = request.run(request.section(candidate))
     return Lowering.of(config, request.model, resolve_layout(config, request.model), request.transport)
 
 

@@ -71,6 +71,21 @@ class Request:
             model, template, *batch, memory_bytes, precision, document_mask, transport, document_tokens, prefetch
         )
 
+    def on(self, cluster: Cluster) -> "Request":
+        """The same on another number of the cluster's devices. Raises `UserError`."""
+        asked = Request.of(
+            self.model,
+            cluster,
+            self.sequence_length,
+            self.global_sequences,
+            self.precision,
+            self.stack.name,
+            document_mask=self.document_mask,
+            document_tokens=self.document_tokens,
+            prefetch=self.prefetch,
+        )
+        return replace(asked, memory_bytes=self.memory_bytes)
+
     def of_length(self, sequence_length: int, global_sequences: int) -> "Request":
         """The same with other sequences."""
         model = replace(self.model, max_position=max(self.model.max_position, sequence_length))
@@ -120,13 +135,16 @@ class Request:
         """Whether the optimizer updates a copy of the parameters in another format."""
         return self.precision.master_format != self.precision.compute
 
+    def section(self, layout: "Candidate") -> LayoutSection:
+        """A layout as the run file's `[layout]`."""
+        return layout.section().model_copy(update={"prefetch": self.prefetch})
+
     def prices(self, layout: Layout) -> Prices:
         """For the ranks of a layout."""
         return replace(self.template, layout=layout)
 
     def run(self, layout: LayoutSection) -> RunConfig:
         """The run of one layout. The model goes beside it, resolved."""
-        layout = layout.model_copy(update={"prefetch": self.prefetch})
         return _run(self.global_sequences, self.sequence_length, self.precision, self.document_mask, layout)
 
 

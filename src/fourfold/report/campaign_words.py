@@ -30,7 +30,7 @@ def campaign_lines(run: Campaign, state: int, stated: frozenset[str] = frozenset
         lines += _failure_lines(run, state, stated)
     price = run.assumptions.dollars_per_device_hour
     if run.dollars is not None and isfinite(run.dollars):
-        lines.append(f"cost       ${run.dollars:,.0f} at ${price:g} a device hour")
+        lines.append(f"cost       ${run.dollars:,.{0 if run.dollars >= 100 else 2}f} at ${price:g} a device hour")
     if run.joules is not None and isfinite(run.joules):
         lines.append(
             f"energy     {_energy(run.joules)} at {run.assumptions.watts_per_device:g} W a device, the whole system's share"
@@ -43,7 +43,9 @@ def _hours(hours: float) -> str:
 
 
 def _energy(joules: float) -> str:
-    return f"{joules / 3.6e9:,.0f} MWh" if joules >= 36e9 else f"{joules / 3.6e6:,.3g} kWh"
+    if joules >= 36e9:
+        return f"{joules / 3.6e9:,.0f} MWh"
+    return f"{joules / 3.6e6:,.0f} kWh" if joules >= 36e7 else f"{joules / 3.6e6:.3g} kWh"
 
 
 def _failure_lines(run: Campaign, state: int, stated: frozenset[str]) -> list[str]:

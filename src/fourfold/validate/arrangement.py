@@ -197,6 +197,10 @@ def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stac
 
 
 GATHERS_CONTEXT = ("meta", "maxtext")
+HEADS_IN_RING = 8
+"""Ranks that exchange heads at most, where a source names a ring beside and no number."""
+_HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"
+_OTHERS = r"\b(than|baselines?|compared?|versus|vs|unlike|over)\b"
 
 
 def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled) -> str:
@@ -204,23 +208,21 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, fille
     if degrees.cp == 1:
         return "ring"
     said = row.layout.cp_words.lower()
-    heads = bool(re.search(r"ulysses|a2a|all.?to.?all|heads", said)) or (
-        not said and bool(asserted(f"{row.framework}; {row.notes}", r"ulysses"))
-    )
-    if heads:
-        most = degrees.cp if not re.search(r"ring|p2p|usp|hybrid", said) else min(degrees.cp, HEADS_IN_RING)
-        own = model.num_heads // degrees.tp
-        degree = next(d for d in range(most, 0, -1) if degrees.cp % d == 0 and own % d == 0)
+    own = [clause for clause in asserted(f"{row.framework}; {row.notes}", "ulysses") if not re.search(_OTHERS, clause)]
+    if asserted(said, _HEADS) or (own and not said and not asserted(row.notes, r"\bring attention")):
+        stated = re.search(r"ulysses\D{0,12}(\d+)", said)
+        both = bool(asserted(said, _RING))
+        most = min(
+            degrees.cp // 2 if both else degrees.cp, int(stated[1]) if stated else HEADS_IN_RING if both else degrees.cp
+        )
+        heads = model.num_heads // degrees.tp
+        degree = next(d for d in range(max(1, most), 0, -1) if degrees.cp % d == 0 and heads % d == 0)
         return "ulysses" if degree == degrees.cp else f"ring+ulysses:{degree}"
-    if re.search(r"all.?gather|\bag\b", said):
+    if asserted(said, r"gather|\bag\b"):
         return "all_gather"
     if said:
         return "ring"
     return filled.fill("cp_method", "all_gather" if stack.framework in GATHERS_CONTEXT else "ring")
-
-
-HEADS_IN_RING = 8
-"""Ranks that exchange heads at most, where a source names a ring beside."""
 
 
 def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> None:

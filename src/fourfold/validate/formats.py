@@ -58,6 +58,7 @@ def moment_bytes_of(row: Row) -> float | None:
 def _plain(text: str) -> str:
     """Formats by one name each."""
     text = text.lower().replace("torch.", "").replace("bfloat16", "bf16")
+    text = re.sub(r"\bhalf( precision)?\b", "fp16", re.sub(r"\bsingle( precision)?\b", "fp32", text))
     return text.replace("float16", "fp16").replace("float32", "fp32").replace("float8", "fp8")
 
 

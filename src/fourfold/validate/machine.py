@@ -147,11 +147,12 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     within = usual_tiers(device)[0]
     pod = within.devices if within.kind == "torus" and per_node <= LARGEST_TPU_HOST else per_node
     domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else pod)
-    rate = link_rate(hardware.internode, per_node)
-    if rate is None and "NIC" in notes.upper():
-        rate = link_rate(notes, per_node)
+    text = hardware.internode
+    rate = link_rate(text, per_node)
+    if rate is None and re.search(r"\bNICs?\b", notes, re.IGNORECASE):
+        text, rate = notes, link_rate(notes, per_node)
     of_device = usual_tiers(device)[-1].bytes_per_second
-    if rate is not None and rate * per_node == of_device != rate and not _OF_A_NODE.search(hardware.internode):
+    if rate is not None and rate * per_node == of_device != rate and not (_IN_ALL.search(text) or _cards(text)[0]):
         rate = filled.fill("internode", of_device)
     return Network(per_node, domain, rate, hardware.internode[:500])
 
@@ -176,25 +177,30 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
 _SPELLED: tuple[tuple[str, str], ...] = (
+    (r"(\d)\s*[xX×]\s*(?=[A-Za-z])", r"\1 x "),
     (r"\b(?:EDR|HDR|NDR|XDR)[- ]?(100|200|400|800)\b(?!\s*G)", r"\1 Gb/s"),
-    (r"(\d)\s*(?:GbE|Gbit/s|Gbps|Gb|G)\b(?!/s)", r"\1 Gb/s"),
+    (r"(\d)\s*(?:GbE|Gbit/s|Gbps|Gb)\b(?!/s)", r"\1 Gb/s"),
+    (r"(?<![\d.-])(10|25|50|56|100|200|400|800|1600|3200)\s*G\b", r"\1 Gb/s"),
     (r"\bdual[- ]rail", "2 rails"),
     (r"\bquad[- ]rail", "4 rails"),
 )
 """Of rates and of how many there are, to one spelling."""
-_CARD = r"\b(?:rails?|NICs?|HCAs?|cards|adapters|ports)\b"
-_INSIDE = r"(?![^,;()]*(?:NVLink|NVSwitch|PCIe|xGMI|Infinity))"
-_TIMES = re.compile(rf"\b(\d{{1,2}})\s*[xX×]\s*(?:{_INSIDE}[A-Za-z][^,;()]*?)?(\d+(?:\.\d+)?)\s*(Gb/s|GB/s|GB\b)")
-_CARDS = re.compile(
-    rf"(\d+(?:\.\d+)?)\s*(Gb/s)(?:\s*[xX×]\s*(\d{{1,2}})\b|[^;]*?\b(\d{{1,2}})[ -]{_CARD})", re.IGNORECASE
+_WITHIN = re.compile(r"NVLink|NVSwitch|PCIe|xGMI|Infinity Fabric", re.IGNORECASE)
+"""Links inside a node, of which a network's text may speak too."""
+_CARD = r"(?:rails?|NICs?|HCAs?|cards|adapters)\b"
+_MADE = r"(?:ConnectX|CX|Thor|BlueField|Mellanox|EFA|IB|InfiniBand|RoCE|EDR|HDR|NDR|XDR|Slingshot|Omni)"
+_TIMES = re.compile(r"(?<![\w.])(\d{1,2})\s*[xX×]\s*(\d+(?:\.\d+)?)\s*(Gb/s|GB/s|GB\b)")
+_COUNTED = re.compile(rf"(?<![\w.])(\d{{1,2}}) (?:x )?{_MADE}[^,;]*?(\d+(?:\.\d+)?)\s*(Gb/s|GB/s)", re.IGNORECASE)
+_BEFORE = re.compile(rf"(?<![\w.])(\d{{1,2}})[ -]{_CARD}[^,;]*?(\d+(?:\.\d+)?)\s*(Gb/s)", re.IGNORECASE)
+_AFTER = re.compile(
+    rf"(\d+(?:\.\d+)?)\s*(Gb/s)(?:\s*[xX×]\s*(\d{{1,2}})\b|([^;]*?)\b(\d{{1,2}})[ -]{_CARD})", re.IGNORECASE
 )
-_BEFORE = re.compile(rf"\b(\d{{1,2}})[ -]{_CARD}[^,;()]*?(\d+(?:\.\d+)?)\s*(Gb/s)", re.IGNORECASE)
 FASTEST_CARD = 800
 """Gb/s: what is said of several cards and is faster is of all of them."""
-_NAMED = re.compile(r"(\d+)\s*[xX×]?\s*(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
+_NAMED = re.compile(r"(?<![\w.])(\d{1,2}) ?x? ?(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
 _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*(Gb/s)"), re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s)")
-_OF_A_NODE = re.compile(r"node|server|machine|host|instance|total|shared|aggregate|\d\s*[xX×]|p[45]d?\b", re.IGNORECASE)
-_EACH = re.compile(r"per (?:gpu|device|nic)|/gpu|a device", re.IGNORECASE)
+_IN_ALL = re.compile(r"node|server|machine|host|instance|total|shared|aggregate|in all", re.IGNORECASE)
+_EACH = re.compile(r"(?:per|a|each|every) (?:gpu|device|nic)\b|/gpu", re.IGNORECASE)
 
 
 def link_rate(text: str, devices_per_node: int) -> float | None:
@@ -204,28 +210,27 @@ def link_rate(text: str, devices_per_node: int) -> float | None:
     text = re.sub(r"(\d+(?:\.\d+)?)\s*T(?:b/s|bps|bit/s)", lambda found: f"{1000 * float(found[1]):g} Gb/s", text)
     for pattern, plain in _SPELLED:
         text = re.sub(pattern, plain, text)
-    total = _of_all_cards(text)
-    if total is None:
-        found = next((found for pattern in _ONE if (found := pattern.search(text))), None)
-        if found is None:
-            return None
-        total = float(found[1]) * _bits(found[2]) * (devices_per_node if _EACH.search(text) else 1)
-    rate = total / 8 / devices_per_node
-    return rate if 1e6 < rate < 1e13 else None
+    text = "; ".join(", ".join(c for c in part.split(",") if not _WITHIN.search(c)) for part in text.split(";"))
+    number, rate = _cards(text)
+    if rate is None:
+        return None
+    if number is None or number == 1:
+        number = devices_per_node if _EACH.search(text) else 1
+    found = number * rate / 8 / devices_per_node
+    return found if 1e6 < found < 1e13 else None
 
 
-def _of_all_cards(text: str) -> float | None:
-    """Bits a second of a node, where a number of cards and the rate of one are stated."""
-    if found := _TIMES.search(text):
-        return float(found[1]) * float(found[2]) * _bits(found[3])
-    if found := _CARDS.search(text):
-        each, number = float(found[1]), float(found[3] or found[4])
-        return each * 1e9 * (number if each <= FASTEST_CARD else 1)
-    if found := _BEFORE.search(text):
-        return float(found[1]) * float(found[2]) * 1e9
+def _cards(text: str) -> tuple[float | None, float | None]:
+    """How many cards a node has, and the bits a second of one; or, without a number, of whatever it is."""
+    for pattern in (_TIMES, _COUNTED, _BEFORE):
+        if found := pattern.search(text):
+            return float(found[1]), float(found[2]) * _bits(found[3])
+    if (found := _AFTER.search(text)) and float(found[1]) <= FASTEST_CARD and not _IN_ALL.search(found[4] or ""):
+        return float(found[3] or found[5]), float(found[1]) * 1e9
     if found := _NAMED.search(text):
-        return float(found[1]) * _GIGABITS[found[2].upper()] * 1e9
-    return None
+        return float(found[1]), _GIGABITS[found[2].upper()] * 1e9
+    found = next((found for pattern in _ONE if (found := pattern.search(text))), None)
+    return None, float(found[1]) * _bits(found[2]) if found is not None else None
 
 
 def _bits(unit: str) -> float:
