@@ -62,14 +62,10 @@ HEAD = """\
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
-DISTURBED = (
-    "nanotron_old_bench_slow",
-    "together_b200_qwen3_235b",
-    "torchao_float8_limited_b200",
-    "torchtitan_by_veomni_128gpu",
-)
-"""Files of runs that something outside their configuration held up, or whose machine is inferred: they are predicted, and inform
-nothing. Neither do runs on a device of no table: what is not known of it would be taken for its software's."""
+DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu", "together_")
+"""Files, by how they begin, of runs that something outside their configuration held up (a cluster that was being brought up, limited
+power), or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
+known of it would be taken for its software's."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
 """How firmly a constant is held to the limit that it would pass."""
@@ -292,7 +288,7 @@ def main() -> None:
     cases = [
         case
         for case in cases
-        if "row" not in case.from_memory and case.file not in DISTURBED and case.own_device is None
+        if "row" not in case.from_memory and not case.file.startswith(DISTURBED) and case.own_device is None
     ]
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)

@@ -88,6 +88,7 @@ _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("oneflow-gpt", Stack("oneflow", 2021)),
     ("levanter", Stack("levanter", 2024)),
     (r"\balpa\b", Stack("alpa", 2022)),
+    ("sagemaker", Stack("sagemaker", 2022)),
     ("deepspeed", Stack("deepspeed", 2023)),
     ("ds3lab", Stack("ds3lab", 2022)),
     ("fsdp", Stack("fsdp", 2024)),
