@@ -63,8 +63,8 @@ COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json
 """Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
 them ran on devices of less power or on other networks, and what is slow there is the stack's."""
 DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu", "together_")
-"""Files, by how they begin, of runs that something outside their configuration held up (a cluster that was being brought up, limited
-power), or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
+"""Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power),
+or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
 known of it would be taken for its software's."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
