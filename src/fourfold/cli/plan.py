@@ -58,7 +58,7 @@ def plan(
     Parameters
     ----------
     run
-        A run file or preset:NAME: its model, batch and number format; its [layout] is not looked at.
+        A run file or preset:NAME: its model, batch and number format; of its [layout], prefetch alone is looked at.
     overrides
         Keys of the run file, as section.key=value.
     model
