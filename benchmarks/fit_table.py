@@ -50,7 +50,7 @@ DEVICE = {
 }
 STACK = {
     "product_speed": 0.028,
-    "attention_speed": 0.04,
+    "attention_speed": 0.08,
     "link_speed": 0.056,
     "fused": 0.084,
     "host_launch_seconds": 0.12,
