@@ -90,7 +90,7 @@ def plan(
     as_
         Print the best layout as flags or file of that trainer too, and what it cannot express.
     out
-        Write the best layout to this new file, as a run that fourfold simulate, show and train take.
+        Write the best layout to this new file, as a run that fourfold simulate and show take, and train once it says how long.
     keep
         How many layouts to show.
     budget_seconds

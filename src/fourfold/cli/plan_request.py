@@ -124,14 +124,12 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
     }
     if tokens is not None:
         batch |= {"tokens": math.ceil(tokens), "steps": None}
-    return run.model_copy(
-        update={
-            "model": _fitting(asked, request.model),
-            "batch": run.batch.model_copy(update=batch),
-            "layout": request.section(layout),
-            "cluster": run.cluster.model_copy(update={"preset": _anywhere(name) if is_path(name) else name}),
-        }
-    )
+    planned = {
+        "model": _fitting(asked, request.model),
+        "batch": run.batch.model_copy(update=batch),
+        "layout": request.section(layout),
+    }
+    return run.model_copy(update=planned).on_cluster(_anywhere(name) if is_path(name) else name)
 
 
 def _fitting(asked: Asked, model: ModelConfig) -> ModelSection:

@@ -87,7 +87,7 @@ def show(
     config = load_run(path, overrides)
     if cluster is not None:
         transport = transport_on(load_cluster(cluster))
-        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"preset": cluster})})
+        config = config.on_cluster(cluster)
     else:
         transport = transport_of(config, num_cuda_devices(config))
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)

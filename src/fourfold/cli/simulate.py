@@ -103,9 +103,7 @@ def simulate(
     config = load_run(_run_file(run), overrides)
     name = _cluster_name(config, cluster)
     machine = load_cluster(name)
-    config = config.model_copy(
-        update={"cluster": config.cluster.model_copy(update={"preset": name})}
-    )  # for layout = "auto"
+    config = config.on_cluster(name)  # for layout = "auto"
     vocabulary = stated_vocab_size(config.model, config.data)
     check_layers(resolve_model(config.model, vocabulary))
     resolved = resolve_run(config, ranks, vocabulary, transport_on(machine))

@@ -251,3 +251,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
     run: RunSection = RunSection()
+
+    def on_cluster(self, name: str) -> "RunConfig":
+        """The same run on the cluster of that name."""
+        return self.model_copy(update={"cluster": self.cluster.model_copy(update={"preset": name})})

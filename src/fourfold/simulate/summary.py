@@ -6,7 +6,7 @@ from functools import cached_property
 from fourfold.config.hardware import Device
 from fourfold.model.spec import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
-from fourfold.simulate.step import IDLE, Simulation, StepPrediction
+from fourfold.simulate.step import IDLE, StepPrediction
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
 
 ONCE = "the software, once a step"
@@ -115,7 +115,8 @@ class Summary:
     @cached_property
     def path(self) -> dict[str, float]:
         """Seconds on the critical path by reason, most first; they sum to `seconds`."""
-        found = self.step.along(lambda simulation: [self._critical(simulation).reasons])[0]
+        last = self.step.simulation
+        found = self.step.along(lambda each: [(self._critical if each is last else critical_path(each)).reasons])[0]
         once = self.step.simulation.prices.stack.step_seconds
         if once:
             found[ONCE] = once
@@ -124,18 +125,12 @@ class Summary:
     @property
     def path_crossings(self) -> int:
         """How often the critical path goes from one pipeline rank to another, in the microbatches simulated."""
-        return self._critical(self.step.simulation).crossings
-
-    def _critical(self, simulation: Simulation) -> CriticalPath:
-        """Found once: it is asked for its reasons and for its crossings."""
-        key = id(simulation)
-        if key not in self._critical_paths:
-            self._critical_paths[key] = critical_path(simulation)
-        return self._critical_paths[key]
+        return self._critical.crossings
 
     @cached_property
-    def _critical_paths(self) -> dict[int, CriticalPath]:
-        return {}
+    def _critical(self) -> CriticalPath:
+        """Of the simulation that the step ends with; asked for its reasons and for its crossings."""
+        return critical_path(self.step.simulation)
 
     @property
     def fits(self) -> bool:

@@ -210,11 +210,9 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, fille
     said = row.layout.cp_words.lower()
     own = [clause for clause in asserted(f"{row.framework}; {row.notes}", "ulysses") if not re.search(_OTHERS, clause)]
     if asserted(said, _HEADS) or (own and not said and not asserted(row.notes, r"\bring attention")):
-        stated = re.search(r"ulysses\D{0,12}(\d+)", said)
-        both = bool(asserted(said, _RING))
-        most = min(
-            degrees.cp // 2 if both else degrees.cp, int(stated[1]) if stated else HEADS_IN_RING if both else degrees.cp
-        )
+        stated, both = re.search(r"ulysses\D{0,12}(\d+)", said), bool(asserted(said, _RING))
+        usual = HEADS_IN_RING if both else degrees.cp
+        most = min(int(stated[1]) if stated else usual, degrees.cp // 2 if both else degrees.cp)
         heads = model.num_heads // degrees.tp
         degree = next(d for d in range(max(1, most), 0, -1) if degrees.cp % d == 0 and heads % d == 0)
         return "ulysses" if degree == degrees.cp else f"ring+ulysses:{degree}"

@@ -152,7 +152,11 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     if rate is None and re.search(r"\bNICs?\b", notes, re.IGNORECASE):
         text, rate = notes, link_rate(notes, per_node)
     of_device = usual_tiers(device)[-1].bytes_per_second
-    if rate is not None and rate * per_node == of_device != rate and not (_IN_ALL.search(text) or _cards(text)[0]):
+    if (
+        rate is not None
+        and rate * per_node == of_device != rate
+        and not (_IN_ALL.search(text) or _cards(_spelled(text))[0])
+    ):
         rate = filled.fill("internode", of_device)
     return Network(per_node, domain, rate, hardware.internode[:500])
 
@@ -207,10 +211,7 @@ def link_rate(text: str, devices_per_node: int) -> float | None:
     """Bytes per second of one device in one direction, from a text such as `4x100 Gb RoCE per node`, `8 HDR IB NICs/node`,
     `8x ConnectX-7 400 Gb/s`, `RoCE 1600 Gb/s` (of a node), `3.2 Tb/s per node` or `50 GB/s per GPU`. None where it has no such
     figure."""
-    text = re.sub(r"(\d+(?:\.\d+)?)\s*T(?:b/s|bps|bit/s)", lambda found: f"{1000 * float(found[1]):g} Gb/s", text)
-    for pattern, plain in _SPELLED:
-        text = re.sub(pattern, plain, text)
-    text = "; ".join(", ".join(c for c in part.split(",") if not _WITHIN.search(c)) for part in text.split(";"))
+    text = _spelled(text)
     number, rate = _cards(text)
     if rate is None:
         return None
@@ -218,6 +219,14 @@ def link_rate(text: str, devices_per_node: int) -> float | None:
         number = devices_per_node if _EACH.search(text) else 1
     found = number * rate / 8 / devices_per_node
     return found if 1e6 < found < 1e13 else None
+
+
+def _spelled(text: str) -> str:
+    """What it says of links between nodes, in one spelling."""
+    text = re.sub(r"(\d+(?:\.\d+)?)\s*T(?:b/s|bps|bit/s)", lambda found: f"{1000 * float(found[1]):g} Gb/s", text)
+    for pattern, plain in _SPELLED:
+        text = re.sub(pattern, plain, text)
+    return "; ".join(", ".join(c for c in part.split(",") if not _WITHIN.search(c)) for part in text.split(";"))
 
 
 def _cards(text: str) -> tuple[float | None, float | None]:
