@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
-from fourfold.cli.plan_request import Asked, Options, planned_run, read_request
+from fourfold.cli.plan_request import Options, model_notes, planned_run, read_request
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import explain as explain_layout
@@ -62,7 +62,7 @@ def plan(
     overrides
         Keys of the run file, as section.key=value.
     model
-        A preset, or a folder or file of a Hugging Face config.json.
+        A preset, or a folder or file of a Hugging Face config.json, of any decoder whose layers are attention and feed-forward.
     cluster
         NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
     sequence_length
@@ -107,22 +107,24 @@ def plan(
     with showing(json) as progress:
         request, said = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
         result = _planned(request, fixed, budget_seconds, keep, progress)
-    said = [*_long(asked, request), *said]
+    notes = model_notes(asked, request)
     best = result.best
     exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
     if written is not None and best is not None:
         length = _needed(tokens, objective) if tokens is not None else None
-        _write(written, result, planned_run(asked, request, best.candidate, length))
+        _write(written, result, planned_run(asked, request, best.candidate, length), notes)
     if json:
         document = plan_document(result)
         document["objective"] = {"name": objective, "said": said}
+        document["notes"] = notes
         if exported is not None:
             document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
         if written is not None:
             document["run_file"] = str(written)
         print(json_text.dumps(document, indent=1))
         return 0 if best is not None else 1
+    said = [*notes, *said]
     print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
     if exported is not None:
         text, missing = exported
@@ -213,16 +215,8 @@ def _summary(request: Request, layout: Candidate) -> Summary:
     return Summary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
 
 
-def _long(asked: Asked, request: Request) -> list[str]:
-    """What to know of sequences longer than the model was made for."""
-    made_for, length = asked.model.max_position, request.sequence_length
-    if length <= made_for:
-        return []
-    return [f"the model was made for sequences of {made_for:,} tokens (max_position), this plan has {length:,}"]
-
-
-def _write(out: Path, result: Plan, run: RunConfig) -> None:
-    lines = [layout_words(result)]
+def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
+    lines = [layout_words(result), *notes]
     if run.batch.steps is None and run.batch.tokens is None:
         lines.append("To train with it, state [data], and batch.steps or batch.tokens.")
     try:

@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fourfold.cli.numbers import parse_number
-from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, load_run, resolve_model
+from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, load_run
 from fourfold.config.hardware import THIS, cluster_names, is_path, load_cluster, named_with
+from fourfold.config.huggingface_nearest import Nearest
+from fourfold.config.resolve_model import resolve_nearest
 from fourfold.config.run_file import parse_run
+from fourfold.cost.masks import Windows
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.request import Candidate, Request
@@ -34,12 +37,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Asked:
-    """`run`: what is planned, complete but for its layout. `model`: as that states it. `cluster`: as it was named."""
+    """`run`: what is planned, complete but for its layout. `model`: as that states it. `cluster`: as it was named. `near`: what the
+    model is taken for, where it is none that can be trained."""
 
     request: Request
     run: RunConfig
     model: ModelConfig
     cluster: str
+    near: Nearest | None = None
 
 
 def read_request(options: Options) -> Asked:
@@ -57,7 +62,7 @@ def read_request(options: Options) -> Asked:
         section = _section(options.model)
     if section is None:
         raise UserError("what is to be planned? what works: fourfold plan RUN.toml, or --model llama3-8b")
-    resolved = resolve_model(section, None if config is None else stated_vocab_size(section, config.data))
+    resolved, near = resolve_nearest(section, None if config is None else stated_vocab_size(section, config.data))
     if named is None:
         raise UserError(f"--cluster is missing; allowed: a cluster file, or {', '.join(cluster_names())}")
     if sequence_length is not None:
@@ -79,6 +84,9 @@ def read_request(options: Options) -> Asked:
             f"a sequence of {length} tokens: the model has {resolved.max_position} learned positions; allowed: up to "
             f"{resolved.max_position}; what works: --sequence-length {resolved.max_position}"
         )
+    windows = Windows(*near.window) if near is not None and near.window is not None else None
+    if resolved.sliding_window is not None:
+        windows, resolved = Windows(resolved.sliding_window), replace(resolved, sliding_window=None)
     if config is None:
         config = _of_options(resolved, sequences, length, dtype or "bf16")
     precision, data = config.precision, config.data
@@ -95,9 +103,10 @@ def read_request(options: Options) -> Asked:
         options.memory_share,
         *masks,
         config.layout.prefetch,
+        windows,
     )
     run = config.model_copy(update={"model": section, "precision": precision})
-    return Asked(request, run, resolved, named)
+    return Asked(request, run, resolved, named, near)
 
 
 def _of_options(model: ModelConfig, sequences: int, length: int, compute: str) -> RunConfig:
@@ -125,18 +134,39 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
     if tokens is not None:
         batch |= {"tokens": math.ceil(tokens), "steps": None}
     planned = {
-        "model": _fitting(asked, request.model),
+        "model": _fitting(asked, request),
         "batch": run.batch.model_copy(update=batch),
         "layout": request.section(layout),
     }
     return run.model_copy(update=planned).on_cluster(_anywhere(name) if is_path(name) else name)
 
 
-def _fitting(asked: Asked, model: ModelConfig) -> ModelSection:
+def model_notes(asked: Asked, request: Request) -> list[str]:
+    """What to know of a model that is not planned as it is, or beyond what it was made for."""
+    near, windows, length = asked.near, request.windows, request.sequence_length
+    notes = []
+    if near is not None:
+        taken = ": " + "; ".join(near.differences) if near.differences else ", of the same sizes"
+        notes.append(f"{near.refused.partition(';')[0]}; planned as the nearest model that is{taken}")
+    if windows is not None and windows.tokens < length:
+        notes.append(
+            f"sliding windows of {windows.tokens:,} tokens in {windows.layers:.0%} of the layers are priced by what they leave of "
+            f"attention's work, {windows.share(length):.0%}; fourfold itself runs full attention"
+        )
+    if length > asked.model.max_position:
+        made_for = asked.model.max_position
+        notes.append(
+            f"the model was made for sequences of {made_for:,} tokens (max_position), this plan has {length:,}"
+        )
+    return notes
+
+
+def _fitting(asked: Asked, request: Request) -> ModelSection:
     """The run's own words for its model as far as they say what was planned, else every dimension."""
-    section = asked.run.model
+    section, model, windows = asked.run.model, request.model, request.windows
     folders = {key: _anywhere(value) for key in ("hf", "initial") if (value := getattr(section, key)) is not None}
-    if replace(asked.model, max_position=model.max_position) != model:
+    windowed = windows is not None and windows.tokens < request.sequence_length
+    if asked.near is not None or windowed or replace(asked.model, max_position=model.max_position) != model:
         return model_section(model, None)
     longer = {"max_position": model.max_position} if model.max_position != asked.model.max_position else {}
     return section.model_copy(update=folders | longer)

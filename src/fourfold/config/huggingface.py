@@ -48,6 +48,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The dimensions in `folder/config.json`, by this package's names. Raises `UserError` for what cannot be run right."""
+    return parse_config(load_config(folder), str(folder / "config.json"))
+
+
+def load_config(folder: Path) -> dict[str, Any]:
+    """The object in `folder/config.json`. Raises `UserError`."""
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text())
@@ -57,14 +62,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"model.hf: {path} is not readable JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"model.hf: {path} holds no JSON object")
-    return parse_config(raw, str(path))
+    return raw
 
 
 def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """As `read_config`, from the parsed object."""
     family = raw.get("model_type")
     if not isinstance(family, str) or family not in _ARCHITECTURES:
-        raise UserError(f"{source}: model_type = {family!r} is not supported; allowed: {', '.join(_ARCHITECTURES)}")
+        raise UserError(
+            f"{source}: model_type = {family!r} is not supported; allowed: {', '.join(_ARCHITECTURES)}; others can be planned "
+            "(fourfold plan --model)"
+        )
     if family == "gpt2":
         return read_gpt2(raw, source)
     raw = {"rms_norm_eps": 1e-6, **_DEFAULTS.get(family, {}), **raw}

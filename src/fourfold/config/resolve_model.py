@@ -11,6 +11,7 @@ from fourfold.config import huggingface
 from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError
 from fourfold.config.families import IMPLIED, family_of
+from fourfold.config.huggingface_nearest import Nearest, nearest_model
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.schema import ModelSection, RopeScaling, YarnScaling
 
@@ -37,6 +38,25 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
         values = _load_preset(section.preset)
     elif section.hf is not None:
         values = huggingface.read_config(Path(section.hf))
+    return _resolved(values, section, tokenizer_vocab_size)
+
+
+def resolve_nearest(
+    section: ModelSection, tokenizer_vocab_size: int | None = None
+) -> tuple[ModelConfig, Nearest | None]:
+    """As `resolve_model`; of a `config.json` that nothing trains here, the nearest decoder. Raises `UserError`."""
+    try:
+        return resolve_model(section, tokenizer_vocab_size), None
+    except UserError as error:
+        if section.hf is None or section.preset is not None:
+            raise
+        near = nearest_model(huggingface.load_config(Path(section.hf)), str(Path(section.hf) / "config.json"))
+        near = replace(near, refused=str(error))
+    return _resolved(dict(near.values), section, tokenizer_vocab_size), near
+
+
+def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_size: int | None) -> ModelConfig:
+    """What was read, overridden by stated dimensions, completed and checked."""
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
     values.update(stated)

@@ -1,5 +1,6 @@
 """What masks leave of causal attention's work."""
 
+from dataclasses import dataclass
 from math import exp
 
 
@@ -16,6 +17,14 @@ def masked_share(sequence_length: int, mean_tokens: float) -> float:
     return min(1.0, 2 * x * (1 - x * (1 - exp(-1 / x))))
 
 
-def windowed_share(sequence_length: int, window: int) -> float:
-    """Of the pairs of causal attention, those at most `window` tokens apart: 1 - (1 - w / s)^2, as integrals."""
-    return 1 - (1 - min(1.0, window / sequence_length)) ** 2
+@dataclass(frozen=True)
+class Windows:
+    """Attention to the last `tokens` alone, in the part `layers` of a model's layers."""
+
+    tokens: int
+    layers: float = 1.0
+
+    def share(self, sequence_length: int) -> float:
+        """Of the pairs of causal attention, those that windows leave: 1 - (1 - w / s)^2 in a layer that has them, as integrals."""
+        hidden = (1 - min(1.0, self.tokens / sequence_length)) ** 2
+        return 1 - self.layers * hidden

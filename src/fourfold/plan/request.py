@@ -7,7 +7,7 @@ from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.masks import masked_share
+from fourfold.cost.masks import Windows, masked_share
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
@@ -25,7 +25,8 @@ class Request:
     """One step of `model` on all devices of a cluster: `global_sequences` rows of `sequence_length` tokens.
 
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
-    `prefetch`: as in `LayoutSection`, the same for all layouts.
+    `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
+    have: by their share of its work.
     """
 
     model: ModelConfig
@@ -38,6 +39,7 @@ class Request:
     transport: Transport = "native"
     document_tokens: int | None = None
     prefetch: int = 1
+    windows: Windows | None = None
 
     @classmethod
     def of(
@@ -52,6 +54,7 @@ class Request:
         document_mask: bool = False,
         document_tokens: int | None = None,
         prefetch: int = 1,
+        windows: Windows | None = None,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
@@ -68,8 +71,17 @@ class Request:
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         batch = (sequence_length, global_sequences)
         return cls(
-            model, template, *batch, memory_bytes, precision, document_mask, transport, document_tokens, prefetch
-        )
+            model,
+            template,
+            *batch,
+            memory_bytes,
+            precision,
+            document_mask,
+            transport,
+            document_tokens,
+            prefetch,
+            windows,
+        )._masked()
 
     def on(self, cluster: Cluster) -> "Request":
         """The same on another number of the cluster's devices. Raises `UserError`."""
@@ -83,6 +95,7 @@ class Request:
             document_mask=self.document_mask,
             document_tokens=self.document_tokens,
             prefetch=self.prefetch,
+            windows=self.windows,
         )
         return replace(asked, memory_bytes=self.memory_bytes)
 
@@ -90,10 +103,14 @@ class Request:
         """The same with other sequences."""
         model = replace(self.model, max_position=max(self.model.max_position, sequence_length))
         asked = replace(self, model=model, sequence_length=sequence_length, global_sequences=global_sequences)
-        if not self.document_mask or self.document_tokens is None:
-            return asked
-        share = masked_share(sequence_length, self.document_tokens)
-        return replace(asked, template=replace(self.template, masked_share=share))
+        return asked._masked()
+
+    def _masked(self) -> "Request":
+        """With what masks leave of attention's work at this length."""
+        share = 1.0 if self.windows is None else self.windows.share(self.sequence_length)
+        if self.document_mask and self.document_tokens is not None:
+            share = min(share, masked_share(self.sequence_length, self.document_tokens))
+        return replace(self, template=replace(self.template, masked_share=share))
 
     @property
     def cluster(self) -> Cluster:

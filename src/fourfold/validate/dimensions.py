@@ -7,6 +7,7 @@ from typing import Any
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
 from fourfold.config.families import family_of
+from fourfold.config.huggingface_nearest import gated_width
 from fourfold.validate.case import Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row, StatedModel
@@ -15,8 +16,6 @@ from fourfold.validate.stack import Stack
 _GATED_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|deepseek|moonlight|kimi|internlm|smollm|olmo|grok|gemma|yi-", re.I
 )
-_TILE = 16
-"""Sizes of experts are multiples of it."""
 _VOCABULARIES = (
     (r"mixtral", 32000),
     (r"deepseek", 129280),
@@ -95,14 +94,10 @@ def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
     return replace(
         stated,
         gated=True,
-        ffn_size=_narrower(stated.ffn_size),
-        moe_ffn_size=_narrower(stated.moe_ffn_size),
-        shared_ffn_size=_narrower(stated.shared_ffn_size) if odd else shared * (_narrower(expert) or 0),
+        ffn_size=gated_width(stated.ffn_size),
+        moe_ffn_size=gated_width(stated.moe_ffn_size),
+        shared_ffn_size=gated_width(stated.shared_ffn_size) if odd else shared * (gated_width(expert) or 0),
     )
-
-
-def _narrower(size: int | None) -> int | None:
-    return _TILE * round(size * 2 / 3 / _TILE) if size else size
 
 
 def _check_kind(stated: StatedModel, row: Row) -> None:

@@ -2,15 +2,15 @@
 
 import re
 
-from fourfold.cost.masks import masked_share, windowed_share
+from fourfold.cost.masks import Windows, masked_share
 from fourfold.validate.defaults import Filled
 
-WINDOWS: tuple[tuple[str, int, float], ...] = (
-    (r"gpt-?oss", 128, 1 / 2),
-    (r"gemma[-_ ]?2(?!\d*b)", 4096, 1 / 2),
-    (r"gemma[-_ ]?3", 1024, 5 / 6),
+WINDOWS: tuple[tuple[str, Windows], ...] = (
+    (r"gpt-?oss", Windows(128, 1 / 2)),
+    (r"gemma[-_ ]?2(?!\d*b)", Windows(4096, 1 / 2)),
+    (r"gemma[-_ ]?3", Windows(1024, 5 / 6)),
 )
-"""Model, tokens of its sliding windows, share of its layers that have one (released configurations)."""
+"""Models and their sliding windows (released configurations)."""
 DOCUMENT_TOKENS = 512
 _DOCUMENTS = re.compile(
     r"block[- ]diagonal|(?<!no )(?<!without )document (attention )?mask|within (short |packed )*documents", re.I
@@ -20,10 +20,10 @@ _DOCUMENTS = re.compile(
 def attention_share(model_name: str, notes: str, sequence_length: int, filled: Filled) -> float:
     """1 where nothing is masked but what comes later."""
     share = 1.0
-    for name, window, layers in WINDOWS:
-        if re.search(name, model_name, re.I) and window < sequence_length:
+    for name, windows in WINDOWS:
+        if re.search(name, model_name, re.I) and windows.tokens < sequence_length:
             filled.approximate("sliding_window")
-            share = 1 - layers * (1 - windowed_share(sequence_length, window))
+            share = windows.share(sequence_length)
     if _DOCUMENTS.search(notes):
         filled.approximate("documents")
         share = min(share, masked_share(sequence_length, DOCUMENT_TOKENS))

@@ -1,0 +1,161 @@
+"""Models of families that nothing trains here, as the nearest decoder: with the parameters that transformers counts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
+from fourfold.config.huggingface_nearest import Nearest, nearest_model
+from fourfold.config.resolve_model import resolve_nearest
+from fourfold.config.run_file import parse_run
+from fourfold.launch.resolve import model_section, resolve_run
+
+SIDE = "attention and feed-forward side by side as one after the other"
+GEGLU = "a gated gelu_pytorch_tanh as a gated silu"
+
+
+def sizes(
+    layers: int, hidden: int, heads: int, ffn: int, vocab: int, kv: int | None = None, **more: Any
+) -> dict[str, Any]:
+    """A config.json by the names that most families have."""
+    names = {"num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": ffn}
+    return names | {"vocab_size": vocab, "num_key_value_heads": kv or heads} | more
+
+
+RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
+    "phi3": (sizes(32, 3072, 32, 8192, 32064), (), 3.82),
+    "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU,), 8.54),
+    "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
+                     attn_logit_softcapping=50.0, sliding_window=4096),
+               (GEGLU, "norms behind attention and feed-forward are left out", "soft caps of logits are left out"), 9.24),
+    "olmo2": (sizes(40, 5120, 40, 13824, 100352), (), 13.72),
+    "olmoe": (sizes(16, 2048, 16, 1024, 50304, num_experts=64, num_experts_per_tok=8), (), 6.92),
+    "granite": (sizes(40, 4096, 32, 12800, 49155, 8, tie_word_embeddings=True), (), 8.17),
+    "cohere": (sizes(40, 8192, 64, 22528, 256000), (SIDE,), 34.98),
+    "gpt_neox": (sizes(44, 6144, 64, 24576, 50432, hidden_act="gelu_fast"), (SIDE,), 20.55),
+    "starcoder2": (sizes(40, 6144, 48, 24576, 49152, 4, use_bias=True, hidden_act="gelu_pytorch_tanh"), (), 15.66),
+    "smollm3": (sizes(36, 2048, 16, 11008, 128256, 4), (), 3.08),
+    "seed_oss": (sizes(64, 5120, 80, 27648, 155136, 8, head_dim=128, attention_bias=True), (), 36.15),
+    "nemotron": (sizes(32, 6144, 48, 24576, 256000, 8, hidden_act="relu2", head_dim=128), ("relu2 as gelu",), 15.64),
+    "gpt_oss": (sizes(36, 2880, 64, 2880, 201088, 8, head_dim=64, num_local_experts=128, num_experts_per_tok=4),
+                ("biases are left out", "attention sinks are left out"), 116.8),
+    "glm4_moe": (sizes(92, 5120, 96, 12288, 151552, 8, head_dim=128, moe_intermediate_size=1536, n_routed_experts=160,
+                       num_experts_per_tok=8, n_shared_experts=1, first_k_dense_replace=3), (), 352.8),
+    "qwen2_moe": (sizes(28, 3584, 28, 18944, 151936, 4, moe_intermediate_size=2560, num_experts=64, num_experts_per_tok=8,
+                        shared_expert_intermediate_size=20480), (), 57.41),
+    "deepseek_v2": (sizes(60, 5120, 128, 12288, 102400, moe_intermediate_size=1536, n_routed_experts=160, n_shared_experts=2,
+                          num_experts_per_tok=6, first_k_dense_replace=1, kv_lora_rank=512, q_lora_rank=1536,
+                          qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128), (), 235.7),
+    "llama4_text": (sizes(48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=16), (), 107.8),
+    "opt": ({"num_hidden_layers": 64, "hidden_size": 9216, "num_attention_heads": 72, "ffn_dim": 36864, "vocab_size": 50272,
+             "word_embed_proj_dim": 9216, "activation_function": "relu"}, ("relu as gelu",), 65.72),
+    "bloom": ({"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880}, ("ALiBi as rotary positions",), 176.2),
+    "falcon": ({"num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128, "num_kv_heads": 8,
+                "vocab_size": 65024, "new_decoder_architecture": True, "parallel_attn": True, "bias": False}, (SIDE,), 41.3),
+    "mpt": ({"n_layers": 32, "d_model": 4096, "n_heads": 32, "vocab_size": 50432, "attn_config": {"alibi": True}},
+            ("ALiBi as rotary positions",), 6.65),
+}  # fmt: skip
+"""Families and sizes of models that were released: what is taken for what, and 10^9 parameters as transformers counts them."""
+
+
+def counted(model: ModelConfig) -> int:
+    """Parameters of the segments of which programs are lowered."""
+    stated = {key: value for key, value in model_section(model, None).model_dump().items() if value is not None}
+    table = {"model": stated, "batch": {"sequence_length": 16, "global_sequences": 1}}
+    return resolve_run(parse_run(table), 1, None).num_parameters
+
+
+def taken(folder: Path, raw: dict[str, Any]) -> tuple[ModelConfig, Nearest]:
+    (folder / "config.json").write_text(json.dumps(raw))
+    model, near = resolve_nearest(ModelSection(hf=str(folder)))
+    assert near is not None
+    return model, near
+
+
+@pytest.mark.parametrize("family", RELEASED)
+def test_parameters_are_those_that_transformers_counts(family: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values, differences, billions = RELEASED[family]
+    model, near = taken(tmp_path, {"model_type": family} | values)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values))
+    numel = sum(parameter.numel() for parameter in theirs.parameters())
+    assert near.differences == differences
+    assert counted(model) == pytest.approx(numel, rel=5e-4)
+    assert counted(model) / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+def test_every_other_layer_of_experts_is_spread_over_all_of_them() -> None:
+    raw = sizes(
+        48, 5120, 40, 8192, 202048, 8, intermediate_size_mlp=16384, num_local_experts=128, interleave_moe_layer_step=2
+    )
+    near = nearest_model({"model_type": "llama4_text"} | raw, "config.json")
+    assert (near.values["num_experts"], near.values["num_shared_experts"]) == (64, 1)
+    assert near.differences == ("experts of every 2. layer (128) are spread over all layers (64 each)",)
+
+
+@pytest.mark.parametrize(
+    ("more", "window"),
+    [
+        ({}, None),
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 512}, (512, 1.0)),
+        ({"sliding_window": 512, "use_sliding_window": False}, None),
+        ({"sliding_window": 512, "sliding_window_pattern": 4}, (512, 0.75)),
+        ({"sliding_window": 512, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, (512, 2 / 3)),
+        ({"sliding_window": 512, "model_type": "gpt_oss"}, (512, 0.5)),
+    ],
+)
+def test_windows_and_the_layers_that_have_them(more: dict[str, Any], window: tuple[int, float] | None) -> None:
+    assert nearest_model({"model_type": "exaone4"} | sizes(4, 64, 4, 128, 512) | more, "config.json").window == window
+
+
+def test_the_decoder_of_a_model_of_text_and_pictures() -> None:
+    text = {"model_type": "gemma3_text"} | sizes(62, 5376, 32, 21504, 262208, 16, head_dim=128, sliding_window=1024)
+    near = nearest_model(
+        {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}, "config.json"
+    )
+    assert near.values["num_layers"] == 62
+    assert near.values["tie_embeddings"]
+    assert near.differences[0] == "its parts for pictures or sound are left out"
+    assert near.window == (1024, 5 / 6)
+
+
+@pytest.mark.parametrize(
+    ("raw", "part"),
+    [
+        ({"model_type": "bert", "type_vocab_size": 2}, "'bert' is no decoder alone"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5' is no decoder alone"),
+        ({"model_type": "jamba"} | sizes(4, 64, 4, 128, 512), "model_type = jamba"),
+        ({"model_type": "new", "layer_types": ["linear_attention"]} | sizes(4, 64, 4, 128, 512), "linear_attention"),
+        ({"model_type": "new", "attn_type_list": [0, 1]} | sizes(4, 64, 4, 128, 512), "attn_type_list = [0, 1]"),
+        ({"model_type": "new", "hidden_size": 64}, "num_hidden_layers is missing"),
+        ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"num_hidden_layers": "many"}, "num_hidden_layers = 'many'"),
+        ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"vocab_size": -5}, "vocab_size = -5"),
+        ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"n_routed_experts": {"a": 1}}, "n_routed_experts = {'a': 1}"),
+        ({"model_type": "new"} | sizes(4, 66, 4, 128, 512), "num_heads = 4 does not divide model.hidden_size = 66"),
+        ({"model_type": "llama"} | sizes(4, 64, 4, 128, 512, 3), "num_kv_heads = 3"),
+        ({}, "num_hidden_layers is missing"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_decoder_is_refused(raw: dict[str, Any], part: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        taken(tmp_path, raw)
+    assert part in str(error.value)
+
+
+def test_a_family_that_is_trained_is_taken_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes(4, 64, 4, 128, 512)))
+    section = ModelSection(hf=str(tmp_path))
+    assert resolve_nearest(section) == (resolve_model(section), None)
+
+
+def test_what_a_family_cannot_be_trained_with_is_said(tmp_path: Path) -> None:
+    model, near = taken(tmp_path, {"model_type": "llama", "mlp_bias": True} | sizes(4, 64, 4, 128, 512))
+    assert "mlp_bias = true is not supported" in near.refused
+    assert near.differences == ("biases are left out",)
+    assert model.hidden_size == 64
