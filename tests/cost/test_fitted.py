@@ -92,10 +92,11 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
 
 
 def test_this_projects_own_stack_holds_what_its_programs_declare() -> None:
-    """Nothing of an unknown stack's, which `default` is, comes upon the program that this project runs."""
-    own = fitted().stack("fourfold")
-    assert (own.extra, own.slack, own.saved_bytes, own.gathered_bytes, own.unit_bytes, own.logits_bytes) == (0,) * 6
-    assert own.context_bytes == 0
+    """Nothing of an unknown stack's, which `default` is, comes upon the program that this project runs, but what every process of
+    torch's holds beside its tensors."""
+    own, default = fitted().stack("fourfold"), fitted().stack("default")
+    assert (own.extra, own.saved_bytes, own.gathered_bytes, own.unit_bytes, own.logits_bytes) == (0,) * 5
+    assert (own.context_bytes, own.slack) == (default.context_bytes, default.slack)
     assert (own.saved_share, own.moment_bytes, own.master_bytes) == (1.0, None, None)
 
 

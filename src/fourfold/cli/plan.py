@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
 from fourfold.cli.plan_request import Options, model_notes, planned_run, read_request
+from fourfold.cli.software import repeated, said_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import explain as explain_layout
@@ -23,6 +24,7 @@ from fourfold.plan.request import MEMORY_SHARE, Candidate, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import Progress, search
 from fourfold.report.plan_words import layout_words, plan_document, plan_lines
+from fourfold.simulate.run_prices import Products
 from fourfold.simulate.summary import Summary
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -39,6 +41,9 @@ def plan(
     batch_sequences: int | None = None,
     dtype: Literal["bf16", "fp32"] | None = None,
     stack: str | None = None,
+    products: Products | None = None,
+    context_bytes: str | None = None,
+    slack: float | None = None,
     objective: Literal["throughput", "cost", "devices", "context", "model"] = "throughput",
     tokens: str | None = None,
     deadline_days: float | None = None,
@@ -75,6 +80,13 @@ def plan(
         The number format of computation. Default: bf16, or the run file's.
     stack
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
+    products
+        The format of matrix products but the head's, as in Transformer Engine. Default: --dtype's, as fourfold itself has them.
+    context_bytes
+        What a process holds on its device before anything is allocated (driver, NCCL's buffers), for example 1.5G. Default: the
+        software's.
+    slack
+        What the allocator reserves beyond what is live, as a share. Default: the software's.
     objective
         throughput: all devices. cost: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens
         within --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
@@ -103,7 +115,8 @@ def plan(
     fixed = [parse_fixed(text) for text in explain or ()]
     _check(memory_share, keep, budget_seconds, objective, tokens, price, deadline_days, out)
     batch = (sequence_length, batch_tokens, batch_sequences)
-    asked = read_request(Options(run, overrides, model, cluster, *batch, dtype, stack, memory_share))
+    software = said_of(products, context_bytes, slack)
+    asked = read_request(Options(run, overrides, model, cluster, *batch, dtype, stack, memory_share, software))
     with showing(json) as progress:
         request, said = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
         result = _planned(request, fixed, budget_seconds, keep, progress)
@@ -131,8 +144,8 @@ def plan(
         print(f"\nas {as_}:\n\n{text}\n")
         print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
     if written is not None:
-        software = f" --stack {stack}" if stack is not None else ""
-        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{software}")
+        options = repeated(stack, products, context_bytes, slack)
+        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")
     return 0 if best is not None else 1
 
 

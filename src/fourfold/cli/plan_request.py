@@ -14,6 +14,7 @@ from fourfold.cost.masks import Windows
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.request import Candidate, Request
+from fourfold.simulate.run_prices import Said
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -33,6 +34,7 @@ class Options:
     dtype: str | None
     stack: str | None
     memory_share: float
+    said: Said
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def read_request(options: Options) -> Asked:
         *masks,
         config.layout.prefetch,
         windows,
+        options.said,
     )
     run = config.model_copy(update={"model": section, "precision": precision})
     return Asked(request, run, resolved, named, near)

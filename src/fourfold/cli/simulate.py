@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
+from fourfold.cli.software import said_of
 from fourfold.config import RunConfig, UserError, load_run, resolve_model
 from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
@@ -20,6 +21,7 @@ from fourfold.report.simulation_words import (
     late_lines,
     memory_curve_lines,
     memory_lines,
+    software_words,
     spent_lines,
     step_lines,
 )
@@ -34,7 +36,7 @@ from fourfold.simulate.campaign import (
     state_bytes,
 )
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import Products, check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import Summary
 from fourfold.simulate.trace import write_trace
@@ -51,6 +53,9 @@ def simulate(
     cluster: str | None = None,
     ranks: int | None = None,
     stack: str | None = None,
+    products: Products | None = None,
+    context_bytes: str | None = None,
+    slack: float | None = None,
     pp_rank: int | None = None,
     memory: Flag = False,
     trace: Path | None = None,
@@ -79,6 +84,13 @@ def simulate(
         How many ranks the layout is for. Default: as many as it asks for.
     stack
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
+    products
+        The format of matrix products but the head's, as in Transformer Engine. Default: the run file's, as fourfold has them.
+    context_bytes
+        What a process holds on its device before anything is allocated (driver, NCCL's buffers), for example 1.5G. Default: the
+        software's.
+    slack
+        What the allocator reserves beyond what is live, as a share. Default: the software's.
     pp_rank
         Show this pipeline rank alone in the tables. Default: the first, the last and some between.
     memory
@@ -100,6 +112,7 @@ def simulate(
     json
         Print one JSON document and nothing else.
     """
+    said = said_of(products, context_bytes, slack)
     config = load_run(_run_file(run), overrides)
     name = _cluster_name(config, cluster)
     machine = load_cluster(name)
@@ -116,22 +129,22 @@ def simulate(
         resolved, machine, failure_hours, checkpoint_seconds, restart_seconds, repair_seconds, price
     )
     wanted = _tokens(config, tokens)
-    prices = prices_for(resolved.config, resolved.facts, machine, stack)
+    prices = prices_for(resolved.config, resolved.facts, machine, stack, said)
     check_size(resolved.facts)
     summary = Summary(predict_step(resolved.facts, prices), layout.num_microbatches)
     length = None
     if wanted is not None:
         length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
-    said = _write_trace(trace, resolved, summary) if trace is not None else None
+    traced = _write_trace(trace, resolved, summary) if trace is not None else None
     if json:
         document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
-        if said is not None:
-            document["trace"] = {"file": str(trace), "text": said}
+        if traced is not None:
+            document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
         return 0
     print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated)))
-    if said is not None:
-        print(f"\n{said}")
+    if traced is not None:
+        print(f"\n{traced}")
     return 0
 
 
@@ -146,7 +159,7 @@ def _text(
 ) -> list[str]:
     columns = chosen_ranks(resolved.layout.pp, pp_rank)
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
-    software = summary.step.simulation.prices.stack.name
+    software = software_words(summary.step.simulation.prices)
     lines = [
         model_line(resolved),
         layout_line(resolved),

@@ -13,7 +13,7 @@ from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
 from fourfold.layout.mesh import Outermost
 from fourfold.program.facts import Lowering, Transport
-from fourfold.simulate.run_prices import prices_for, transport_on
+from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
 MEMORY_SHARE = 0.94
@@ -26,7 +26,7 @@ class Request:
 
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
     `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
-    have: by their share of its work.
+    have: by their share of its work. `said`: of the software beside its name.
     """
 
     model: ModelConfig
@@ -40,6 +40,7 @@ class Request:
     document_tokens: int | None = None
     prefetch: int = 1
     windows: Windows | None = None
+    said: Said = NOTHING_SAID
 
     @classmethod
     def of(
@@ -55,6 +56,7 @@ class Request:
         document_tokens: int | None = None,
         prefetch: int = 1,
         windows: Windows | None = None,
+        said: Said = NOTHING_SAID,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
@@ -67,21 +69,11 @@ class Request:
         everywhere = replace(
             facts.layout, dp_shard=cluster.devices
         )  # a machine that was measured: as when all ranks compute
-        template = prices_for(config, replace(facts, layout=everywhere), cluster, stack)
+        template = prices_for(config, replace(facts, layout=everywhere), cluster, stack, said)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
-        batch = (sequence_length, global_sequences)
-        return cls(
-            model,
-            template,
-            *batch,
-            memory_bytes,
-            precision,
-            document_mask,
-            transport,
-            document_tokens,
-            prefetch,
-            windows,
-        )._masked()
+        data = (document_mask, transport, document_tokens)
+        asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)
+        return replace(asked, windows=windows, said=said)._masked()
 
     def on(self, cluster: Cluster) -> "Request":
         """The same on another number of the cluster's devices. Raises `UserError`."""
@@ -96,6 +88,7 @@ class Request:
             document_tokens=self.document_tokens,
             prefetch=self.prefetch,
             windows=self.windows,
+            said=self.said,
         )
         return replace(asked, memory_bytes=self.memory_bytes)
 

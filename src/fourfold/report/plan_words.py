@@ -14,6 +14,7 @@ from fourfold.report.simulation_words import (
     memory_lines,
     per_cent,
     seconds_text,
+    software_words,
 )
 from fourfold.report.units import format_bytes, format_count
 
@@ -26,7 +27,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
-        f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {request.stack.name}",
+        f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {software_words(request.template)}",
         "",
     ]
     if not found.best:
@@ -44,7 +45,7 @@ def layout_words(plan: Plan) -> str:
     """The best layout and what is predicted of it, in a line."""
     assert plan.best is not None
     rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s a device"
-    where = f"on {plan.request.cluster.key}, software {plan.request.stack.name}"
+    where = f"on {plan.request.cluster.key}, software {software_words(plan.request.template)}"
     return f"{plan.best.candidate.words()}: predicted {seconds_text(plan.best.seconds)} a step, {rate}, {where}"
 
 
@@ -148,6 +149,9 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "device": request.cluster.device.key,
         "devices": request.devices,
         "stack": request.stack.name,
+        "products": request.template.product_dtype,
+        "context_bytes": int(request.stack.context_bytes),
+        "allocator_slack": request.stack.slack,
         "global_sequences": request.global_sequences,
         "sequence_length": request.sequence_length,
         "tokens": request.tokens,

@@ -16,6 +16,7 @@ def simulation_document(summary: Summary, run: Campaign | None, with_curves: boo
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,
         "stack": prices.stack.name,
+        "products": prices.product_dtype,
         "devices": summary.devices,
         "num_microbatches": summary.num_microbatches,
         "simulated_microbatches": layout.num_microbatches,
@@ -51,6 +52,8 @@ def simulation_document(summary: Summary, run: Campaign | None, with_curves: boo
             }
             for rank, peak in enumerate(simulation.peaks)
         ],
+        "context_bytes": int(simulation.prices.stack.context_bytes),
+        "allocator_slack": simulation.prices.stack.slack,
         "device_memory_bytes": summary.device.memory_bytes,
         "fits": summary.fits,
     }

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from fourfold.cost.memory import device_bytes
+from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
 from fourfold.report.units import format_bytes, format_count, sparkline
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import IDLE
@@ -189,7 +191,29 @@ def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
     )
     hint = [] if summary.fits else [_too_much(summary)]
-    return [verdict, *hint, *table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4))]
+    overhead = overhead_words(simulation.prices.stack)
+    beside = [f"overhead   {overhead} (--context-bytes, --slack), in what is held"] if overhead else []
+    return [
+        verdict,
+        *hint,
+        *beside,
+        *table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4)),
+    ]
+
+
+def overhead_words(stack: Stack) -> str:
+    """What a device holds beside the program; nothing where it is counted as none."""
+    context = (
+        [f"{format_bytes(int(stack.context_bytes))} context and communication buffers"] if stack.context_bytes else []
+    )
+    slack = [f"{per_cent(stack.slack)} allocator slack"] if stack.slack else []
+    return ", ".join([*context, *slack])
+
+
+def software_words(prices: Prices) -> str:
+    """Whose software, and the format of its products where that is not the compute format."""
+    products = f", products in {prices.product_dtype}" if prices.product_dtype != prices.dtype else ""
+    return f"{prices.stack.name}{products}"
 
 
 def _too_much(summary: Summary) -> str:

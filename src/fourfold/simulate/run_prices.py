@@ -1,6 +1,7 @@
 """The prices of a run on a cluster: its devices, the software that runs it, the number formats that it computes in."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from fourfold.config import RunConfig, UserError, nearest
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
@@ -13,19 +14,70 @@ from fourfold.layout import Layout
 from fourfold.program.facts import Lowering, Transport
 
 OWN_STACK = "fourfold"
+Products = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
+_FORMATS: dict[Products, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Formats of matrix products, and whose peak they have; all but the first have a scale for every block of numbers."""
 
 
-def prices_for(config: RunConfig, facts: Lowering, cluster: Cluster, stack_name: str | None = None) -> Prices:
+@dataclass(frozen=True)
+class Said:
+    """What is said of the software beside its name; None: as its constants have it.
+
+    `products`: the format of its matrix products but the head's. `context_bytes`: what a process holds on its device before
+    anything is allocated (the driver's context, the buffers of communication). `slack`: what its allocator reserves beyond what is
+    live, as a share."""
+
+    products: Products | None = None
+    context_bytes: int | None = None
+    slack: float | None = None
+
+    def of(self, stack: Stack) -> Stack:
+        if self.products is not None:
+            stack = replace(stack, products=_FORMATS[self.products], fine_scales=self.products != "fp8")
+        context = stack.context_bytes if self.context_bytes is None else self.context_bytes
+        return replace(stack, context_bytes=context, slack=stack.slack if self.slack is None else self.slack)
+
+
+NOTHING_SAID = Said()
+
+
+def prices_for(
+    config: RunConfig, facts: Lowering, cluster: Cluster, stack_name: str | None = None, said: Said = NOTHING_SAID
+) -> Prices:
     """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
     fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises `UserError` for a name that is
-    not there."""
-    stack, compute = stack_named(stack_name), config.precision.compute
+    not there, and for products in a format that the device does not have."""
+    stack, compute = said.of(stack_named(stack_name)), config.precision.compute
     measured = calibrated_prices(cluster, facts.layout, compute) if stack.name == OWN_STACK else None
+    _check_products(said, cluster, compute, measured is not None)
+    if measured is not None:
+        measured = replace(measured, stack=said.of(measured.stack))
     prices = measured or fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
     data = config.data
     if not data.document_mask or data.document_tokens is None:
         return prices
     return replace(prices, masked_share=masked_share(config.batch.sequence_length, data.document_tokens))
+
+
+def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) -> None:
+    if said.products is None:
+        return
+    if measured:
+        raise UserError(
+            f"--products {said.products}: the machine {cluster.key} was measured in its own formats; leave --products out"
+        )
+    if compute != "bf16":
+        raise UserError(
+            f"--products {said.products}: go with computation in 16 bits, and this one is in {compute}; what works: "
+            "precision.compute=bf16, or plan's --dtype bf16"
+        )
+    device = cluster.device
+    if _FORMATS[said.products] not in device.peak_flops_per_second:
+        has = [name for name, peak in _FORMATS.items() if peak in device.peak_flops_per_second]
+        allowed = (
+            f"allowed there: {', '.join(has)}" if has else "it has none in fewer bits than 16; leave --products out"
+        )
+        raise UserError(f"--products {said.products}: {device.name} has no such products; {allowed}")
 
 
 def fitted_prices(
