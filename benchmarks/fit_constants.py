@@ -60,8 +60,9 @@ HEAD = """\
 
 """
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
-"""Rows that this project collected say nothing of devices and links that tuned runs and single operators were measured on: half of
-them ran on devices of less power or on other networks, and what is slow there is the stack's."""
+"""Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
+on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. Of a device that no other
+rows have (GH200, H200, an A100 of 64 GB) they do tell."""
 DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu", "together_")
 """Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power),
 or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
@@ -88,16 +89,19 @@ class Model:
         """From where the rows were looked at back to the prior; what a row says nothing of stays as it was looked at with."""
         before, nodes, entries = Constants(prior), {}, []
         cases = [case for part in parts for case in part.cases]
+        tuned = tuned_devices(cases)
         errors, slopes, values = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "slopes", "values")
         )
         for row, case in enumerate(cases):
             for column, (part, name) in enumerate(NAMES):
                 slope, start = slopes[row, column], before.of(part, case, name)
-                if start <= 0 or not slope or _says_nothing(part, case):
+                if start <= 0 or not slope or _says_nothing(part, case, tuned):
                     continue
                 errors[row] += slope * (np.log(start) - values[row, column])
                 for node in nodes_of(part, case, name):
+                    if node.level == "family" and _says_nothing("family", case, tuned):
+                        continue
                     entries.append((row, nodes.setdefault(node, len(nodes)), slope))
         matrix = np.zeros((len(cases), len(nodes)))
         for row, column, slope in entries:
@@ -157,8 +161,17 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
     return found
 
 
-def _says_nothing(part: str, case: Case) -> bool:
-    return case.file in COLLECTED and (part == "link" or (part == "device" and family_of(case.device) in MEASURED))
+def tuned_devices(cases: list[Case]) -> frozenset[str]:
+    """Those that other rows than this project's own have."""
+    return frozenset(case.device for case in cases if case.file not in COLLECTED)
+
+
+def _says_nothing(part: str, case: Case, tuned: frozenset[str]) -> bool:
+    """Of links, of a family, of the device. `tuned`: as `tuned_devices`."""
+    if case.file not in COLLECTED or part == "stack":
+        return False
+    measured = family_of(case.device) in MEASURED
+    return part == "link" or (measured and (part == "family" or case.device in tuned))
 
 
 def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
@@ -193,10 +206,14 @@ def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None
 
 def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
     """Every entry's `rows`, `memory_rows` and `fitted_on`."""
-    parts: list[tuple[dict, list[Case]]] = [(table["link"], [row for row in rows if not _says_nothing("link", row)])]
-    telling = [row for row in rows if not _says_nothing("device", row)]
+    tuned = tuned_devices(rows)
+    parts: list[tuple[dict, list[Case]]] = [
+        (table["link"], [row for row in rows if not _says_nothing("link", row, tuned)])
+    ]
     for device, entry in table["device"].items():
-        parts.append((entry, [row for row in telling if family_of(row.device) == family_of(device)]))
+        kin = [row for row in rows if family_of(row.device) == family_of(device)]
+        telling = [row for row in kin if not _says_nothing("device" if row.device == device else "family", row, tuned)]
+        parts.append((entry, telling))
     for stack, entry in table["stack"].items():
         parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
         number = sum(stack in (case.stack, framework_of(case.stack)) for case in held)

@@ -125,7 +125,8 @@ class Prices:
     @cached_property
     def pairs_experts(self) -> bool:
         """Whether what goes to experts runs beside the computation of another microbatch."""
-        return self.stack.overlap_experts and self.layout.schedule in PAIRED
+        stack = self.stack
+        return stack.merged_experts or (stack.overlap_experts and self.layout.schedule in PAIRED)
 
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""

@@ -23,7 +23,8 @@ class Stack:
     device and links. `network_hops`: what a hop between nodes costs beside the constant of links. `dispatch_first`: tokens go to
     experts before they are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of
     its, not once to every expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to
-    experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `products`: the format of
+    experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `merged_experts`:
+    so it does in every schedule (Megatron's merged 1F1B, 2025). `products`: the format of
     matrix products where it is not the compute format; the head's are in that. `fine_scales`: its scales are of blocks, not of
     tensors. `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward,
     with `attention_dropout`, in fp32 with `wide_scores` (torch's own).
@@ -60,6 +61,7 @@ class Stack:
     dispatch_first: bool = False
     dispatch_once: bool = False
     overlap_experts: bool = False
+    merged_experts: bool = False
     products: str | None = None
     fine_scales: bool = False
     fused_attention: bool = True

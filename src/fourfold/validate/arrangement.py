@@ -196,7 +196,7 @@ def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stac
     return filled.fill("etp", tp if fits and not bridge else 1)
 
 
-GATHERS_CONTEXT = ("meta", "maxtext")
+GATHERS_CONTEXT = ("meta", "maxtext", "maxtext-gpu")
 HEADS_IN_RING = 8
 """Ranks that exchange heads at most, where a source names a ring beside and no number."""
 _HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"

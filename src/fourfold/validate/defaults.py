@@ -84,7 +84,8 @@ DEFAULTS: dict[str, str] = {
     "MLPerf's runs apart.",
     "attention_kernel": "Where a row names its kernels: FlashAttention 3 and cuDNN's at 1.6 x the device's constant on Hopper and "
     "Blackwell at least, FlashAttention 2 at 0.95 x on Hopper and 0.45 x on Blackwell at most.",
-    "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo all of the matrix.",
+    "flops_convention": "Figures in FLOP/s whose convention is not stated count causal attention; in NeMo, and in Megatron before "
+    "2025, all of the matrix.",
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB; Megatron and its forks report MiB, "
     "of which tables make GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",

@@ -161,9 +161,9 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
     return Network(per_node, domain, rate, hardware.internode[:500])
 
 
-USUAL_NETWORK = {"a800-sxm-80": 12.5e9}
+USUAL_NETWORK = {"a800-sxm-80": 12.5e9, "gh200-96": 25e9, "gh200-144": 25e9}
 """Bytes a second of one device beyond its node, where most clusters of that device have another network than the cluster file
-has that comes with fourfold."""
+has that comes with fourfold, or none comes with it (GH200: a card of 200 Gb/s each)."""
 
 
 @lru_cache(maxsize=64)
@@ -176,7 +176,10 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
             usual = USUAL_NETWORK.get(device)
             return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    return (Tier("node", "switch", 8, within, 3e-6), Tier("network", "switch", 16, 12.5e9, 8e-6))
+    return (
+        Tier("node", "switch", 8, within, 3e-6),
+        Tier("network", "switch", 16, USUAL_NETWORK.get(device, 12.5e9), 8e-6),
+    )
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}
@@ -203,7 +206,10 @@ FASTEST_CARD = 800
 """Gb/s: what is said of several cards and is faster is of all of them."""
 _NAMED = re.compile(r"(?<![\w.])(\d{1,2}) ?x? ?(EDR|HDR|NDR|XDR)\b", re.IGNORECASE)
 _ONE = re.compile(r"(\d+(?:\.\d+)?)\s*(Gb/s)"), re.compile(r"(\d+(?:\.\d+)?)\s*(GB/s)")
-_IN_ALL = re.compile(r"node|server|machine|host|instance|total|shared|aggregate|in all", re.IGNORECASE)
+_IN_ALL = re.compile(
+    r"(?<!between )(?<!across )(?<!inter)(?<!inter-)node|server|machine|host|instance|total|shared|aggregate|in all",
+    re.IGNORECASE,
+)
 _EACH = re.compile(r"(?:per|a|each|every) (?:gpu|device|nic)\b|/gpu", re.IGNORECASE)
 
 

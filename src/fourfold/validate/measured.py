@@ -62,6 +62,10 @@ def measured_of(
     )
 
 
+HALVED_SINCE = 2025
+"""Megatron's own figure counts half of the attention matrix since then (core 0.12)."""
+
+
 def convention_of(row: Row, stack: Stack, filled: Filled) -> str:
     """One of `CONVENTIONS`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
@@ -69,14 +73,14 @@ def convention_of(row: Row, stack: Stack, filled: Filled) -> str:
     only_mfu = row.figures.flops_per_second_per_device is None
     if "hardware" in kind or (not kind and not only_mfu and "hardware" in text):
         return "hardware"
-    if re.search(r"non-?_?causal|full attention|12lhs", text):
+    if re.search(r"non-?_?causal|(full|whole) attention|12lhs", text):
         return "full"
-    if "causal" in text:
+    if re.search(r"causal|half (of )?(the )?attention", text):
         return "causal"
     if re.search(r"\b6 ?nd\b|6\*?n\*?d", text):
         return "6nd"
     if "megatron" in text:
-        return "full"
+        return "causal" if stack.framework == "megatron" and stack.year >= HALVED_SINCE else "full"
     if stack.framework == "nemo" and "bridge" not in row.source.lower():
         return filled.fill("flops_convention", "full")
     return filled.fill("flops_convention", "causal")

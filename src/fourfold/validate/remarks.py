@@ -6,6 +6,7 @@ from fourfold.validate.case import Offloaded, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.machine import BLACKWELL, HOPPER
 from fourfold.validate.row import Row
+from fourfold.validate.stack import Stack
 
 _CLAUSES = re.compile(r"[;,\n]|\.\s")
 _BEFORE = re.compile(r"\b(no|not|non|never|without|rather than|instead of)\b(\W+\w+){0,3}\W*$")
@@ -90,6 +91,15 @@ def is_dispatched_once(row: Row) -> bool | None:
     return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
 
 
+_EXCHANGE = r"\bep\b|expert|\bmoe\b|\ba2a\b|all-?to-?all|dispatch"
+
+
+def are_experts_merged(row: Row) -> bool:
+    """Whether the row says that what goes to experts runs beside another microbatch's computation."""
+    said = asserted(f"{row.notes}; {row.schedule or ''}", r"\boverlap")
+    return any(re.search(_EXCHANGE, clause) and not re.search("shared[- ]expert", clause) for clause in said)
+
+
 def is_mlperf(row: Row) -> bool:
     """Whether it is a result of MLPerf Training: tuned as far as a maker can."""
     return bool(re.search(r"mlperf|mlcommons/training_results|training_results_v\d", row.source, re.I))
@@ -126,9 +136,9 @@ _EAGER = re.compile(
 )
 
 
-def is_eager(row: Row, filled: Filled) -> bool:
-    """Whether one operator runs after the other, as eager torch does."""
-    if not _EAGER.search(row.notes):
+def is_eager(row: Row, stack: Stack, filled: Filled) -> bool:
+    """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels, nor where XLA made them."""
+    if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla:
         return False
     filled.approximate("eager")
     return True

@@ -12,6 +12,10 @@ _RELEASES = {"nemo": ((2026, 6),)}
 """Releases (year and month) within a year that changed how a framework runs: rows that state theirs are told apart."""
 
 
+ON_GPU = "maxtext-gpu"
+"""MaxText where its collectives are a library's of GPUs, not XLA's own over the links of a TPU."""
+
+
 @dataclass(frozen=True)
 class Stack:
     """`name` is framework-year, or framework-year.month from a release on that changed much; `is_megatron_kin`: of the Megatron
@@ -23,6 +27,11 @@ class Stack:
     sharded_optimizer: bool = False
     """The framework's recipes shard the optimizer's state by default."""
     release: int = 0
+
+    @property
+    def is_xla(self) -> bool:
+        """Whether XLA makes its kernels."""
+        return self.framework in ("maxtext", ON_GPU, "paxml")
 
     @property
     def is_torch_fsdp(self) -> bool:

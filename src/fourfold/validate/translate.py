@@ -1,6 +1,7 @@
 """A published row as a `Case`, or the reason why it is none."""
 
 import re
+from dataclasses import replace
 
 from fourfold.validate.arrangement import Degrees, degrees_of, is_microbatch_open, layout_of
 from fourfold.validate.case import Case, Skip, Untranslatable
@@ -11,6 +12,7 @@ from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
 from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
 from fourfold.validate.remarks import (
+    are_experts_merged,
     check_task,
     is_dispatched_once,
     is_eager,
@@ -19,7 +21,7 @@ from fourfold.validate.remarks import (
     offloaded_of,
 )
 from fourfold.validate.row import Row
-from fourfold.validate.stack import Stack, stack_of, usual_stack
+from fourfold.validate.stack import ON_GPU, Stack, stack_of, usual_stack
 from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open
 
 
@@ -83,7 +85,8 @@ def _case(row: Row) -> Case:
         offloaded=offloaded,
         dispatch_once=is_dispatched_once(row),
         attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
-        eager=is_eager(row, filled),
+        eager=is_eager(row, stack, filled),
+        merged_experts=are_experts_merged(row),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
         peak_flops=peak,
@@ -94,6 +97,8 @@ def _case(row: Row) -> Case:
 
 def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
     found = stack_of(row.source, row.notes, row.framework)
+    if found.framework == "maxtext" and not device.startswith("tpu"):
+        return replace(found, framework=ON_GPU)
     if found.framework != "unknown":
         return found
     usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)

@@ -21,7 +21,7 @@ def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str
     if is_recompute_open(row):
         full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
-        return filled.fill("recompute", "selective" if stack.framework in ("maxtext", "paxml") else policy), ()
+        return filled.fill("recompute", "selective" if stack.is_xla else policy), ()
     if text.startswith(("full", "true")) or re.search(r"\brest recomputed|recomputes? (all|everything|the rest)", text):
         return "full", ()
     if text.startswith(("none", "no ", "false")):
