@@ -45,6 +45,23 @@ def test_mixtral_has_13_billion_active_parameters() -> None:
     assert active_parameters(model) + 32000 * 4096 == pytest.approx(12.9e9, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("source", "said", "convention"),
+    [
+        ("Megatron-LM of 2024", "Megatron's log", "full"),
+        ("Megatron-LM of 2026", "Megatron's log", "causal"),
+        ("Megatron-LM of 2026", "Megatron's, whole attention matrix counted (not causal half)", "full"),
+        ("Megatron-DeepSpeed of 2025", "Megatron's log", "full"),
+        ("a trainer of 2024", "6 x weights and half of the attention matrix", "causal"),
+    ],
+)
+def test_megatron_counts_half_of_the_attention_matrix_since_2025(source: str, said: str, convention: str) -> None:
+    row = replace(ROWS["papers:1"], source=source, framework="", notes="", flops_convention=said)
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert case.measured.mfu_convention == convention
+
+
 @pytest.mark.parametrize(("name", "convention"), [("papers:1", "full"), ("papers:2", "causal"), ("papers:3", "6nd")])
 def test_mfu_goes_by_the_rows_own_convention(name: str, convention: str) -> None:
     case = CASES[name]

@@ -130,10 +130,17 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
         ("A100-80GB-SXM", "InfiniBand HDR 200 Gb/s", 25e9),
         ("A100-80GB-SXM", "400 Gb/s", 6.25e9),
         ("H100-80GB-SXM", "1x 400 Gb/s NIC", 6.25e9),
+        ("GH200-96GB", "Slingshot, about 25 GB/s of all-to-all between nodes", 25e9),
+        ("GH200-96GB", "Slingshot, 25 GB/s per node", 6.25e9),
     ],
 )
 def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text: str, rate: float) -> None:
     row = ROWS["vendor:10"]
-    case = translate(replace(row, hardware=replace(row.hardware, device=device, devices_per_node=8, internode=text)))
+    case = translate(
+        replace(
+            row,
+            hardware=replace(row.hardware, device=device, devices_per_node=4 if "GH" in device else 8, internode=text),
+        )
+    )
     assert isinstance(case, Case)
     assert case.network.internode_bytes_per_second == rate

@@ -300,6 +300,13 @@ def test_a_trainer_that_nobody_names_is_known_by_what_it_does() -> None:
     assert _case("papers:0", source="a blog").stack == "megatron-2024", "of no year, a recent one"
 
 
+def test_maxtext_on_gpus_has_their_links() -> None:
+    row = replace(ROWS["vendor:10"], source="MaxText, 2026")
+    tpu = replace(row.hardware, device="TPU v5p", devices_per_node=4)
+    cases = [translate(row), translate(replace(row, hardware=tpu))]
+    assert [case.stack for case in cases if isinstance(case, Case)] == ["maxtext-gpu-2026", "maxtext-2026"]
+
+
 def test_a_distributed_optimizer_that_is_spoken_of_is_zero_1() -> None:
     old = {"source": "Megatron-LM of 2022", "layout": replace(ROWS["papers:0"].layout, zero=None)}
     assert _case("papers:0", **old).layout.zero == 0

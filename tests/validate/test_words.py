@@ -79,9 +79,45 @@ def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
     ],
 )
 def test_what_a_note_leaves_out_is_not_what_it_denies(notes: str, eager: bool, unfused: bool) -> None:
-    case = translate(replace(ROWS["vendor:10"], notes=notes))
+    case = translate(replace(ROWS["vendor:10"], source="torchtitan, 2025", notes=notes))
     assert isinstance(case, Case)
     assert (case.eager, case.attention == "unfused") == (eager, unfused)
+
+
+@pytest.mark.parametrize(
+    ("source", "eager"), [("Megatron-LM, 2025", False), ("MaxText, 2026", False), ("FSDP, 2025", True)]
+)
+def test_kernels_that_are_fused_anyway_need_no_compiler(source: str, eager: bool) -> None:
+    case = translate(replace(ROWS["sweep:0"], source=source, notes="torch.compile off"))
+    assert isinstance(case, Case)
+    assert case.eager == eager
+
+
+@pytest.mark.parametrize(
+    ("notes", "schedule", "merged"),
+    [
+        ("EP communication overlapped with computation of another microbatch", None, True),
+        ("MoE all-to-all overlap; DeepEP", None, True),
+        ("", "interleaved 1F1B with EP A2A overlap", True),
+        ("no overlap of expert communication with compute", None, False),
+        ("all-to-all overlap off", None, False),
+        ("shared expert overlapped with dispatch", None, False),
+        ("overlap of gradient reduction and parameter gathers; all-to-all dispatcher", None, False),
+    ],
+)
+def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | None, merged: bool) -> None:
+    row = next(row for row in ROWS.values() if row.model.num_experts and isinstance(translate(row), Case))
+    case = translate(replace(row, notes=notes, schedule=schedule))
+    assert isinstance(case, Case)
+    assert case.merged_experts == merged
+    assert case_prices(case, case_facts(case), fitted()).pairs_experts == merged
+
+
+def test_merged_microbatches_hide_what_goes_to_experts() -> None:
+    apart, merged = (translate(replace(ROWS["vendor:0"], notes=notes)) for notes in ("", "MoE all-to-all overlap"))
+    assert isinstance(apart, Case)
+    assert isinstance(merged, Case)
+    assert (predict_case(merged).step_seconds or 1e9) < (predict_case(apart).step_seconds or 0)
 
 
 def test_a_loss_in_chunks_holds_few_logits() -> None:
