@@ -37,6 +37,9 @@ STATED: dict[str, dict[str, Any]] = {
     "qwen3_moe with dense layers": {
         **DIMENSIONS, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24, "first_dense_layers": 2,
     },
+    "qwen3_moe, experts in every other block": {
+        **DIMENSIONS, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24, "moe_period": 2,
+    },
     "deepseek_v3": {
         **LATENT, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "moe_ffn_size": 24, "num_shared_experts": 2,
         "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2, "routed_scaling": 2.5, "balance_loss": 1e-4,
@@ -348,7 +351,7 @@ def test_what_does_not_fit_together_is_refused(stated: dict[str, Any], words: li
         ("mixtral", {"router_jitter_noise": 0.1}, ["router_jitter_noise = 0.1", "allowed: 0.0"]),
         ("mixtral", {"num_local_experts": 0}, ["num_local_experts = 0", "positive integer"]),
         ("mixtral", {"num_experts_per_tok": 9}, ["model.top_k = 9"]),
-        ("qwen3_moe", {"decoder_sparse_step": 2}, ["decoder_sparse_step = 2", "allowed: 1"]),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, ["decoder_sparse_step = 0", "positive integer"]),
         ("qwen3_moe", {"mlp_only_layers": [1]}, ["mlp_only_layers = [1]", "first ones"]),
         ("qwen3_moe", {"mlp_only_layers": [0, 2]}, ["mlp_only_layers = [0, 2]"]),
         ("qwen3_moe", {"mlp_only_layers": 3}, ["mlp_only_layers = 3"]),

@@ -49,6 +49,13 @@ def test_splits(family: str, split: str) -> None:
     check_split(ranks, model=MIXTURES[family], layout={"microbatch_sequences": 3, **layout})
 
 
+@pytest.mark.parametrize("split", ["one rank", "ep over tp, sequence", "pipeline of ep"])
+def test_experts_in_every_other_block(split: str) -> None:
+    ranks, layout = SPLITS[split]
+    model = {**MIXTURES["qwen3_moe"], "num_layers": 4, "ffn_size": 48, "moe_period": 2}
+    check_split(ranks, model=model, layout={"microbatch_sequences": 3, **layout})
+
+
 @families
 @pytest.mark.parametrize(
     ("split", "recompute"),

@@ -117,7 +117,13 @@ def _routed(draw: st.DrawFn, shape: str, tp: int, layers: int) -> dict[str, Any]
         return routed
     losses = {"balance_loss": 0.01, "z_loss": draw(st.sampled_from([0.0, 0.001]))}
     if shape == "qwen3_moe":
-        return {**routed, **losses, "qk_norm": True, "first_dense_layers": draw(st.integers(0, 1))}
+        return {
+            **routed,
+            **losses,
+            "qk_norm": True,
+            "first_dense_layers": draw(st.integers(0, 1)),
+            "moe_period": draw(st.integers(1, 2)),
+        }
     return {
         **{**routed, **losses, "num_kv_heads": None, "head_dim": None},
         **{"router": "sigmoid", "balance_bias_speed": 0.001, "num_expert_groups": 2, "top_groups": 1},

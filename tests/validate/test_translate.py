@@ -72,7 +72,6 @@ def test_a_row_that_states_everything_is_taken_as_it_is() -> None:
         ("vendor:4", "LoRA"),
         ("vendor:6", "state-space"),
         ("vendor:7", "dimensions"),
-        ("vendor:9", "every other layer"),
         ("papers:7", "layout is not stated"),
         ("papers:8", "neither a step time nor memory"),
         ("papers:10", "no multiple"),
@@ -87,6 +86,14 @@ def test_a_row_that_states_everything_is_taken_as_it_is() -> None:
 )
 def test_what_cannot_be_asked_says_why(name: str, word: str) -> None:
     assert word in _reason(name)
+
+
+def test_every_other_block_has_experts_where_the_model_is_known_to_alternate() -> None:
+    model = CASES["vendor:9"].model
+    assert [model.is_moe(layer) for layer in range(4)] == [False, True, False, True]
+    assert (model.moe_ffn_size, model.num_shared_experts, model.ffn_size) == (8192, 1, 16384)
+    weights = 3 * 5120 * (24 * (128 + 1) * 8192 + 24 * 16384) + 2 * 202048 * 5120 + 48 * 2 * 5120 * (5120 + 1024)
+    assert num_parameters(model) == pytest.approx(weights, rel=1e-3)
 
 
 def test_models_by_their_kind() -> None:

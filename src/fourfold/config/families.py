@@ -38,9 +38,9 @@ _FIXED: dict[str, dict[str, Any]] = {
     "mistral": _DENSE,
     "qwen2": {**_DENSE, "qkv_bias": True},
     "qwen3": {**_DENSE, "qk_norm": True},
-    "mixtral": {**_GROUPED, **_SOFTMAX, "normalize_top_k": True, "first_dense_layers": 0},
+    "mixtral": {**_GROUPED, **_SOFTMAX, "moe_period": 1, "normalize_top_k": True, "first_dense_layers": 0},
     "qwen3_moe": {**_GROUPED, **_SOFTMAX, "qk_norm": True},
-    "deepseek_v3": {**_DECODER, "router": "sigmoid", "norm_eps": 1e-6},
+    "deepseek_v3": {**_DECODER, "moe_period": 1, "router": "sigmoid", "norm_eps": 1e-6},
     "gpt2": {**_DENSE, **_GPT2},
 }
 

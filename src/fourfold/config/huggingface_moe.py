@@ -31,6 +31,7 @@ _QWEN3_MOE = (
     _Key("moe_ffn_size", "moe_intermediate_size", int, 768),
     _Key("normalize_top_k", "norm_topk_prob", bool, False),
     _Key("balance_loss", "router_aux_loss_coef", float, 0.001, zero=True),
+    _Key("moe_period", "decoder_sparse_step", int, 1),
 )
 _DEEPSEEK_EXPERTS = (
     _Key("num_experts", "n_routed_experts", int, 256, aliases=("num_local_experts",)),
@@ -60,7 +61,6 @@ _KEYS = {
 }
 _ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
     "mixtral": {"router_jitter_noise": (0.0,)},
-    "qwen3_moe": {"decoder_sparse_step": (1,)},
     "deepseek_v3": {
         "scoring_func": ("sigmoid",),
         "topk_method": ("noaux_tc",),
@@ -115,7 +115,7 @@ def write_experts(model: ModelConfig) -> dict[str, Any]:
     if model.family == "mixtral":
         raw.update(intermediate_size=model.moe_ffn_size, router_jitter_noise=0.0)
     if model.family == "qwen3_moe":
-        raw.update(decoder_sparse_step=1, mlp_only_layers=list(range(model.first_dense_layers)))
+        raw.update(mlp_only_layers=list(range(model.first_dense_layers)))
     if model.family == "deepseek_v3":
         raw.update(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
         if not model.num_experts:  # no layer has them, but transformers wants a number

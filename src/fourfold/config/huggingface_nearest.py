@@ -131,17 +131,12 @@ def _experts(raw: dict[str, Any], found: dict[str, int], differences: list[str])
     if experts < 2:
         return {}
     size = found.get("moe_ffn_size") or _of_experts(raw, found)
-    period, dense = found.get("period", 1), found.get("first_dense_layers", 0)
+    dense = found.get("first_dense_layers", 0)
     kinds = _without_experts(raw)
     if kinds:
         dense = len(kinds)
         if sorted(kinds) != list(range(dense)):
             differences.append(f"its {dense} dense layers are the first ones")
-    if period > 1 and experts >= period:
-        differences.append(
-            f"experts of every {period}. layer ({experts}) are spread over all layers ({experts // period} each)"
-        )
-        experts //= period
     shared = found.get("num_shared_experts", 0)
     if found.get("shared_size"):
         shared = max(1, round(found["shared_size"] / size))
@@ -154,6 +149,7 @@ def _experts(raw: dict[str, Any], found: dict[str, int], differences: list[str])
         "moe_ffn_size": size,
         "num_shared_experts": shared,
         "first_dense_layers": min(dense, found["num_layers"]),
+        "moe_period": found.get("period", 1),
         "router": "sigmoid" if sigmoid else "softmax",
     }
 

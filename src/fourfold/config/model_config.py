@@ -40,6 +40,8 @@ class ModelConfig:
     """Experts that every token passes, as one feed-forward of `num_shared_experts` x `moe_ffn_size`."""
     first_dense_layers: int = 0
     """Leading blocks with a dense feed-forward of `ffn_size`."""
+    moe_period: int = 1
+    """Of the others every how many-th, counted from the model's first, has experts (2: the second, the fourth, ...)."""
     router: str = "softmax"
     """`softmax` (Mixtral, Qwen3-MoE) or `sigmoid` (DeepSeek-V3) scores."""
     normalize_top_k: bool = True
@@ -89,4 +91,9 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         """Whether a block's feed-forward is a mixture of experts."""
-        return self.num_experts > 0 and layer >= self.first_dense_layers
+        return self.num_experts > 0 and layer >= self.first_dense_layers and (layer + 1) % self.moe_period == 0
+
+    @property
+    def has_dense_blocks(self) -> bool:
+        """Whether some block has a feed-forward of `ffn_size`."""
+        return self.num_experts == 0 or self.first_dense_layers > 0 or self.moe_period > 1

@@ -92,7 +92,10 @@ def _load_preset(name: str) -> dict[str, Any]:
 
 def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     """Fills in what follows from what is stated, some of it by the `config.json` of a folder."""
-    if values.get("num_experts") and not values.get("first_dense_layers") and values.get("moe_ffn_size"):
+    all_experts = (
+        values.get("num_experts") and not values.get("first_dense_layers") and values.get("moe_period", 1) == 1
+    )
+    if all_experts and values.get("moe_ffn_size"):
         values.setdefault("ffn_size", values["moe_ffn_size"])
     required = {"num_layers": 4, "hidden_size": 256, "num_heads": 4, "ffn_size": 704, "vocab_size": 4096}
     missing = [key for key in required if key not in values]
@@ -135,6 +138,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
         "moe_ffn_size",
         "num_shared_experts",
         "first_dense_layers",
+        "moe_period",
         "router",
         "normalize_top_k",
         "routed_scaling",

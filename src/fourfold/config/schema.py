@@ -79,6 +79,7 @@ class ModelSection(Section):
     moe_ffn_size: Count | None = None
     num_shared_experts: Count | None = None
     first_dense_layers: Count | None = None
+    moe_period: PositiveInt | None = None
     router: Literal["softmax", "sigmoid"] | None = None
     normalize_top_k: bool | None = None
     routed_scaling: Annotated[float, Field(gt=0)] | None = None

@@ -86,7 +86,7 @@ def _largest(limit: int, works: Callable[[int], bool]) -> int:
 def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
     tp, kv = section.tp, model.num_heads if model.is_latent else model.num_kv_heads
     sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
-    if model.num_experts == 0 or model.first_dense_layers:
+    if model.has_dense_blocks:
         sizes["model.ffn_size"] = model.ffn_size
     if model.num_shared_experts:
         sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size

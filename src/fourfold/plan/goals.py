@@ -141,7 +141,7 @@ def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
     if not heads or rest or heads % groups or any(rest for _, rest in sizes):
         return None
     hidden, ffn, experts = (size for size, _ in sizes)
-    layers = max(1 + model.first_dense_layers, round(model.num_layers * eighths / PARTS))
+    layers = max(1 + model.first_dense_layers, model.moe_period, round(model.num_layers * eighths / PARTS))
     return replace(
         model,
         num_layers=layers,

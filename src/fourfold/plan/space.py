@@ -64,7 +64,7 @@ def splits_tensors(model: ModelConfig, tp: int) -> bool:
     """Whether heads, vocabulary and feed-forwards divide by tp."""
     kv = model.num_heads if model.is_latent else model.num_kv_heads
     sizes = [model.num_heads, model.vocab_size]
-    if model.num_experts == 0 or model.first_dense_layers:
+    if model.has_dense_blocks:
         sizes.append(model.ffn_size)
     if model.num_shared_experts:
         sizes.append(model.num_shared_experts * model.moe_ffn_size)

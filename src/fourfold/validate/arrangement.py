@@ -227,7 +227,7 @@ def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> N
     """Refuses degrees that do not divide what they split."""
     tp, cp, kv = layout.tp, layout.cp, model.num_heads if model.is_latent else model.num_kv_heads
     split = [("heads", model.num_heads)]
-    if not model.num_experts or model.first_dense_layers:
+    if model.has_dense_blocks:
         split.append(("feed-forward", model.ffn_size))
     if model.num_shared_experts:
         split.append(("shared experts", model.num_shared_experts * model.moe_ffn_size))

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, str] = {
     "tie_embeddings": "GPT-2's kind shares embedding and unembedding; Llama's kind and Nemotron do not.",
     "multi_token": "DeepSeek-V3 trains one module of multi-token prediction, unless the row says without.",
     "sliding_window": "GPT-OSS attends within 128 tokens in half of its layers, Gemma 2 within 4,096 in half, Gemma 3 within 1,024 "
-    "in five of six: every layer is priced with the mean of their work.",
+    "in five of six: every layer is priced with the mean of their work. What a row states of windows wins.",
     "documents": "Attention within documents packed together, of lengths that the row does not state: 512 tokens on average.",
     "eager": "A row that says that nothing is compiled runs one operator after the other, as eager torch does.",
     "graphs": "CUDA graphs of all of a step, as a row says or runs of MLPerf, leave the host nothing to do.",

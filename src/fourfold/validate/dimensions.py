@@ -16,6 +16,10 @@ from fourfold.validate.stack import Stack
 _GATED_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|deepseek|moonlight|kimi|internlm|smollm|olmo|grok|gemma|yi-", re.I
 )
+_LLAMA_4 = 8192
+"""Of each of its experts, the shared one among them (released configurations)."""
+_ALTERNATING = re.compile(r"maverick", re.I)
+"""Models of which every other block has experts."""
 _VOCABULARIES = (
     (r"mixtral", 32000),
     (r"deepseek", 129280),
@@ -38,7 +42,7 @@ def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> tuple[ModelConf
 
     Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours.
     """
-    stated = _gated_experts(_named(row.model, filled), filled)
+    stated = _gated_experts(_sized(_named(row.model, filled), filled), filled)
     _check_kind(stated, row)
     missing = [key for key in ("num_layers", "hidden_size", "num_heads") if getattr(stated, key) is None]
     if missing:
@@ -84,6 +88,14 @@ def _named(stated: StatedModel, filled: Filled) -> StatedModel:
     return known
 
 
+def _sized(stated: StatedModel, filled: Filled) -> StatedModel:
+    """Llama 4's experts, where a row leaves out what they are."""
+    if not stated.num_experts or stated.moe_ffn_size is not None or not re.search(r"llama-?4", stated.name, re.I):
+        return stated
+    filled.approximate("known_model")
+    return replace(stated, moe_ffn_size=_LLAMA_4, shared_ffn_size=stated.shared_ffn_size or _LLAMA_4)
+
+
 def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
     """Experts without a gate as gated ones with as many weights."""
     if not stated.num_experts or stated.gated is not False:
@@ -103,8 +115,6 @@ def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
 def _check_kind(stated: StatedModel, row: Row) -> None:
     if stated.hybrid or re.search(r"mamba|nemotron-?h|nemotron_?3", stated.name, re.I):
         raise Untranslatable("the model has layers that are neither attention nor feed-forward (state-space layers)")
-    if stated.num_experts and re.search(r"llama-?4", stated.name, re.I):
-        raise Untranslatable("only every other layer has experts, which a model here cannot express")
     if not stated.name and stated == StatedModel():
         raise Untranslatable("the model is not stated")
     if row.model.num_layers is None and row.model.hidden_size is None and row.model.name.lower() not in _PUBLIC:
@@ -197,6 +207,7 @@ def _experts(stated: StatedModel, ffn: int) -> dict[str, Any]:
         "moe_ffn_size": size,
         "num_shared_experts": shared // size,
         "first_dense_layers": min(stated.dense_layers or 0, stated.num_layers or 0),
+        "moe_period": stated.moe_period or (2 if _ALTERNATING.search(stated.name) else 1),
         "router": "sigmoid" if deepseek else "softmax",
     }
 

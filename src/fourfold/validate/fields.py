@@ -37,6 +37,15 @@ class Fields:
         """Whether the key is there with a value."""
         return self.table.get(key) is not None
 
+    def named(self, others: Mapping[str, tuple[str, ...]]) -> "Fields":
+        """The same with what stands under another of a key's names under the key, where that is not there itself."""
+        table = dict(self.table)
+        for key, names in others.items():
+            found = next((name for name in (key, *names) if table.get(name) is not None), key)
+            if found != key:
+                table[key] = table[found]
+        return Fields(table, self.where, self.path, self.remarks)
+
     def number(self, key: str, *, low: float = 0.0, high: float = LARGEST_NUMBER) -> float | None:
         """A finite number in [low, high]. None where it is not stated, or only in words."""
         value = self.table.get(key)

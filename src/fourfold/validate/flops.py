@@ -42,7 +42,7 @@ def _block_weights(model: ModelConfig) -> float:
     """Of all blocks' products for one token, modules of multi-token prediction included."""
     hidden, layers = model.hidden_size, model.num_layers + model.mtp_layers
     matrices = 3 if model.gated else 2
-    dense = model.first_dense_layers if model.num_experts else layers
+    dense = sum(not model.is_moe(layer) for layer in range(layers))
     weights = float(layers) * _attention_weights(model) + float(dense) * matrices * hidden * model.ffn_size
     if model.num_experts:
         passed = model.top_k + model.num_shared_experts

@@ -4,6 +4,7 @@ import re
 
 from fourfold.cost.masks import Windows, masked_share
 from fourfold.validate.defaults import Filled
+from fourfold.validate.row import StatedModel
 
 WINDOWS: tuple[tuple[str, Windows], ...] = (
     (r"gpt-?oss", Windows(128, 1 / 2)),
@@ -17,13 +18,24 @@ _DOCUMENTS = re.compile(
 )
 
 
-def attention_share(model_name: str, notes: str, sequence_length: int, filled: Filled) -> float:
+def _windows(model: StatedModel) -> Windows | None:
+    """As the row states them, else as its model is known to have them."""
+    usual = next((windows for name, windows in WINDOWS if re.search(name, model.name, re.I)), None)
+    if model.window is None:
+        return usual
+    layers = usual.layers if usual else 1.0
+    if model.full_layers is not None and model.num_layers:
+        layers = max(0.0, 1 - model.full_layers / model.num_layers)
+    return Windows(model.window, layers)
+
+
+def attention_share(model: StatedModel, notes: str, sequence_length: int, filled: Filled) -> float:
     """1 where nothing is masked but what comes later."""
     share = 1.0
-    for name, windows in WINDOWS:
-        if re.search(name, model_name, re.I) and windows.tokens < sequence_length:
-            filled.approximate("sliding_window")
-            share = windows.share(sequence_length)
+    windows = _windows(model)
+    if windows is not None and windows.tokens < sequence_length:
+        filled.approximate("sliding_window")
+        share = windows.share(sequence_length)
     if _DOCUMENTS.search(notes):
         filled.approximate("documents")
         share = min(share, masked_share(sequence_length, DOCUMENT_TOKENS))

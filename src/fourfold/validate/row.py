@@ -36,6 +36,9 @@ class StatedModel:
     moe_ffn_size: int | None = None
     shared_ffn_size: int | None = None
     dense_layers: int | None = None
+    moe_period: int | None = None
+    window: int | None = None
+    full_layers: int | None = None
     mtp_layers: int | None = None
     hybrid: bool = False
 

@@ -84,7 +84,7 @@ def _case(row: Row) -> Case:
         zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
         offloaded=offloaded,
         dispatch_once=is_dispatched_once(row),
-        attention_share=attention_share(row.model.name, row.notes, row.sequence_length, filled),
+        attention_share=attention_share(row.model, row.notes, row.sequence_length, filled),
         eager=is_eager(row, stack, filled),
         merged_experts=are_experts_merged(row),
         graphed=is_graphed(row, device.key, filled),
