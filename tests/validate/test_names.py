@@ -77,3 +77,18 @@ def test_windows_are_those_that_the_row_states(
 )
 def test_graphs_of_kernels_under_a_key_of_their_own(graphs: object, graphed: bool, tmp_path: Path) -> None:
     assert case(tmp_path, DENSE, cuda_graphs=graphs).graphed == graphed
+
+
+@pytest.mark.parametrize(
+    ("measured", "kind", "size"),
+    [
+        ({"peak_mem_gb": 60.0, "mem_kind": "max reserved, by the log"}, "reserved", 60e9),
+        ({"mem_gb": 60.0, "mem_kind": "HBM peak, GiB"}, "unstated", 60 * 2.0**30),
+        ({"mem_gb": 60.0, "mem_kind": "nvidia-smi peak"}, "device", 60e9),
+        ({"peak_mem_gib": 60.0, "memory_kind": "max_memory_allocated"}, "allocated", 60 * 2.0**30),
+        ({"peak_reserved_gib": 61.0, "peak_mem_gib": 60.0}, "reserved", 61 * 2.0**30),
+    ],
+)
+def test_what_was_counted_by_the_words_for_it(measured: dict[str, Any], kind: str, size: float, tmp_path: Path) -> None:
+    found = case(tmp_path, DENSE, source="torchtitan, 2026", measured={"step_time_s": 1.0} | measured).measured
+    assert (found.memory_kind, found.memory_bytes) == (kind, size)

@@ -1,6 +1,7 @@
 """Published measurements as typed rows: files or folders of JSON, every value checked."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -314,10 +315,17 @@ _MEMORY_KEYS = (
 )
 
 
+_COUNTED = (("reserved", "reserved"), ("allocated", "allocated"), ("nvidia-smi|rocm-smi|driver", "device"))
+
+
 def _memory(measured: Fields) -> tuple[float | None, str]:
-    """The peak of one device in bytes, and what was counted: the most exact figure that there is."""
+    """The peak of one device in bytes, and what was counted, by its key or its words: the most exact figure that there is."""
+    said = measured.text("mem_kind") or measured.text("memory_kind") or ""
+    counted = next((kind for words, kind in _COUNTED if re.search(words, said, re.I)), None)
     for key, unit, kind in _MEMORY_KEYS:
         value = measured.number(key, high=1e9)
+        if value and kind in ("unstated", GIGABYTES):
+            return value * (2.0**30 if re.search("gib", said, re.I) else unit), counted or kind
         if value:
             return value * unit, kind
     return None, ""
