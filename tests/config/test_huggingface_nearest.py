@@ -107,6 +107,7 @@ def test_every_other_layer_has_experts() -> None:
         ({"sliding_window": 512, "use_sliding_window": False}, None),
         ({"sliding_window": 512, "sliding_window_pattern": 4}, (512, 0.75)),
         ({"sliding_window": 512, "layer_types": ["full_attention"] + ["sliding_attention"] * 2}, (512, 2 / 3)),
+        ({"sliding_window": 512, "layer_types": ["full_attention"] * 3}, None),
         ({"sliding_window": 512, "model_type": "gpt_oss"}, (512, 0.5)),
     ],
 )

@@ -333,6 +333,8 @@ MOE: dict[str, Any] = {**DIMENSIONS, "num_experts": 8, "top_k": 2}
         ({**LATENT, "norm": "layer"}, ["model.norm", 'norm = "rms"']),
         ({**DIMENSIONS, "activation": "gelu"}, ["model.activation = 'gelu'", "gated = false"]),
         ({**DIMENSIONS, "linear_bias": True}, ["model.linear_bias = true", "gated = false"]),
+        ({**DIMENSIONS, "moe_period": 2}, ["model.moe_period = 2 needs model.num_experts", "num_experts = 8"]),
+        ({**DIMENSIONS, "num_experts": 4, "top_k": 2, "moe_period": 5}, ["model.moe_period = 5", "at most 4"]),
         ({**DIMENSIONS, "mtp_loss": 0.1}, ["model.mtp_loss = 0.1 needs model.mtp_layers", "mtp_layers = 1"]),
         ({**DIMENSIONS, "yarn_scaling": YARN, "family": "gpt2"}, ["model.yarn_scaling needs rotary positions"]),
     ],

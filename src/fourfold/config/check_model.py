@@ -136,6 +136,11 @@ def _experts(model: ModelConfig) -> str | None:
             f"model.first_dense_layers = {model.first_dense_layers} exceeds model.num_layers = {model.num_layers}; "
             f"allowed: at most {model.num_layers}, for example {min(1, model.num_layers - 1)}"
         )
+    if model.moe_period > model.num_layers:
+        return (
+            f"model.moe_period = {model.moe_period} exceeds model.num_layers = {model.num_layers}, so that no block has experts; "
+            f"allowed: at most {model.num_layers}, for example 1"
+        )
     return _expert_groups(model)
 
 

@@ -255,7 +255,8 @@ def _window(raw: dict[str, Any], family: str, found: dict[str, int]) -> tuple[in
         return None
     kinds, pattern = _listed(raw, "layer_types"), raw.get("sliding_window_pattern")
     if kinds:
-        return tokens, kinds.count("sliding_attention") / len(kinds)
+        sliding = kinds.count("sliding_attention")
+        return (tokens, sliding / len(kinds)) if sliding else None
     if isinstance(pattern, int) and pattern > 1:
         return tokens, (pattern - 1) / pattern
     return tokens, _WINDOWED.get(family, 1.0)
