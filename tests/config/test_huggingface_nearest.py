@@ -139,6 +139,7 @@ def test_the_decoder_of_a_model_of_text_and_pictures() -> None:
         ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"vocab_size": -5}, "vocab_size = -5"),
         ({"model_type": "new"} | sizes(4, 64, 4, 128, 512) | {"n_routed_experts": {"a": 1}}, "n_routed_experts = {'a': 1}"),
         ({"model_type": "new"} | sizes(4, 66, 4, 128, 512), "num_heads = 4 does not divide model.hidden_size = 66"),
+        ({"model_type": "new"} | sizes(4, 64, 10**12, 128, 512), "num_heads = 1000000000000 does not divide"),
         ({"model_type": "llama"} | sizes(4, 64, 4, 128, 512, 3), "num_kv_heads = 3"),
         ({}, "num_hidden_layers is missing"),
     ],

@@ -183,7 +183,7 @@ def _toml(value: Any) -> str:
 def _heads_that_work(values: dict[str, Any]) -> str:
     """The most heads, at most as many as stated, with which the rest of the model is legal."""
     hidden = values["hidden_size"]
-    for heads in range(values["num_heads"], 0, -1):
+    for heads in range(min(values["num_heads"], 100_000), 0, -1):
         if hidden % (2 * heads) == 0 and heads % values.get("num_kv_heads", 1) == 0:
             return f"a value that works: num_heads = {heads}, or state head_dim"
     return f"a value that works: head_dim = {max(2, hidden // values['num_heads'] // 2 * 2)}"
