@@ -6,6 +6,7 @@ import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.cost.masks import masked_share
+from fourfold.cost.prices import MERGED_SHARE
 from fourfold.validate import DEFAULTS, Case, translate
 from fourfold.validate.predict import case_facts, case_prices, predict_case
 from tests.support.published import ROWS
@@ -110,7 +111,7 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
     case = translate(replace(row, notes=notes, schedule=schedule))
     assert isinstance(case, Case)
     assert case.merged_experts == merged
-    assert case_prices(case, case_facts(case), fitted()).pairs_experts == merged
+    assert case_prices(case, case_facts(case), fitted()).paired_share == (MERGED_SHARE if merged else 0)
 
 
 def test_merged_microbatches_hide_what_goes_to_experts() -> None:

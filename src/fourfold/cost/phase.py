@@ -24,7 +24,7 @@ class PhaseCost:
 
 
 def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
-    """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.pairs_experts`)
+    """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.paired_share`)
     finds there as much computation as this pass has, on average of the two."""
     stack = prices.stack
     now = exposed = 0.0
@@ -39,11 +39,13 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
             axes = item.traffic.axes
             seconds = prices.collective(item.traffic.kind, axes, item.traffic.bytes)
             communication[axes] = communication.get(axes, 0.0) + seconds
-            if axes == "ep" and prices.pairs_experts:
-                beside_pair += seconds
-                pending[item.name] = now
-                host += prices.host(axes)
-                continue
+            if axes == "ep" and prices.paired_share:
+                beside_pair += prices.paired_share * seconds
+                seconds *= 1 - prices.paired_share
+                if not seconds:
+                    pending[item.name] = now
+                    host += prices.host(axes)
+                    continue
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
             host += prices.host(axes)

@@ -24,7 +24,7 @@ class Stack:
     experts before they are gathered over `etp`, not after. `dispatch_once`: a token goes once to every node that has experts of
     its, not once to every expert (DeepEP, 2025). `overlap_experts`: in schedules that pair a forward with a backward, what goes to
     experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `merged_experts`:
-    so it does in every schedule (Megatron's merged 1F1B, 2025). `products`: the format of
+    so half of it does in every schedule (Megatron's merged 1F1B, 2025). `products`: the format of
     matrix products where it is not the compute format; the head's are in that. `fine_scales`: its scales are of blocks, not of
     tensors. `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed` again in backward,
     with `attention_dropout`, in fp32 with `wide_scores` (torch's own).

@@ -89,6 +89,7 @@ DEFAULTS: dict[str, str] = {
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB; Megatron and its forks report MiB, "
     "of which tables make GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",
+    "merged_experts": "Where a row says that what goes to experts runs beside another microbatch's computation, half of it does.",
     "tokens_dropped": "Experts with a capacity are predicted as dropless with even loads.",
     "optimizer": "Another optimizer than Adam is predicted as Adam.",
 }

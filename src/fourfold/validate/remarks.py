@@ -94,10 +94,19 @@ def is_dispatched_once(row: Row) -> bool | None:
 _EXCHANGE = r"\bep\b|expert|\bmoe\b|\ba2a\b|all-?to-?all|dispatch"
 
 
-def are_experts_merged(row: Row) -> bool:
+def are_experts_merged(row: Row, filled: Filled) -> bool:
     """Whether the row says that what goes to experts runs beside another microbatch's computation."""
-    said = asserted(f"{row.notes}; {row.schedule or ''}", r"\boverlap")
-    return any(re.search(_EXCHANGE, clause) and not re.search("shared[- ]expert", clause) for clause in said)
+    text = f"{row.notes}; {row.schedule or ''}".lower()
+    spoken = [clause for clause in _CLAUSES.split(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
+    if not spoken or not all(_says(clause, r"\boverlap") for clause in spoken):
+        return False
+    filled.approximate("merged_experts")
+    return True
+
+
+def _is_exchange(clause: str) -> bool:
+    """Whether it speaks of what goes to experts in this run."""
+    return bool(re.search(_EXCHANGE, clause)) and not re.search(r"shared[- ]expert|\b(when|if|once|would)\b", clause)
 
 
 def is_mlperf(row: Row) -> bool:

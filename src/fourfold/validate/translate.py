@@ -86,7 +86,7 @@ def _case(row: Row) -> Case:
         dispatch_once=is_dispatched_once(row),
         attention_share=attention_share(row.model, row.notes, row.sequence_length, filled),
         eager=is_eager(row, stack, filled),
-        merged_experts=are_experts_merged(row),
+        merged_experts=are_experts_merged(row, filled),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
         peak_flops=peak,
