@@ -122,7 +122,7 @@ def _routed(draw: st.DrawFn, shape: str, tp: int, layers: int) -> dict[str, Any]
             **losses,
             "qk_norm": True,
             "first_dense_layers": draw(st.integers(0, 1)),
-            "moe_period": draw(st.integers(1, 2)),
+            "moe_period": draw(st.integers(1, min(2, layers))),
         }
     return {
         **{**routed, **losses, "num_kv_heads": None, "head_dim": None},
