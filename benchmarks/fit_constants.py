@@ -15,10 +15,8 @@ predicts every row.
 
 import argparse
 import json
-import random
 import time
 import tomllib
-from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,9 +27,9 @@ import tomli_w
 
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
+from fit_sample import chosen, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
     LIMITS,
-    MEASURED,
     NAMES,
     Constants,
     Node,
@@ -59,18 +57,9 @@ HEAD = """\
 # Written by benchmarks/fit_constants.py.
 
 """
-COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
-"""Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
-on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. Of a device that no other
-rows have (GH200, H200, an A100 of 64 GB) they do tell."""
-DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu", "together_")
-"""Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power),
-or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
-known of it would be taken for its software's."""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
 """How firmly a constant is held to the limit that it would pass."""
-SWEEP_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
@@ -96,11 +85,11 @@ class Model:
         for row, case in enumerate(cases):
             for column, (part, name) in enumerate(NAMES):
                 slope, start = slopes[row, column], before.of(part, case, name)
-                if start <= 0 or not slope or _says_nothing(part, case, tuned):
+                if start <= 0 or not slope or says_nothing(part, case, tuned):
                     continue
                 errors[row] += slope * (np.log(start) - values[row, column])
                 for node in nodes_of(part, case, name):
-                    if node.level == "family" and _says_nothing("family", case, tuned):
+                    if node.level == "family" and says_nothing("family", case, tuned):
                         continue
                     entries.append((row, nodes.setdefault(node, len(nodes)), slope))
         matrix = np.zeros((len(cases), len(nodes)))
@@ -161,33 +150,6 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
     return found
 
 
-def tuned_devices(cases: list[Case]) -> frozenset[str]:
-    """Those that other rows than this project's own have."""
-    return frozenset(case.device for case in cases if case.file not in COLLECTED)
-
-
-def _says_nothing(part: str, case: Case, tuned: frozenset[str]) -> bool:
-    """Of links, of a family, of the device. `tuned`: as `tuned_devices`."""
-    if case.file not in COLLECTED or part == "stack":
-        return False
-    measured = family_of(case.device) in MEASURED
-    return part == "link" or (measured and (part == "family" or case.device in tuned))
-
-
-def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
-    """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages."""
-    generator, by_file, best = random.Random(7), defaultdict(list), {}
-    for case in cases:
-        if case.measured.step_seconds and case.measured.time_counts:
-            by_file[case.file].append(case)
-            best[case.cell] = min(best.get(case.cell, 1e30), case.measured.step_seconds)
-    kept = []
-    for file, mine in sorted(by_file.items()):
-        near = [c for c in mine if c.layout.pp <= 16 and (c.measured.step_seconds or 0) < SWEEP_FACTOR * best[c.cell]]
-        kept += generator.sample(near, min(of_sweep if "sweep" in file else per_file, len(near)))
-    return kept
-
-
 def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
     """The prior moved to the rows of all files but one. What a framework that only that file has is known by is left out too."""
     all_stacks = {case.stack for case in (*model.cases, *held.cases)}
@@ -208,12 +170,12 @@ def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
     """Every entry's `rows`, `memory_rows` and `fitted_on`."""
     tuned = tuned_devices(rows)
     parts: list[tuple[dict, list[Case]]] = [
-        (table["link"], [row for row in rows if not _says_nothing("link", row, tuned)])
+        (table["link"], [row for row in rows if not says_nothing("link", row, tuned)])
     ]
     for device, entry in table["device"].items():
         kin = [row for row in rows if family_of(row.device) == family_of(device)]
-        telling = [row for row in kin if not _says_nothing("device" if row.device == device else "family", row, tuned)]
-        parts.append((entry, telling))
+        heard = [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
+        parts.append((entry, heard))
     for stack, entry in table["stack"].items():
         parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
         number = sum(stack in (case.stack, framework_of(case.stack)) for case in held)
@@ -221,15 +183,6 @@ def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
     for entry, mine in parts:
         entry["rows"] = len(mine)
         entry["fitted_on"] = sorted({row.file for row in mine})
-
-
-def with_memory(cases: list[Case], per_file: int) -> list[Case]:
-    """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory."""
-    generator, by_file = random.Random(11), defaultdict(list)
-    for case in cases:
-        if case.measured.memory_bytes and not (case.measured.failed or case.offloaded) and case.layout.pp <= 16:
-            by_file[case.file].append(case)
-    return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]
 
 
 def joined(parts: list[Held]) -> Held:
@@ -302,11 +255,7 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
-    cases = [
-        case
-        for case in cases
-        if "row" not in case.from_memory and not case.file.startswith(DISTURBED) and case.own_device is None
-    ]
+    cases = telling(cases)
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows)

@@ -28,3 +28,9 @@ class Windows:
         """Of the pairs of causal attention, those that windows leave: 1 - (1 - w / s)^2 in a layer that has them, as integrals."""
         hidden = (1 - min(1.0, self.tokens / sequence_length)) ** 2
         return 1 - self.layers * hidden
+
+
+def share_left(sequence_length: int, document_tokens: float | None, windows: Windows | None = None) -> float:
+    """Of causal attention's work, what documents of that mean length (None: one document) and windows leave: the less of both."""
+    documents = 1.0 if document_tokens is None else masked_share(sequence_length, document_tokens)
+    return min(documents, 1.0 if windows is None else windows.share(sequence_length))

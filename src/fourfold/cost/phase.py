@@ -42,10 +42,6 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
             if axes == "ep" and prices.paired_share:
                 beside_pair += prices.paired_share * seconds
                 seconds *= 1 - prices.paired_share
-                if not seconds:
-                    pending[item.name] = now
-                    host += prices.host(axes)
-                    continue
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
             host += prices.host(axes)

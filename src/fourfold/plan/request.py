@@ -7,7 +7,7 @@ from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.masks import Windows, masked_share
+from fourfold.cost.masks import Windows, share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
@@ -100,9 +100,8 @@ class Request:
 
     def _masked(self) -> "Request":
         """With what masks leave of attention's work at this length."""
-        share = 1.0 if self.windows is None else self.windows.share(self.sequence_length)
-        if self.document_mask and self.document_tokens is not None:
-            share = min(share, masked_share(self.sequence_length, self.document_tokens))
+        documents = self.document_tokens if self.document_mask else None
+        share = share_left(self.sequence_length, documents, self.windows)
         return replace(self, template=replace(self.template, masked_share=share))
 
     @property

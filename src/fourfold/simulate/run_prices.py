@@ -7,7 +7,7 @@ from fourfold.config import RunConfig, UserError, nearest
 from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
-from fourfold.cost.masks import masked_share
+from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout
@@ -54,9 +54,8 @@ def prices_for(
         measured = replace(measured, stack=said.of(measured.stack))
     prices = measured or fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
     data = config.data
-    if not data.document_mask or data.document_tokens is None:
-        return prices
-    return replace(prices, masked_share=masked_share(config.batch.sequence_length, data.document_tokens))
+    documents = data.document_tokens if data.document_mask else None
+    return replace(prices, masked_share=share_left(config.batch.sequence_length, documents))
 
 
 def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) -> None:

@@ -8,7 +8,7 @@ from fourfold.validate.case import LayoutRequest, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.remarks import asserted
 from fourfold.validate.row import Row
-from fourfold.validate.stack import Stack
+from fourfold.validate.stack import ON_GPU, Stack
 from fourfold.validate.words import recompute_of, schedule_of
 
 
@@ -196,7 +196,7 @@ def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stac
     return filled.fill("etp", tp if fits and not bridge else 1)
 
 
-GATHERS_CONTEXT = ("meta", "maxtext", "maxtext-gpu")
+GATHERS_CONTEXT = ("meta", "maxtext", ON_GPU)
 HEADS_IN_RING = 8
 """Ranks that exchange heads at most, where a source names a ring beside and no number."""
 _HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"

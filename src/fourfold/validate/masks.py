@@ -2,7 +2,7 @@
 
 import re
 
-from fourfold.cost.masks import Windows, masked_share
+from fourfold.cost.masks import Windows, share_left
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import StatedModel
 
@@ -31,12 +31,9 @@ def _windows(model: StatedModel) -> Windows | None:
 
 def attention_share(model: StatedModel, notes: str, sequence_length: int, filled: Filled) -> float:
     """1 where nothing is masked but what comes later."""
-    share = 1.0
-    windows = _windows(model)
+    windows, packed = _windows(model), bool(_DOCUMENTS.search(notes))
     if windows is not None and windows.tokens < sequence_length:
         filled.approximate("sliding_window")
-        share = windows.share(sequence_length)
-    if _DOCUMENTS.search(notes):
+    if packed:
         filled.approximate("documents")
-        share = min(share, masked_share(sequence_length, DOCUMENT_TOKENS))
-    return share
+    return share_left(sequence_length, DOCUMENT_TOKENS if packed else None, windows)
