@@ -117,8 +117,17 @@ def test_the_smaller_the_part_that_a_step_hands_on_the_less_a_hop_between_nodes(
 def test_what_is_spared_beyond_the_node_is_not_sent() -> None:
     span = ranks_span(tuple(range(64)), H100, 64)
     whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
-    half = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=0.5)
+    half = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.0, 0.5))
     assert half == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_what_is_spared_within_a_node_is_not_sent() -> None:
+    span = ranks_span(tuple(range(8)), H100, 64)
+    whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
+    assert collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.5, 0.0)) == pytest.approx(
+        whole / 2, rel=0.01
+    )
+    assert collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.0, 0.5)) == whole
 
 
 def test_groups_divide_a_shared_medium() -> None:

@@ -56,19 +56,15 @@ def test_a_year_that_is_not_listed_has_its_frameworks_constants_and_what_else_th
         "default": {"fused": 0.5, "link_speed": 0.9},
         "megatron": {"fused": 0.7},
         "megatron-2020": {"fused": 0.1, "dispatch_first": True},
-        "megatron-2024": {"fused": 0.9, "rows": 3, "dispatch_once": True},
+        "megatron-2024": {"fused": 0.9, "rows": 3, "dispatcher": "deepep"},
     }
     constants = Fitted({}, entries, {})
     assert constants.stack("megatron-2024").fused == 0.9
     for year in (2021, 2026):
         assert constants.stack(f"megatron-{year}").fused == 0.7, "what was fitted is the framework's"
     early, late = constants.stack("megatron-2021"), constants.stack("megatron-2026")
-    assert (early.dispatch_first, early.dispatch_once, late.dispatch_first, late.dispatch_once) == (
-        True,
-        False,
-        False,
-        True,
-    )
+    assert (early.dispatch_first, early.dispatcher) == (True, "alltoall")
+    assert (late.dispatch_first, late.dispatcher) == (False, "deepep")
     assert late.name == "megatron-2026"
     assert late.link_speed == 0.9, "what an entry leaves out is the default's"
     for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatronic-2x"):

@@ -121,61 +121,6 @@ def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
     assert phase_cost(joined, prices).seconds < phase_cost(chunks, prices).seconds
 
 
-def _experts(**layout: Any) -> Lowering:
-    """Mixtral 8x7B on 32 devices."""
-    table = {
-        "model": {"preset": "mixtral-8x7b"},
-        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
-        "layout": {"dp_shard": 16, "zero": 1, "ep": 8, **layout},
-        "precision": {"compute": "bf16"},
-    }
-    config = parse_run(table)
-    model = resolve_model(config.model, 32000)
-    return Lowering.of(config, model, resolve_layout(config, model), "native")
-
-
-def _in_pairs(schedule: str) -> Lowering:
-    return _experts(pp=2, schedule=schedule, virtual_stages=2)
-
-
-def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes() -> None:
-    layout = _experts(tp=2, sequence_parallel=True, etp=2).layout
-    cluster = load_cluster("dgx-h100:32")
-
-    def seconds(**options: Any) -> float:
-        return Prices(cluster, layout, stack=replace(STACK, **options), top_k=2).collective("all_to_all", "ep", 10**9)
-
-    assert seconds(dispatch_first=True) < seconds()
-    assert seconds(dispatch_once=True) < seconds()
-
-
-def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
-    """As long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair passes."""
-    paired, alone = (_in_pairs(schedule) for schedule in ("dualpipe_v", "interleaved_1f1b"))
-    overlapped = replace(STACK, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
-    waited = replace(overlapped, overlap_experts=False)
-    before, after = (phase_cost(_block(paired), _prices(paired, stack)) for stack in (waited, overlapped))
-    assert after.seconds == pytest.approx(max(sum(after.busy.values()), after.communication["ep"]))
-    assert after.communication == before.communication
-    assert after.seconds < before.seconds
-    unpaired = [phase_cost(_block(alone), _prices(alone, stack)).seconds for stack in (waited, overlapped)]
-    assert unpaired[0] == unpaired[1]
-
-
-def test_experts_on_few_nodes_send_less_between_nodes() -> None:
-    """A token that has experts on at most one of two nodes crosses to the other half the times."""
-    facts = _in_pairs("dualpipe_v")
-    wide = replace(facts.layout, ep=16)
-
-    def seconds(top_nodes: int) -> float:
-        stack = replace(STACK, dispatch_once=True)
-        return Prices(load_cluster("dgx-h100:32"), wide, stack=stack, top_k=8, top_nodes=top_nodes).collective(
-            "all_to_all", "ep", 10**9
-        )
-
-    assert seconds(1) < seconds(2) == seconds(0)
-
-
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
     alone = _facts(dp_shard=1, zero=3)
     assert units_bytes(alone, replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"

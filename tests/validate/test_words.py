@@ -23,10 +23,14 @@ def test_words_of_attention_formats_and_dispatch() -> None:
     assert translate(new).attention == "unfused"  # type: ignore[union-attr]
     assert translate(replace(new, notes="math attention, eager")).attention == "math"  # type: ignore[union-attr]
     assert translate(replace(new, notes="attention by FlexAttention")).attention == "flash"  # type: ignore[union-attr]
-    assert translate(replace(old, notes="all-to-all by DeepEP")).dispatch_once  # type: ignore[union-attr]
-    assert translate(old).dispatch_once is None  # type: ignore[union-attr]
-    assert translate(replace(old, notes="alltoall dispatcher")).dispatch_once is False  # type: ignore[union-attr]
-    assert translate(replace(old, notes="without DeepEP")).dispatch_once is False  # type: ignore[union-attr]
+    assert translate(old).dispatcher is None  # type: ignore[union-attr]
+    for notes, dispatcher in (
+        ("all-to-all by DeepEP", "deepep"),
+        ("Hybrid-EP dispatcher, 16 SMs; 0.5 GiB above deepep", "hybridep"),
+        ("alltoall dispatcher", "alltoall"),
+        ("without DeepEP", "alltoall"),
+    ):
+        assert translate(replace(old, notes=notes)).dispatcher == dispatcher  # type: ignore[union-attr]
 
 
 def test_memory_that_the_driver_counts_is_all_that_the_device_holds() -> None:

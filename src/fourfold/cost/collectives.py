@@ -54,11 +54,14 @@ def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
     return list(counts.values())
 
 
+Spared = tuple[float, float]
+"""Of what an all-to-all sends within a node and beyond it, how much need not be sent."""
+
+
 def collective_seconds(
-    kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: float = 0.0
+    kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: Spared = (0.0, 0.0)
 ) -> float:
-    """`size`: the whole buffer's bytes, as `program.Collective` counts them. `spared`: of what an all-to-all sends beyond a node,
-    how much need not be sent."""
+    """`size`: the whole buffer's bytes, as `program.Collective` counts them."""
     if span.size <= 1:
         return 0.0
     if kind == "all_to_all":
@@ -119,13 +122,13 @@ def _hop(index: int, leaves: bool, links: Links) -> float:
     return links.network_hop_seconds * (1.0 if index else links.inner_hop)
 
 
-def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: float) -> float:
+def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> float:
     """Each member sends an equal part to every other; a tier carries what goes to members outside the tier below."""
     slowest, latency, inner = 0.0, 0.0, 1
     part = min(1.0, size / links.hop_bytes)
     for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
         if members > inner:
-            outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared if index else 1)
+            outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared[index > 0])
             rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, members) * (
                 links.network_share if index else 1
             )

@@ -57,6 +57,7 @@ class Fitted:
             low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,
+            merged_passes=stack.merged_passes,
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,
             attention_dropout=stack.attention_dropout,

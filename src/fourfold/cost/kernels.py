@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fourfold.config.hardware import Device
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Pass, PassPart, Product
 
 TILE = 128
 
@@ -22,8 +22,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches` and what is said of
-    attention: as in `Stack`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `merged_passes` and what
+    is said of attention: as in `Stack`.
     """
 
     product_share: float = 0.8
@@ -46,6 +46,7 @@ class Kernels:
     launch_seconds: float = 2e-6
     fused: float = 0.0
     expert_launches: float = 0.0
+    merged_passes: frozenset[PassPart] = frozenset()
     fused_attention: bool = True
     attention_recomputed: bool = False
     attention_dropout: bool = True
@@ -123,6 +124,8 @@ def _written_attention_seconds(
 
 def pass_seconds(item: Pass, device: Device, kernels: Kernels) -> float:
     """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
+    if item.part in kernels.merged_passes:
+        return 0.0
     return memory_seconds(item.bytes + kernels.fused * (item.least_bytes - item.bytes), device, kernels)
 
 
@@ -169,4 +172,6 @@ def launches(item: Product | Attention | Pass, kernels: Kernels) -> float:
         return 1.0 + kernels.expert_launches * (item.groups - 1)
     if isinstance(item, Attention):
         return 1.0
-    return 1 + (1 - kernels.fused) * (item.launches - 1) if item.launches else 0.0
+    if not item.launches or item.part in kernels.merged_passes:
+        return 0.0
+    return 1 + (1 - kernels.fused) * (item.launches - 1)

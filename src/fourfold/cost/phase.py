@@ -91,7 +91,7 @@ def whole(phase: Phase) -> Phase:
         if isinstance(item, Product):
             _join_into(kept, (item.columns, item.rows if item.accumulates else item.inner, item.accumulates), item)
         elif isinstance(item, Pass):
-            _join_into(kept, ("pass", item.launches), item)
+            _join_into(kept, ("pass", item.launches, item.part), item)
         elif isinstance(item, Start) and item.name == AT_ONCE:
             _join_into(kept, item.traffic.kind, item)
         elif not isinstance(item, Join) or item.name != AT_ONCE:

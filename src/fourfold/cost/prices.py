@@ -6,7 +6,7 @@ from functools import cached_property
 from math import sqrt
 
 from fourfold.config.hardware import Cluster
-from fourfold.cost.collectives import Span, collective_seconds, span_of, transfer_seconds
+from fourfold.cost.collectives import Span, Spared, collective_seconds, span_of, transfer_seconds
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
 from fourfold.cost.links import Links
@@ -107,7 +107,7 @@ class Prices:
             if outer > inner
         )
 
-    def _group(self, kind: str, axes: str, size: float, spared: float = 0.0) -> float:
+    def _group(self, kind: str, axes: str, size: float, spared: Spared = (0.0, 0.0)) -> float:
         size /= self._link_share
         return collective_seconds(kind, size, self._span(axes), self.cluster, self._stack_links, spared)
 
@@ -115,12 +115,9 @@ class Prices:
         """Tokens to their experts, or back."""
         etp, stack, span = self.layout.etp, self.stack, self._span(axes)
         nodes = -(-span.size // span.members[0])
-        spared = 0.0
-        if stack.dispatch_once and nodes > 1:
-            remote = self.top_k * (1 - 1 / nodes)
-            chance = 1 - (1 - 1 / nodes) ** self.top_k
-            reached = (nodes - 1) * (min(chance, self.top_nodes / nodes) if self.top_nodes else chance)
-            spared = 1 - reached / remote
+        spared = (0.0, 0.0)
+        if stack.dispatches_once:
+            spared = (spared_copies(span.size, self.top_k), spared_copies(nodes, self.top_k, self.top_nodes))
         if not stack.dispatch_first or etp == 1:
             return self._group("all_to_all", axes, size, spared)
         return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
@@ -179,3 +176,13 @@ class Prices:
     def memory(self, size: float) -> float:
         """Seconds in which the device's memory moves `size` bytes."""
         return self.kernels.launch_seconds + memory_seconds(size, self.cluster.device, self.kernels)
+
+
+def spared_copies(places: int, top_k: int, at_most: int = 0) -> float:
+    """Of a token's copies for `top_k` experts, each somewhere on `places` ranks or nodes: what need not be sent where each of
+    those gets it once. `at_most`: it has experts on so many of them (0: on any)."""
+    if places == 1:
+        return 0.0
+    chance = 1 - (1 - 1 / places) ** top_k
+    reached = (places - 1) * (min(chance, at_most / places) if at_most else chance)
+    return 1 - reached / (top_k * (1 - 1 / places))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fourfold.model.shape import Shape
 from fourfold.model.traffic import CollectiveKind, Traffic
-from fourfold.model.work import Join, Pass, Product, Start, Work
+from fourfold.model.work import Join, Pass, PassPart, Product, Start, Work
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Tape:
         """[rows, inner] x [inner, columns], rows divided among `groups` experts."""
         self.work.append(Product(rows, columns, inner, groups=groups))
 
-    def touch(self, size: int, passes: float, least: float, launches: int = 1) -> None:
+    def touch(self, size: int, passes: float, least: float, launches: int = 1, part: PassPart = "") -> None:
         """Operators that read and write a tensor of `size` bytes `passes` times, a fused one `least` times."""
-        self.work.append(Pass(int(size * passes), int(size * least), launches))
+        self.work.append(Pass(int(size * passes), int(size * least), launches, part))
 
     def send(self, kind: CollectiveKind, axes: str, size: int, name: str | None = None) -> None:
         """Starts a collective, waited for at once, or where `join(name)` stands."""

@@ -6,6 +6,7 @@ kernel, which reads its inputs once and writes its outputs once.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from fourfold.model.traffic import Traffic
 
@@ -49,6 +50,11 @@ class Attention:
         return square * widths
 
 
+PassPart = Literal["", "sent", "sorted", "experts"]
+"""Of passes that a kernel beside them may do on its way. `sent`: rows of tokens are written where they are sent from, or summed
+where they come back; `sorted`: by expert, or back; `experts`: between two products of experts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
     """`launches` operators that do little arithmetic on what they read and write: `bytes` in all."""
@@ -56,6 +62,7 @@ class Pass:
     bytes: int
     least_bytes: int
     launches: int = 1
+    part: PassPart = ""
 
     @property
     def flops(self) -> int:

@@ -5,6 +5,7 @@ from typing import Literal
 
 from fourfold.config import ModelConfig
 from fourfold.config.hardware import Device
+from fourfold.cost.stack import Dispatcher
 from fourfold.validate.flops import step_flops
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
@@ -106,7 +107,7 @@ class Case:
     as the source states it; `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks,
     embedding and head come on top; `recompute_open`, `microbatch_open`, `zero_open`, `states_open`: the source does not say
     what is recomputed, what runs at once, what is sharded, in what format states are; `offloaded`: what lies in the host's
-    memory; `dispatch_once`, `merged_experts`: as in `cost.Stack`, where the source says; `attention_share`: of causal attention's
+    memory; `dispatcher`, `merged_experts`: as in `cost.Stack`, where the source says; `attention_share`: of causal attention's
     work that windows and documents leave; `eager`: the source says that nothing is compiled; `graphed`: a step's kernels are
     started as one graph; `chunked_loss`: the logits of a few tokens are made at a time; `moment_bytes`: of an element of the
     optimizer's moments, where the row says; `defaults`: what was filled in, or contradicts itself, in words.
@@ -138,7 +139,7 @@ class Case:
     states_open: bool = False
     offloaded: Offloaded | None = None
     own_device: Device | None = None
-    dispatch_once: bool | None = None
+    dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     attention_share: float = 1.0
     eager: bool = False

@@ -89,7 +89,8 @@ DEFAULTS: dict[str, str] = {
     "memory_unit": "nanotron prints the allocator's peak in GiB and calls it GB; Megatron and its forks report MiB, "
     "of which tables make GB.",
     "sft": "Full fine-tuning is predicted as pretraining: same arithmetic, same states.",
-    "merged_experts": "Where a row says that what goes to experts runs beside another microbatch's computation, half of it does.",
+    "merged_experts": "Where a row says that what goes to experts runs beside another microbatch's computation, half of it does; "
+    "and of experts in MXFP8 in Megatron Bridge from 26.06 on, whose recipes do so.",
     "tokens_dropped": "Experts with a capacity are predicted as dropless with even loads.",
     "optimizer": "Another optimizer than Adam is predicted as Adam.",
 }

@@ -196,7 +196,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         fine_scales=case.precision.low in ("mxfp8", "nvfp4", "fp8-block"),
         attention_recomputed="core_attn" in case.layout.recompute_modules,
         merged_experts=case.merged_experts,
-        dispatch_once=stack.dispatch_once if case.dispatch_once is None else case.dispatch_once,
+        dispatcher=case.dispatcher or stack.dispatcher,
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
         stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)

@@ -2,6 +2,7 @@
 
 import re
 
+from fourfold.cost.stack import Dispatcher
 from fourfold.validate.case import Offloaded, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.machine import BLACKWELL, HOPPER
@@ -84,21 +85,30 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
     return found
 
 
-def is_dispatched_once(row: Row) -> bool | None:
-    """Whether the row says that its experts' tokens go once to every node, or not."""
+def dispatcher_of(row: Row) -> Dispatcher | None:
+    """What brings tokens to experts, where the row says."""
     if re.search(r"all-?to-?all dispatcher|(without|no|not) deepep|deepep (is )?(off|not)", row.notes, re.I):
-        return False
-    return True if re.search(r"deepep|hybrid-?ep", f"{row.notes} {row.source}", re.I) else None
+        return "alltoall"
+    named = re.search(r"(hybrid-?|deep)ep\b", f"{row.notes} {row.source}", re.I)
+    if named is None:
+        return None
+    return "deepep" if named[1].lower() == "deep" else "hybridep"
 
 
 _EXCHANGE = r"\bep\b|expert|\bmoe\b|\ba2a\b|all-?to-?all|dispatch"
 
 
-def are_experts_merged(row: Row, filled: Filled) -> bool:
-    """Whether the row says that what goes to experts runs beside another microbatch's computation."""
+MERGED_SINCE = (2026, 6)
+"""Releases of Megatron Bridge whose recipes for experts in MXFP8 have it so."""
+
+
+def are_experts_merged(row: Row, stack: Stack, low: str | None, filled: Filled) -> bool:
+    """Whether what goes to experts runs beside another microbatch's computation: where the row says so, or is silent and its
+    recipe does."""
     text = f"{row.notes}; {row.schedule or ''}".lower()
     spoken = [clause for clause in _CLAUSES.split(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
-    if not spoken or not all(_says(clause, r"\boverlap") for clause in spoken):
+    usual = stack.framework == "nemo" and (stack.year, stack.release) >= MERGED_SINCE and low == "mxfp8"
+    if not (all(_says(clause, r"\boverlap") for clause in spoken) if spoken else usual and row.model.num_experts):
         return False
     filled.approximate("merged_experts")
     return True

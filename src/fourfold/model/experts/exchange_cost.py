@@ -42,7 +42,7 @@ def routed_sizes(model: ModelConfig, shape: Shape) -> RoutedSizes:
 def dispatch(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> None:
     """`dispatch`: rows of `width` bytes on their way, to be `name`."""
     tape.alloc(**{f"{name}_sent": z.pairs * width})
-    tape.touch(z.pairs * width, 2, 2)
+    tape.touch(z.pairs * width, 2, 2, part="sent" if shape.ep > 1 else "")
     if shape.ep > 1:
         tape.alloc(**{f"{name}_received": z.pairs * width})
         tape.send("all_to_all", "ep", z.pairs * width, f"{name}_sent")
@@ -57,7 +57,7 @@ def arrive(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> N
     tape.free(f"{name}_sent")
     if z.local_experts > 1:
         tape.brief(z.pairs * width)
-        tape.touch(z.pairs * width, 2, 2)
+        tape.touch(z.pairs * width, 2, 2, part="sorted")
     tape.rename(f"{name}_received", name)
 
 
@@ -67,7 +67,7 @@ def combine(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str) -> 
         tape.alloc(**{f"{name}_unsorted": z.pairs * width if z.local_experts > 1 else 0})
         tape.alloc(**{f"{name}_back": z.pairs * width})
         if z.local_experts > 1:
-            tape.touch(z.pairs * width, 2, 2)
+            tape.touch(z.pairs * width, 2, 2, part="sorted")
         tape.send("all_to_all", "ep", z.pairs * width, f"{name}_back")
         if z.local_experts > 1 and name == "grad_rows":
             tape.free(name)
@@ -81,7 +81,7 @@ def arrive_home(tape: Tape, shape: Shape, z: RoutedSizes, width: int, name: str)
         tape.drop(name)
     if name != "grad_scale":
         tape.alloc(routed=z.served * width)
-        tape.touch(z.pairs * width, 2, 1)
+        tape.touch(z.pairs * width, 2, 1, part="sent" if shape.ep > 1 else "")
     tape.drop(f"{name}_back", name)
 
 

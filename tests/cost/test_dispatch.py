@@ -1,0 +1,135 @@
+"""What bringing tokens to experts and back costs: who sends how many copies, which passes over memory it takes, what hides it."""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from fourfold.config import resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.config.run_file import parse_run
+from fourfold.cost import Prices, phase_cost
+from fourfold.cost.fitted import Fitted
+from fourfold.cost.prices import spared_copies
+from fourfold.cost.stack import Stack
+from fourfold.layout import resolve_layout
+from fourfold.model.work import Phase
+from fourfold.program.facts import Lowering
+
+STACK = Stack(contention=0.0)
+
+
+def _prices(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
+    kernels = Fitted({}, {}, {}).kernels("any", stack)
+    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
+    return Prices(cluster, facts.layout, **{"kernels": kernels, "stack": stack, **others})
+
+
+def _block(facts: Lowering) -> Phase:
+    return facts.footprint(facts.by_name["b1"]).forward
+
+
+def _experts(**layout: Any) -> Lowering:
+    """Mixtral 8x7B on 32 devices."""
+    table = {
+        "model": {"preset": "mixtral-8x7b"},
+        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
+        "layout": {"dp_shard": 16, "zero": 1, "ep": 8, **layout},
+        "precision": {"compute": "bf16"},
+    }
+    config = parse_run(table)
+    model = resolve_model(config.model, 32000)
+    return Lowering.of(config, model, resolve_layout(config, model), "native")
+
+
+def _in_pairs(schedule: str) -> Lowering:
+    return _experts(pp=2, schedule=schedule, virtual_stages=2)
+
+
+def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes() -> None:
+    layout = _experts(tp=2, sequence_parallel=True, etp=2).layout
+    cluster = load_cluster("dgx-h100:32")
+
+    def seconds(**options: Any) -> float:
+        return Prices(cluster, layout, stack=replace(STACK, **options), top_k=2).collective("all_to_all", "ep", 10**9)
+
+    assert seconds(dispatch_first=True) < seconds()
+    assert seconds(dispatcher="deepep") < seconds()
+
+
+def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
+    """As long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair passes."""
+    paired, alone = (_in_pairs(schedule) for schedule in ("dualpipe_v", "interleaved_1f1b"))
+    overlapped = replace(STACK, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
+    waited = replace(overlapped, overlap_experts=False)
+    before, after = (phase_cost(_block(paired), _prices(paired, stack)) for stack in (waited, overlapped))
+    assert after.seconds == pytest.approx(max(sum(after.busy.values()), after.communication["ep"]))
+    assert after.communication == before.communication
+    assert after.seconds < before.seconds
+    unpaired = [phase_cost(_block(alone), _prices(alone, stack)).seconds for stack in (waited, overlapped)]
+    assert unpaired[0] == unpaired[1]
+
+
+def test_experts_on_few_nodes_send_less_between_nodes() -> None:
+    """A token that has experts on at most one of two nodes crosses to the other half the times."""
+    facts = _in_pairs("dualpipe_v")
+    wide = replace(facts.layout, ep=16)
+
+    def seconds(top_nodes: int) -> float:
+        stack = replace(STACK, dispatcher="deepep")
+        return Prices(load_cluster("dgx-h100:32"), wide, stack=stack, top_k=8, top_nodes=top_nodes).collective(
+            "all_to_all", "ep", 10**9
+        )
+
+    assert seconds(1) < seconds(2) == seconds(0)
+
+
+@pytest.mark.parametrize(("places", "top_k"), [(2, 3), (3, 2), (4, 4)])
+def test_copies_that_need_not_be_sent_are_those_to_a_place_that_has_one(places: int, top_k: int) -> None:
+    """Counted over every choice of a token of place 0, its experts anywhere."""
+    copies = once = 0
+    for chosen in product(range(places), repeat=top_k):
+        copies += sum(place != 0 for place in chosen)
+        once += len(set(chosen) - {0})
+    assert spared_copies(places, top_k) == pytest.approx(1 - once / copies)
+    assert spared_copies(1, top_k) == 0
+
+
+def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
+    facts = _experts(ep=4)
+    spent = {}
+    for dispatcher in ("alltoall", "deepep", "hybridep"):
+        cost = phase_cost(_block(facts), _prices(facts, replace(STACK, dispatcher=dispatcher), top_k=2))
+        spent[dispatcher] = (cost.busy["passes over memory"], cost.communication["ep"], cost.busy["matrix products"])
+    assert spent["alltoall"][0] > spent["deepep"][0] > spent["hybridep"][0] > 0
+    assert spent["alltoall"][1] > spent["deepep"][1] == spent["hybridep"][1]
+    assert len({matmul for _, _, matmul in spent.values()}) == 1
+
+
+def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
+    alone = _experts(ep=1)
+    passes = [
+        phase_cost(_block(alone), _prices(alone, replace(STACK, dispatcher=dispatcher))).busy["passes over memory"]
+        for dispatcher in ("alltoall", "hybridep")
+    ]
+    assert passes[0] == passes[1]
+
+
+def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
+    """What lies between their products is part of them in MXFP8 and NVFP4, in bf16 it is not."""
+    constants = Fitted({}, {"default": {"fused": 0.5, "fused_experts": True}}, {})
+    facts = _experts()
+
+    def passes(**options: bool) -> float:
+        stack = replace(constants.stack("any"), **options)
+        return phase_cost(_block(facts), _prices(facts, stack, kernels=constants.kernels("any", stack))).busy[
+            "passes over memory"
+        ]
+
+    assert (
+        passes(fine_scales=True)
+        < passes()
+        == passes(fused_experts=False)
+        == passes(fine_scales=True, fused_experts=False)
+    )
