@@ -11,10 +11,18 @@ COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json
 """Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
 on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. Of a device that no other
 rows have (GH200, H200, an A100 of 64 GB) they do tell."""
-DISTURBED = ("nanotron_old_bench_slow", "torchao_float8_limited_b200", "torchtitan_by_veomni_128gpu", "together_")
-"""Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power),
-or whose machine is inferred: they are predicted, and inform nothing. Neither do runs on a device of no table: what is not
-known of it would be taken for its software's."""
+DISTURBED = (
+    "aws_dsv3",
+    "aws_kimi",
+    "aws_qwen3_235b",
+    "nanotron_old_bench_slow",
+    "torchao_float8_limited_b200",
+    "torchtitan_by_veomni_128gpu",
+    "together_",
+)
+"""Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power,
+all-to-alls at a fraction of their network's rate), or whose machine is inferred: they are predicted, and inform nothing.
+Neither do runs on a device of no table: what is not known of it would be taken for its software's."""
 SWEEP_FACTOR = 4.0
 
 

@@ -29,6 +29,7 @@ FAMILIES = {
     "ada": ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
     "hopper": ("gh200-96", "gh200-144", "h100-nvl", "h100-pcie", "h100-sxm", "h20", "h200-sxm", "h800-sxm"),
     "gaudi": ("gaudi-2", "gaudi-3"),
+    "xe": ("max-1550",),
     "blackwell": ("b200", "gb200"),
     "blackwell ultra": ("b300", "gb300"),
     "blackwell workstation": ("rtx-5090", "rtx-pro-6000"),
@@ -58,6 +59,7 @@ STACK = {
     "host_crowded_seconds": 0.15,
     "network_hops": 0.15,
     "conversions": 0.3,
+    "low_speed": 0.05,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
@@ -79,6 +81,7 @@ LIMITS = {
     "low_share": (0.5, 1.0),
     "fine_share": (0.7, 1.0),
     "conversions": (0.3, 8.0),
+    "low_speed": (0.6, 1.3),
 }
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
 

@@ -52,6 +52,7 @@ DEVICES = [
     "rtx-4090",
     "rtx-5090",
     "rtx-pro-6000",
+    "max-1550",
     "mi100",
     "mi250x-gcd",
     "mi300x",

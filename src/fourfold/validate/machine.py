@@ -46,6 +46,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
     (r"MI300X", "mi300x"),
     (r"MI250X?\b", "mi250x-gcd"),
     (r"MI100", "mi100"),
+    (r"MAX 1550.*TILE", "max-1550"),
     (r"GAUDI ?-?2|HL-225", "gaudi-2"),
     (r"GAUDI ?-?3|HL-325", "gaudi-3"),
     (r"^(?!.*CORE).*(TRAINIUM ?2|TRN2)", "trainium2"),
@@ -132,7 +133,7 @@ def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | N
     return key
 
 
-def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled) -> Network:
+def network_of(hardware: StatedHardware, device: str, num_devices: int, notes: str, filled: Filled) -> Network:
     """Nodes and links; the text of the network, or a remark on it in the notes, is read where it has figures."""
     per_node = hardware.devices_per_node
     if per_node is None:
@@ -158,12 +159,31 @@ def network_of(hardware: StatedHardware, device: str, notes: str, filled: Filled
         and not (_IN_ALL.search(text) or _cards(_spelled(text))[0])
     ):
         rate = filled.fill("internode", of_device)
+    if rate is None and num_devices > domain and within.kind != "torus":
+        rate = filled.fill("network", of_device)
     return Network(per_node, domain, rate, hardware.internode[:500])
 
 
-USUAL_NETWORK = {"a800-sxm-80": 12.5e9, "gh200-96": 25e9, "gh200-144": 25e9}
+USUAL_NETWORK = {
+    "a800-sxm-80": 12.5e9,
+    "gh200-96": 25e9,
+    "gh200-144": 25e9,
+    "gb200": 50e9,
+    "gb300": 100e9,
+    "mi300x": 50e9,
+    "mi325x": 50e9,
+    "mi350x": 50e9,
+    "mi355x": 50e9,
+    "max-1550": 16.7e9,
+    "gaudi-2": 37.5e9,
+    "gaudi-3": 75e9,
+    "trainium2": 25e9,
+    "ascend-910b": 25e9,
+}
 """Bytes a second of one device beyond its node, where most clusters of that device have another network than the cluster file
-has that comes with fourfold, or none comes with it (GH200: a card of 200 Gb/s each)."""
+has that comes with fourfold, or none comes with it: a card of 200 or 400 Gb/s each (800 Gb/s for GB300), Gaudi's three ports of
+100 or 200 Gb/s, Aurora's eight cards for twelve tiles."""
+ANY_NETWORK = 12.5e9
 
 
 @lru_cache(maxsize=64)
@@ -174,12 +194,15 @@ def usual_tiers(device: str) -> tuple[Tier, ...]:
         if cluster.device.key == device:
             node, *network = cluster.tiers
             usual = USUAL_NETWORK.get(device)
+            if usual and not network:
+                return (node, _network(usual))
             return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    return (
-        Tier("node", "switch", 8, within, 3e-6),
-        Tier("network", "switch", 16, USUAL_NETWORK.get(device, 12.5e9), 8e-6),
-    )
+    return (Tier("node", "switch", 8, within, 3e-6), _network(USUAL_NETWORK.get(device, ANY_NETWORK)))
+
+
+def _network(rate: float) -> Tier:
+    return Tier("network", "switch", 16, rate, 8e-6)
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}

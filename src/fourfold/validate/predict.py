@@ -196,6 +196,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         fine_scales=case.precision.low in ("mxfp8", "nvfp4", "fp8-block"),
         attention_recomputed="core_attn" in case.layout.recompute_modules,
         merged_experts=case.merged_experts,
+        fused_experts=stack.fused_experts or case.fused_experts,
         dispatcher=case.dispatcher or stack.dispatcher,
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow

@@ -87,7 +87,11 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
 
 def dispatcher_of(row: Row) -> Dispatcher | None:
     """What brings tokens to experts, where the row says."""
-    if re.search(r"all-?to-?all dispatcher|(without|no|not) deepep|deepep (is )?(off|not)", row.notes, re.I):
+    if re.search(
+        r"all-?to-?all dispatcher|dispatcher[:=]? (is |the |nccl )*all-?to-?all|(without|no|not) deepep|deepep (is )?(off|not)",
+        row.notes,
+        re.I,
+    ):
         return "alltoall"
     named = re.search(r"(hybrid-?|deep)ep\b", f"{row.notes} {row.source}", re.I)
     if named is None:
@@ -96,6 +100,11 @@ def dispatcher_of(row: Row) -> Dispatcher | None:
 
 
 _EXCHANGE = r"\bep\b|expert|\bmoe\b|\ba2a\b|all-?to-?all|dispatch"
+
+
+def are_experts_fused(row: Row) -> bool:
+    """Whether the row says that what lies between two products of experts is part of their kernels."""
+    return bool(asserted(row.notes, r"\bfused grouped mlp|cute-?dsl|\bop[- ]fuser"))
 
 
 MERGED_SINCE = (2026, 6)
@@ -156,8 +165,9 @@ _EAGER = re.compile(
 
 
 def is_eager(row: Row, stack: Stack, filled: Filled) -> bool:
-    """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels, nor where XLA made them."""
-    if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla:
+    """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels or Liger's, nor where
+    XLA made them."""
+    if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla or asserted(row.notes, r"\bliger\b"):
         return False
     filled.approximate("eager")
     return True

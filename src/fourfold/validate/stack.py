@@ -85,7 +85,7 @@ _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("torchtitan", Stack("torchtitan", 2025)),
     ("olmo", Stack("olmo-core", 2025)),
     ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
-    ("nemo(?!tron)", Stack("nemo", 2025, True, True)),
+    (r"(?<!bio)nemo(?!tron)", Stack("nemo", 2025, True, True)),
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("megatron-deepspeed|deepspeed-megatron", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
@@ -121,7 +121,7 @@ _MAKERS: tuple[tuple[str, Stack], ...] = (
 """Models of which it is known what trained them, where a row does not say."""
 _DATED_BY_PAPER = (
     "torchtitan",
-    "nemo(?!tron)",
+    r"(?<!bio)nemo(?!tron)",
     "megatron-deepspeed|deepspeed-megatron",
     "megatron",
     "colossal",

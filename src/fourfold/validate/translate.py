@@ -12,6 +12,7 @@ from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
 from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
 from fourfold.validate.remarks import (
+    are_experts_fused,
     are_experts_merged,
     check_task,
     dispatcher_of,
@@ -71,7 +72,7 @@ def _case(row: Row) -> Case:
         device=device.key,
         own_device=None if device.key in DEVICE_KEYS else device,
         num_devices=degrees.num_devices,
-        network=network_of(hardware, device.key, row.notes, filled),
+        network=network_of(hardware, device.key, degrees.num_devices, row.notes, filled),
         measured=measured,
         attention=attention_of(row, stack, filled),
         attention_kernel=attention_kernel_of(row, stack, filled),
@@ -86,6 +87,7 @@ def _case(row: Row) -> Case:
         dispatcher=dispatcher_of(row),
         attention_share=attention_share(row.model, row.notes, row.sequence_length, filled),
         eager=is_eager(row, stack, filled),
+        fused_experts=are_experts_fused(row),
         merged_experts=are_experts_merged(row, stack, precision.low, filled),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
