@@ -144,3 +144,38 @@ def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text:
     )
     assert isinstance(case, Case)
     assert case.network.internode_bytes_per_second == rate
+
+
+@pytest.mark.parametrize(
+    ("device", "per_node", "gigabytes"),
+    [
+        ("MI355X", 8, 50),
+        ("MI300X", 8, 50),
+        ("B300", 8, 100),
+        ("GB200", 4, 50),
+        ("RTX 4090", 8, 12.5),
+        ("A800-80GB", 8, 12.5),
+    ],
+)
+def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: int, gigabytes: float) -> None:
+    """Never the links of a node, where a cluster file ends at it; the row says what was taken."""
+    row = ROWS["vendor:10"]
+    hardware = replace(
+        row.hardware, device=device, devices_per_node=per_node, memory_gb=None, internode="", nvlink_domain=per_node
+    )
+    case = translate(replace(row, hardware=hardware))
+    assert isinstance(case, Case)
+    assert case.num_devices > per_node
+    assert case_cluster(case).tiers[-1].bytes_per_second == gigabytes * 1e9
+    assert any(entry.startswith("network = ") and DEFAULTS["network"] in entry for entry in case.defaults)
+    alone = translate(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
+    assert isinstance(alone, Case)
+    assert not any(entry.startswith("network = ") for entry in alone.defaults), "nothing crosses it"
+
+
+def test_a_tile_is_a_device() -> None:
+    row = ROWS["torchtitan:6"]
+    name = "Intel Data Center GPU Max 1550 (one tile is one device)"
+    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
+    assert isinstance(case, Case)
+    assert (case.device, case.own_device) == ("max-1550", None)

@@ -16,6 +16,7 @@ from fourfold.validate.stack import stack_of
         ("DeepSeek-V3 technical report, 2024", "deepseek-2024"),
         ("Nemotron-4 trained with Megatron-LM, 2025", "megatron-2025"),
         ("NeMo 26.04 container, 2026", "nemo-2026"),
+        ("BioNeMo recipes: PyTorch FSDP2, 2026", "fsdp-2026"),
         ("Alpaca's full fine-tuning with DeepSpeed, 2023", "deepspeed-2023"),
         ("an llm-config of 2025, FSDP", "fsdp-2025"),
         ("karpathy/llm.c, 2024", "llm.c-2024"),

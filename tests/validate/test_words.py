@@ -28,6 +28,7 @@ def test_words_of_attention_formats_and_dispatch() -> None:
         ("all-to-all by DeepEP", "deepep"),
         ("Hybrid-EP dispatcher, 16 SMs; 0.5 GiB above deepep", "hybridep"),
         ("alltoall dispatcher", "alltoall"),
+        ("Dispatcher: NCCL all-to-all. Overlap off", "alltoall"),
         ("without DeepEP", "alltoall"),
     ):
         assert translate(replace(old, notes=notes)).dispatcher == dispatcher  # type: ignore[union-attr]
@@ -69,6 +70,7 @@ def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
     assert isinstance(eager, Case)
     assert (compiled.eager, eager.eager) == (False, True)
     assert DEFAULTS["eager"] in eager.defaults
+    assert not translate(replace(row, notes="torch.compile off; Liger kernels")).eager  # type: ignore[union-attr]
     assert (predict_case(eager).step_seconds or 0.0) > (predict_case(compiled).step_seconds or 1e9)
 
 
@@ -116,6 +118,35 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
     assert isinstance(case, Case)
     assert case.merged_experts == merged
     assert case_prices(case, case_facts(case), fitted()).paired_share == (MERGED_SHARE if merged else 0)
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "notes", "merged"),
+    [
+        ("Megatron Bridge, NeMo 26.06", "MXFP8", "", True),
+        ("Megatron Bridge, NeMo 26.06", "MXFP8", "no overlap of expert communication", False),
+        ("Megatron Bridge, NeMo 26.06", "BF16", "", False),
+        ("Megatron Bridge, NeMo 26.04", "MXFP8", "", False),
+    ],
+)
+def test_recipes_of_megatron_bridge_merge_experts_in_mxfp8(
+    framework: str, precision: str, notes: str, merged: bool
+) -> None:
+    row = replace(ROWS["vendor:0"], framework=framework, precision=precision, notes=notes)
+    assert row.model.num_experts
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert case.merged_experts == merged
+    assert (DEFAULTS["merged_experts"] in case.defaults) == merged
+
+
+@pytest.mark.parametrize(
+    ("notes", "fused"), [("CuTe DSL", True), ("TE op fuser", True), ("fused grouped MLP off", False), ("", False)]
+)
+def test_experts_fused_in_their_kernels(notes: str, fused: bool) -> None:
+    case = translate(replace(ROWS["torchtitan:6"], notes=notes))
+    assert isinstance(case, Case)
+    assert case.fused_experts == fused
 
 
 def test_merged_microbatches_hide_what_goes_to_experts() -> None:

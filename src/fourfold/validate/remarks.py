@@ -104,7 +104,7 @@ _EXCHANGE = r"\bep\b|expert|\bmoe\b|\ba2a\b|all-?to-?all|dispatch"
 
 def are_experts_fused(row: Row) -> bool:
     """Whether the row says that what lies between two products of experts is part of their kernels."""
-    return bool(asserted(row.notes, r"\bfused grouped mlp|cute-?dsl|\bop[- ]fuser"))
+    return bool(asserted(row.notes, r"\bfused grouped mlp|cute[- ]?dsl|\bop[- ]fuser"))
 
 
 MERGED_SINCE = (2026, 6)
