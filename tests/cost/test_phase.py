@@ -121,6 +121,11 @@ def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
     assert phase_cost(joined, prices).seconds < phase_cost(chunks, prices).seconds
 
 
+def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
+    sent, plain = Pass(8, 4, part="sent"), Pass(2, 1)
+    assert set(whole(Phase((sent, plain, plain))).work) == {sent, replace(plain, bytes=4, least_bytes=2)}
+
+
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
     alone = _facts(dp_shard=1, zero=3)
     assert units_bytes(alone, replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
