@@ -1,6 +1,6 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 40] [--sweep-rows 150] [--rounds 3] [--jobs 2]
+    python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 60] [--sweep-rows 150] [--rounds 3] [--jobs 2]
 
 DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts. Every constant is its prior
 times the departures of its branch and of itself (`fit_table.py`), each held to none: a device with few rows stays near its
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write fitted.toml")
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
-    parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
