@@ -6,41 +6,17 @@ from typing import Any
 
 import pytest
 
-from fourfold.config import resolve_model
 from fourfold.config.hardware import load_cluster
-from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import Fitted
 from fourfold.cost.prices import spared_copies
-from fourfold.cost.stack import Stack
-from fourfold.layout import resolve_layout
-from fourfold.model.work import Phase
 from fourfold.program.facts import Lowering
-
-STACK = Stack(contention=0.0)
-
-
-def _prices(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
-    kernels = Fitted({}, {}, {}).kernels("any", stack)
-    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
-    return Prices(cluster, facts.layout, **{"kernels": kernels, "stack": stack, **others})
-
-
-def _block(facts: Lowering) -> Phase:
-    return facts.footprint(facts.by_name["b1"]).forward
+from tests.support.priced import STACK, forward_of, lowered, prices_of
 
 
 def _experts(**layout: Any) -> Lowering:
     """Mixtral 8x7B on 32 devices."""
-    table = {
-        "model": {"preset": "mixtral-8x7b"},
-        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
-        "layout": {"dp_shard": 16, "zero": 1, "ep": 8, **layout},
-        "precision": {"compute": "bf16"},
-    }
-    config = parse_run(table)
-    model = resolve_model(config.model, 32000)
-    return Lowering.of(config, model, resolve_layout(config, model), "native")
+    return lowered("mixtral-8x7b", 32000, **{"dp_shard": 16, "zero": 1, "ep": 8, **layout})
 
 
 def _in_pairs(schedule: str) -> Lowering:
@@ -63,11 +39,11 @@ def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
     paired, alone = (_in_pairs(schedule) for schedule in ("dualpipe_v", "interleaved_1f1b"))
     overlapped = replace(STACK, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
     waited = replace(overlapped, overlap_experts=False)
-    before, after = (phase_cost(_block(paired), _prices(paired, stack)) for stack in (waited, overlapped))
+    before, after = (phase_cost(forward_of(paired), prices_of(paired, stack)) for stack in (waited, overlapped))
     assert after.seconds == pytest.approx(max(sum(after.busy.values()), after.communication["ep"]))
     assert after.communication == before.communication
     assert after.seconds < before.seconds
-    unpaired = [phase_cost(_block(alone), _prices(alone, stack)).seconds for stack in (waited, overlapped)]
+    unpaired = [phase_cost(forward_of(alone), prices_of(alone, stack)).seconds for stack in (waited, overlapped)]
     assert unpaired[0] == unpaired[1]
 
 
@@ -100,7 +76,7 @@ def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
     facts = _experts(ep=4)
     spent = {}
     for dispatcher in ("alltoall", "deepep", "hybridep"):
-        cost = phase_cost(_block(facts), _prices(facts, replace(STACK, dispatcher=dispatcher), top_k=2))
+        cost = phase_cost(forward_of(facts), prices_of(facts, replace(STACK, dispatcher=dispatcher), top_k=2))
         spent[dispatcher] = (cost.busy["passes over memory"], cost.communication["ep"], cost.busy["matrix products"])
     assert spent["alltoall"][0] > spent["deepep"][0] > spent["hybridep"][0] > 0
     assert spent["alltoall"][1] > spent["deepep"][1] == spent["hybridep"][1]
@@ -110,7 +86,9 @@ def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
 def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
     alone = _experts(ep=1)
     passes = [
-        phase_cost(_block(alone), _prices(alone, replace(STACK, dispatcher=dispatcher))).busy["passes over memory"]
+        phase_cost(forward_of(alone), prices_of(alone, replace(STACK, dispatcher=dispatcher))).busy[
+            "passes over memory"
+        ]
         for dispatcher in ("alltoall", "hybridep")
     ]
     assert passes[0] == passes[1]
@@ -123,7 +101,7 @@ def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
 
     def passes(**options: bool) -> float:
         stack = replace(constants.stack("any"), **options)
-        return phase_cost(_block(facts), _prices(facts, stack, kernels=constants.kernels("any", stack))).busy[
+        return phase_cost(forward_of(facts), prices_of(facts, stack, kernels=constants.kernels("any", stack))).busy[
             "passes over memory"
         ]
 

@@ -5,61 +5,40 @@ from typing import Any
 
 import pytest
 
-from fourfold.config import resolve_model
 from fourfold.config.hardware import load_cluster
-from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
 from fourfold.cost.phase import whole
-from fourfold.cost.stack import Stack
-from fourfold.layout import resolve_layout
 from fourfold.model.traffic import Traffic
 from fourfold.model.work import Join, Pass, Phase, Product, Start
 from fourfold.program import lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import predict_step
+from tests.support.priced import STACK, forward_of, lowered, prices_of
 
 H100 = load_cluster("dgx-h100:64")
-STACK = Stack(contention=0.0)
 
 
 def _facts(**layout: Any) -> Lowering:
-    table = {
-        "model": {"preset": "llama3-8b"},
-        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
-        "layout": {"microbatch_sequences": 1, **layout},
-        "precision": {"compute": "bf16"},
-    }
-    config = parse_run(table)
-    model = resolve_model(config.model, 128256)
-    return Lowering.of(config, model, resolve_layout(config, model), "native")
+    return lowered("llama3-8b", 128256, **{"microbatch_sequences": 1, **layout})
 
 
 TP8 = _facts(tp=8, sequence_parallel=True, dp_shard=2, zero=1)
 TP8_PP2 = _facts(tp=8, sequence_parallel=True, pp=2)
 
 
-def _prices(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
-    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
-    return Prices(cluster, facts.layout, stack=stack, **others)
-
-
-def _block(facts: Lowering) -> Phase:
-    return facts.footprint(facts.by_name["b1"]).forward
-
-
 def test_parts_add_up() -> None:
-    cost = phase_cost(_block(TP8), _prices(TP8))
+    cost = phase_cost(forward_of(TP8), prices_of(TP8))
     assert cost.seconds == pytest.approx(sum(cost.busy.values()) + cost.exposed + cost.host)
     assert 0 <= cost.exposed <= sum(cost.communication.values()) * (1 + 1e-12)
 
 
 def test_waiting_for_every_collective_is_not_faster() -> None:
     beside, apart = (
-        phase_cost(TP8.footprint(TP8.by_name["b1"]).backward, _prices(TP8, replace(STACK, overlap_inside=overlaps)))
+        phase_cost(TP8.footprint(TP8.by_name["b1"]).backward, prices_of(TP8, replace(STACK, overlap_inside=overlaps)))
         for overlaps in (True, False)
     )
     assert beside.seconds <= apart.seconds
@@ -67,24 +46,26 @@ def test_waiting_for_every_collective_is_not_faster() -> None:
 
 
 def test_a_pass_takes_no_less_than_its_launches() -> None:
-    slow = phase_cost(_block(TP8), _prices(TP8, replace(STACK, host_launch_seconds=1e-3)))
-    launches = sum(1 for item in _block(TP8).work if isinstance(item, Product))
+    slow = phase_cost(forward_of(TP8), prices_of(TP8, replace(STACK, host_launch_seconds=1e-3)))
+    launches = sum(1 for item in forward_of(TP8).work if isinstance(item, Product))
     assert slow.seconds > launches * 1e-3
     assert slow.host > 0
     assert (
-        phase_cost(_block(TP8), _prices(TP8, replace(STACK, host_launch_seconds=0.0, host_collective_seconds=0.0))).host
+        phase_cost(
+            forward_of(TP8), prices_of(TP8, replace(STACK, host_launch_seconds=0.0, host_collective_seconds=0.0))
+        ).host
         == 0
     )
 
 
 def test_hosts_are_crowded_only_where_stages_send_between_nodes() -> None:
     crowded = replace(STACK, host_crowded_seconds=1e-3)
-    assert phase_cost(_block(TP8), _prices(TP8, crowded)).host == 0
-    assert phase_cost(_block(TP8_PP2), _prices(TP8_PP2, crowded)).host > 8e-3
+    assert phase_cost(forward_of(TP8), prices_of(TP8, crowded)).host == 0
+    assert phase_cost(forward_of(TP8_PP2), prices_of(TP8_PP2, crowded)).host > 8e-3
 
 
 def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() -> None:
-    slow = _prices(TP8, replace(STACK, host_route_seconds=1.0))
+    slow = prices_of(TP8, replace(STACK, host_route_seconds=1.0))
     experts, passes = Product(4096, 1024, 2048, groups=8), Pass(10**6, 10**6)
     gradient = Product(2048, 1024, 4096, accumulates=True, groups=8)
     assert phase_cost(Phase((experts, passes)), slow).seconds >= 1.0
@@ -117,7 +98,7 @@ def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
     assert sum(isinstance(item, Product) for item in joined.work) == 3
     starts = [item.name for item in joined.work if isinstance(item, Start)]
     assert sorted(starts) == sorted(item.name for item in joined.work if isinstance(item, Join))
-    prices = _prices(TP8)
+    prices = prices_of(TP8)
     assert phase_cost(joined, prices).seconds < phase_cost(chunks, prices).seconds
 
 
@@ -174,5 +155,5 @@ def test_no_stack_is_needed_for_the_order_of_layouts() -> None:
         times = []
         for tp in (8, 16, 32):
             facts = _facts(tp=tp, dp_shard=64 // tp, zero=1, sequence_parallel=True)
-            times.append(predict_step(facts, _prices(facts, stack)).seconds)
+            times.append(predict_step(facts, prices_of(facts, stack)).seconds)
         assert times == sorted(times), name

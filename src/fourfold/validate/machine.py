@@ -189,21 +189,16 @@ ANY_NETWORK = 12.5e9
 
 @lru_cache(maxsize=64)
 def usual_tiers(device: str) -> tuple[Tier, ...]:
-    """The inner tiers of the first shipped cluster of that device: its links within a node and the network beyond."""
-    for name in cluster_names():
-        cluster = load_cluster(name)
-        if cluster.device.key == device:
-            node, *network = cluster.tiers
-            usual = USUAL_NETWORK.get(device)
-            if usual and not network:
-                return (node, _network(usual))
-            return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
+    """Links within a node and the network beyond: those of the first shipped cluster of that device. Where none comes with it, or
+    its file ends at the node, the network is the usual one."""
+    clusters = (cluster for cluster in map(load_cluster, cluster_names()) if cluster.device.key == device)
+    shipped = next(clusters, None)
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    return (Tier("node", "switch", 8, within, 3e-6), _network(USUAL_NETWORK.get(device, ANY_NETWORK)))
-
-
-def _network(rate: float) -> Tier:
-    return Tier("network", "switch", 16, rate, 8e-6)
+    node, *network = shipped.tiers if shipped else (Tier("node", "switch", 8, within, 3e-6),)
+    if not network and node.kind != "torus":
+        network = [Tier("network", "switch", 16, ANY_NETWORK, 8e-6)]
+    usual = USUAL_NETWORK.get(device)
+    return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}

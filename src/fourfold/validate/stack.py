@@ -44,6 +44,7 @@ class Stack:
         return f"{self.framework}-{self.year}{month}" if self.year else self.framework
 
 
+_NEMO = r"(?<!bio)nemo(?!tron)"
 _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("neuron", Stack("neuronx", 2024, True, True)),
     ("mindformers", Stack("mindformers", 2024)),
@@ -85,7 +86,7 @@ _TRAINERS: tuple[tuple[str, Stack], ...] = (
     ("torchtitan", Stack("torchtitan", 2025)),
     ("olmo", Stack("olmo-core", 2025)),
     ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
-    (r"(?<!bio)nemo(?!tron)", Stack("nemo", 2025, True, True)),
+    (_NEMO, Stack("nemo", 2025, True, True)),
     ("gpt-neox", Stack("megatron-neox", 2022, True)),
     ("megatron-deepspeed|deepspeed-megatron", Stack("megatron-deepspeed", 2022, True)),
     ("megatron", Stack("megatron", 2025, True)),
@@ -121,7 +122,7 @@ _MAKERS: tuple[tuple[str, Stack], ...] = (
 """Models of which it is known what trained them, where a row does not say."""
 _DATED_BY_PAPER = (
     "torchtitan",
-    r"(?<!bio)nemo(?!tron)",
+    _NEMO,
     "megatron-deepspeed|deepspeed-megatron",
     "megatron",
     "colossal",

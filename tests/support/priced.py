@@ -1,0 +1,38 @@
+"""Runs of presets on nodes of H100, and their prices with the kernels that nothing was fitted on."""
+
+from typing import Any
+
+from fourfold.config import resolve_model
+from fourfold.config.hardware import load_cluster
+from fourfold.config.run_file import parse_run
+from fourfold.cost import Prices
+from fourfold.cost.fitted import Fitted
+from fourfold.cost.stack import Stack
+from fourfold.layout import resolve_layout
+from fourfold.model.work import Phase
+from fourfold.program.facts import Lowering
+
+STACK = Stack(contention=0.0)
+
+
+def lowered(preset: str, vocab_size: int, **layout: Any) -> Lowering:
+    """In bf16, 64 sequences of 4,096 tokens a step."""
+    table = {
+        "model": {"preset": preset},
+        "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
+        "layout": layout,
+        "precision": {"compute": "bf16"},
+    }
+    config = parse_run(table)
+    model = resolve_model(config.model, vocab_size)
+    return Lowering.of(config, model, resolve_layout(config, model), "native")
+
+
+def prices_of(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
+    kernels = Fitted({}, {}, {}).kernels("any", stack)
+    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
+    return Prices(cluster, facts.layout, **{"kernels": kernels, "stack": stack, **others})
+
+
+def forward_of(facts: Lowering, segment: str = "b1") -> Phase:
+    return facts.footprint(facts.by_name[segment]).forward
