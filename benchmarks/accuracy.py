@@ -1,4 +1,5 @@
-"""Writes docs/accuracy.md: published runs predicted, by fitted constants and by those fitted without their file.
+"""Writes docs/accuracy.md and docs/accuracy_by_source.md: published runs predicted, by fitted constants and by those fitted without
+their file.
 
 python benchmarks/fit_constants.py DIR benchmarks/rows --write --cross cross.json
 fourfold validate DIR benchmarks/rows --json --plots docs/accuracy > fitted.json
@@ -70,17 +71,24 @@ def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * 3, *rows])
 
 
-def summaries(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [
-        *((name, s["metrics"]) for name, s in document["by_source"].items()),
-        ("**all**", document["overall"]["metrics"]),
+def summaries(
+    fitted: dict[str, Any], crossed: dict[str, Any], collected: bool
+) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Of every source that this project collected, or of every other one and all together: metrics, fitted and cross-validated."""
+    ours = {path.stem for path in ROWS.glob("*.json")}
+    both = [
+        (name, source["metrics"], crossed["by_source"][name]["metrics"])
+        for name, source in fitted["by_source"].items()
+        if (name in ours) == collected
     ]
+    together = ("**all**", fitted["overall"]["metrics"], crossed["overall"]["metrics"])
+    return both if collected else [*both, together]
 
 
-def times(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+def times(fitted: dict[str, Any], crossed: dict[str, Any], collected: bool = False) -> str:
     """Step time, fitted beside cross-validated."""
     rows = []
-    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+    for name, one, two in summaries(fitted, crossed, collected):
         if not one["step"]["count"]:
             continue
         row = [name, str(one["step"]["count"]), percent(one["null_mean"])]
@@ -92,9 +100,9 @@ def times(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
     return table([*head, *(f"cross {text}" for text in head[3:]), "healthy mean %", "cross healthy %"], rows)
 
 
-def order(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+def order(fitted: dict[str, Any], crossed: dict[str, Any], collected: bool = False) -> str:
     rows = []
-    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+    for name, one, two in summaries(fitted, crossed, collected):
         if not one["ranking"]["groups"]:
             continue
         row = [name, str(one["ranking"]["groups"])]
@@ -110,9 +118,9 @@ def order(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
     return table(["source", "groups", *head, *(f"cross {text}" for text in head)], rows)
 
 
-def memory(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+def memory(fitted: dict[str, Any], crossed: dict[str, Any], collected: bool = False) -> str:
     rows = []
-    for (name, one), (_, two) in zip(summaries(fitted), summaries(crossed), strict=True):
+    for name, one, two in summaries(fitted, crossed, collected):
         fit, other = one["fit"], two["fit"]
         if not one["memory"]["count"] and not fit["ran"] and not fit["failed"]:
             continue
@@ -130,7 +138,19 @@ def skipped(document: dict[str, Any]) -> str:
     return table(["rows", "why they are skipped"], [[str(n), reason] for reason, n in reasons])
 
 
-def collected() -> str:
+def by_source(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
+    """The page of the sources that this project collected."""
+    head = """\
+# Accuracy by source
+
+The rows of `benchmarks/rows`, source by source ([README](../benchmarks/rows/README.md)). [accuracy.md](accuracy.md) says what the
+columns are and how this page is written.
+"""
+    made = (("Step time", times), ("Order of layouts", order), ("Memory", memory))
+    return head + "".join(f"\n## {name}\n\n{make(fitted, crossed, True)}\n" for name, make in made)
+
+
+def number_collected() -> str:
     """How many rows this project collected, and how many of them are not from memory as a whole."""
     rows = [row for path in sorted(ROWS.glob("*.json")) for row in json.loads(path.read_text(encoding="utf-8"))]
     read = sum(not row.get("from_memory") for row in rows)
@@ -144,14 +164,20 @@ def main() -> None:
     options = parser.parse_args()
     fitted, crossed = (json.loads(path.read_text(encoding="utf-8")) for path in (options.fitted, options.crossed))
     text = TEXT.read_text(encoding="utf-8")
-    made = {"AIMS": aims, "TIMES": times, "ORDER": order, "MEMORY": memory}
-    for key, make in made.items():
-        text = text.replace(f"<!-- {key} -->", make(fitted, crossed))
-    text = text.replace("<!-- SKIPPED -->", skipped(fitted)).replace("<!-- COLLECTED -->", collected())
+    tables = {
+        "AIMS": aims(fitted, crossed),
+        "TIMES": times(fitted, crossed),
+        "ORDER": order(fitted, crossed),
+        "MEMORY": memory(fitted, crossed),
+    }
+    for key, lines in tables.items():
+        text = text.replace(f"<!-- {key} -->", lines)
+    text = text.replace("<!-- SKIPPED -->", skipped(fitted)).replace("<!-- COLLECTED -->", number_collected())
     text = text.replace(
         "<!-- DEFAULTS -->", "\n".join(f"- {line}" for line in (" ".join(d.split()) for d in defaults_lines()))
     )
     (DOCS / "accuracy.md").write_text(text, encoding="utf-8")
+    (DOCS / "accuracy_by_source.md").write_text(by_source(fitted, crossed), encoding="utf-8")
 
 
 if __name__ == "__main__":
