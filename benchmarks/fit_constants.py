@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fit_memory import Held, fit_memory, held_rows
+from fit_memory import Held, fit_memory, held_rows, is_measured, is_telling
 from fit_rows import Shared, Timed, say, timed_rows
 from fit_sample import chosen, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
@@ -178,7 +178,7 @@ def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
         parts.append((entry, heard))
     for stack, entry in table["stack"].items():
         parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
-        number = sum(stack in (case.stack, framework_of(case.stack)) for case in held)
+        number = sum(stack in (case.stack, framework_of(case.stack)) for case in held if is_measured(case))
         entry.update({"memory_rows": number} if number else {})
     for entry, mine in parts:
         entry["rows"] = len(mine)
@@ -258,7 +258,7 @@ def main() -> None:
     cases = telling(cases)
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
-    weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows)
+    weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
     table = prior
     for number in range(options.rounds):
         parts = timed.at(table)

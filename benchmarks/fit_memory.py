@@ -1,4 +1,5 @@
-"""The fit of what stacks hold in memory: five constants, each its prior plus its framework's departure plus its own."""
+"""The fit of what stacks hold in memory: five constants, each its prior plus its framework's departure plus its own. Runs whose
+memory nobody measured say what they hold at most, as they ran, or at least, as they ran out of memory."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.stack import Stack
 from fourfold.program.liveness import memory_peak
-from fourfold.validate import Case
+from fourfold.validate import Case, Prediction
 from fourfold.validate.predict import case_prices
 
 STEP = 0.1
@@ -20,15 +21,22 @@ SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_by
 """How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
 LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5, "unit_bytes": 1.5}
 SMALL_ERROR, REWEIGHTED = 0.03, 10
+NEAR = 0.7
+"""Of a device's memory: what is predicted to hold less is no news where it ran."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Rows whose memory was measured. `parts`: of each row, before any constant and for one unit of each of four, in shares of
-    what its tensors were measured to hold."""
+    """Rows whose memory was measured or is bounded. `parts`: of each row, before any constant and for one unit of each of four, in
+    shares of what its tensors were measured to hold, or may hold."""
 
     cases: list[Case]
     parts: Numbers
+
+    @property
+    def bounds(self) -> Numbers:
+        """Of each row: 0 where its memory was measured, 1 where it ran, -1 where it did not fit."""
+        return np.array([0.0 if is_measured(case) else -1.0 if case.measured.failed else 1.0 for case in self.cases])
 
     def of_known(self) -> "Held":
         return self._kept([case.stack.partition("-")[0] != UNKNOWN for case in self.cases])
@@ -39,6 +47,18 @@ class Held:
     def _kept(self, which: list[bool]) -> "Held":
         kept = [i for i, keeps in enumerate(which) if keeps]
         return Held([self.cases[i] for i in kept], self.parts[kept])
+
+
+def is_measured(case: Case) -> bool:
+    return bool(case.measured.memory_bytes) and not case.measured.failed
+
+
+def is_telling(case: Case, found: Prediction) -> bool:
+    """Whether its memory was measured, or it came as near to its device's as the constants may be wrong."""
+    if is_measured(case):
+        return True
+    share = (found.memory_bytes or 0.0) / case.hardware.memory_bytes
+    return share < 1 / NEAR if case.measured.failed else share > NEAR
 
 
 def held_rows(rows: list[Lowered], table: Table) -> Held:
@@ -55,7 +75,10 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
 
 
 def _live_bytes(case: Case, stack: Stack) -> float:
-    """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted."""
+    """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted.
+    Where nobody measured, what the device has room for."""
+    if not is_measured(case):
+        return case.hardware.memory_bytes - stack.context_bytes
     measured, held = case.measured, float(case.measured.memory_bytes or 0)
     if measured.memory_kind == "device":
         held = max(0.5 * held, held - stack.context_bytes)
@@ -89,11 +112,14 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
         error = (1 + now[:, 0]) * inner - 1
         slope = np.concatenate([inner[:, None], (1 + now[:, :1]) * held.parts[:, 1:]], 1)
         matrix = (member[:, :, None] * slope[:, None, :] * spread).reshape(len(error), -1)
-        weighted = matrix * (weights**2 * 10 / np.maximum(np.abs(error), SMALL_ERROR))[:, None]
+        wrong = (held.bounds == 0) | (held.bounds * error > 0)
+        weighted = matrix * (weights**2 * wrong * 10 / np.maximum(np.abs(error), SMALL_ERROR))[:, None]
         at = (moved / spread).ravel()
         found = np.linalg.solve(weighted.T @ matrix + np.eye(len(at)), weighted.T @ (matrix @ at - error))
         moved = (at + 0.7 * (found - at)).reshape(spread.shape) * spread
-    say(f"memory: {len(error)} rows, mean |error| {np.abs(error).mean():.3f}")
+    exact, beyond = held.bounds == 0, (held.bounds * error > 0).sum()
+    off = np.abs(error[exact]).mean() if exact.any() else 0.0
+    say(f"memory: {exact.sum()} rows, mean |error| {off:.3f}; {beyond} of {(~exact).sum()} beyond their bounds")
     for owner in owners:
         _put(table, owner, _start(before, owner) + moved[columns["framework", owner]])
     for stack in leaves:

@@ -18,7 +18,7 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.simulate.step import simulate, steady_microbatches
 from fourfold.simulate.whole import check_size
-from fourfold.validate import Case
+from fourfold.validate import Case, Prediction
 from fourfold.validate.predict import case_facts, case_prices, host_update_seconds, settle
 
 _Found = TypeVar("_Found")
@@ -58,12 +58,14 @@ def lowered(case: Case) -> Lowered:
     return Lowered(case, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
 
 
-def prepare(cases: list[Case]) -> list[Lowered]:
-    """What a source leaves open is taken as it is predicted, by the constants that ship."""
+def prepare(cases: list[Case], keeps: Callable[[Case, Prediction], bool]) -> list[Lowered]:
+    """What a source leaves open is taken as it is predicted, by the constants that ship; of those, the ones to keep."""
     rows = []
     for case in cases:
         try:
-            rows.append(lowered(settle(case, fitted())[0]))
+            settled, found = settle(case, fitted())
+            if keeps(settled, found):
+                rows.append(lowered(settled))
         except UserError as error:
             say(f"{case.id}: {error}")
     gc.collect()
@@ -107,11 +109,17 @@ class Shared(Generic[_Found]):
     connections: list[Connection]
 
     @classmethod
-    def among(cls, jobs: int, cases: list[Case], look: Callable[[list[Lowered], Table], _Found]) -> "Shared[_Found]":
+    def among(
+        cls,
+        jobs: int,
+        cases: list[Case],
+        look: Callable[[list[Lowered], Table], _Found],
+        keeps: Callable[[Case, Prediction], bool] = lambda case, found: True,
+    ) -> "Shared[_Found]":
         connections = []
         for job in range(jobs):
             here, there = multiprocessing.Pipe()
-            multiprocessing.Process(target=_serve, args=(there, cases[job::jobs], look), daemon=True).start()
+            multiprocessing.Process(target=_serve, args=(there, cases[job::jobs], look, keeps), daemon=True).start()
             connections.append(here)
         return cls(connections)
 
@@ -121,8 +129,13 @@ class Shared(Generic[_Found]):
         return [connection.recv() for connection in self.connections]
 
 
-def _serve(connection: Connection, cases: list[Case], look: Callable[[list[Lowered], Table], object]) -> None:
-    rows = prepare(cases)
+def _serve(
+    connection: Connection,
+    cases: list[Case],
+    look: Callable[[list[Lowered], Table], object],
+    keeps: Callable[[Case, Prediction], bool],
+) -> None:
+    rows = prepare(cases, keeps)
     while True:
         try:
             table = connection.recv()

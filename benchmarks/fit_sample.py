@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from fit_table import MEASURED, family_of
-from fourfold.validate import Case
+from fourfold.validate import DEVICE_KEYS, Case
 
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
@@ -23,6 +23,8 @@ DISTURBED = (
 """Files, by how they begin, of runs that something outside their configuration held up (a cluster being brought up, limited power,
 all-to-alls at a fraction of their network's rate), or whose machine is inferred: they are predicted, and inform nothing.
 Neither do runs on a device of no table: what is not known of it would be taken for its software's."""
+UNEXPLAINED = ("nanotron_playbook_failed",)
+"""Files of runs that failed, for want of memory or otherwise."""
 SWEEP_FACTOR = 4.0
 
 
@@ -31,7 +33,7 @@ def telling(cases: list[Case]) -> list[Case]:
     return [
         case
         for case in cases
-        if "row" not in case.from_memory and not case.file.startswith(DISTURBED) and case.own_device is None
+        if "row" not in case.from_memory and not case.file.startswith(DISTURBED) and case.device in DEVICE_KEYS
     ]
 
 
@@ -63,9 +65,13 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
 
 
 def with_memory(cases: list[Case], per_file: int) -> list[Case]:
-    """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory."""
+    """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory. Where none was
+    measured, those that say all that memory depends on, and ran, or ran out of it."""
     generator, by_file = random.Random(11), defaultdict(list)
     for case in cases:
-        if case.measured.memory_bytes and not (case.measured.failed or case.offloaded) and case.layout.pp <= 16:
+        left_open = case.microbatch_open or case.recompute_open or case.zero_open
+        bounded = not left_open and case.file not in UNEXPLAINED
+        told = bounded if case.measured.failed or not case.measured.memory_bytes else True
+        if told and not case.offloaded and case.layout.pp <= 16:
             by_file[case.file].append(case)
     return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]

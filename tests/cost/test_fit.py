@@ -141,6 +141,28 @@ def test_memory_constants_are_recovered(moved: str) -> None:
         assert Constants(table).value("stack", one.stack, name) == pytest.approx(wanted[name], rel=0.1, abs=0.2), name
 
 
+@pytest.mark.parametrize(("failed", "moves"), [(False, -1), (True, 1)])
+def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) -> None:
+    """Predicted to need 1.3 x the memory, those that ran push down and those that failed say nothing; with 0.7 x, the reverse."""
+    measured, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
+    bounded = replace(measured, measured=replace(measured.measured, memory_bytes=None, failed=failed))
+    was = {name: start.value("stack", measured.stack, name) for name in UNITS}
+
+    def fitted_share(needed: float) -> float:
+        head = {"logits_bytes": 0.5 * needed * UNITS["logits_bytes"] / was["logits_bytes"]}
+        parts = np.array([0.5 * needed, *(head.get(name, 0.0) for name in UNITS)])
+        table = copied(PRIOR)
+        fit_memory(Held([bounded] * 20, np.array([parts] * 20)), PRIOR, table)
+        constants = Constants(table)
+        now = [1.0, *(constants.value("stack", measured.stack, name) / UNITS[name] for name in UNITS)]
+        return float((1 + constants.value("stack", measured.stack, "extra")) * (parts @ now))
+
+    extra = 1 + start.value("stack", measured.stack, "extra")
+    pushed, left = (1.3, 0.7) if moves < 0 else (0.7, 1.3)
+    assert moves * (fitted_share(pushed) - pushed * extra) > 0.1
+    assert fitted_share(left) == pytest.approx(left * extra)
+
+
 def test_what_ships_stands_within_the_limits_and_says_its_own_source() -> None:
     tables = {"prior": PRIOR, "fitted": {"device": fitted().devices, "stack": fitted().stacks, "link": fitted().links}}
     for name, table in tables.items():

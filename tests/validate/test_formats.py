@@ -89,6 +89,7 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
         ("DeepSpeed blog, 2024", "bf16", "", "bf16"),
         ("DeepSpeed blog, 2024", "bf16", "fp32 gradients reduced", "fp32"),
         ("DeepSpeed blog, 2024", "bf16 (autocast)", "", "fp32"),
+        ("InternLM/InternEvo performance, 2024", "bf16", "", "bf16"),
         ("a trainer, 2024", "bf16", "", "fp32"),
         ("a trainer, 2024", "bf16 (gradients bf16)", "", "bf16"),
     ],

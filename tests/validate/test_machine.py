@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from fourfold.config.hardware import load_device
 from fourfold.validate import DEFAULTS, Case, Skip, translate
 from fourfold.validate.machine import link_rate
 from fourfold.validate.predict import case_cluster, predict_case
@@ -82,7 +83,16 @@ def test_devices_by_their_names(name: str, key: str) -> None:
     case = translate(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
     assert isinstance(case, Case)
     assert case.device == key
-    assert case.own_device is None
+    assert case.hardware == load_device(case.device)
+
+
+@pytest.mark.parametrize(("stated", "held"), [(80.0, 80), (84.0, 80), (96.0, 96), (64.0, 64)])
+def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another(stated: float, held: int) -> None:
+    row = ROWS["torchtitan:6"]
+    case = translate(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=stated)))
+    assert isinstance(case, Case)
+    assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", held * 2**30)
+    assert case_cluster(case).device == case.hardware
 
 
 def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
@@ -90,8 +100,7 @@ def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
     stated = replace(row.hardware, device="Tachyon X9", memory_gb=128.0, peak_bf16_flops=800e12)
     case = translate(replace(row, hardware=stated))
     assert isinstance(case, Case)
-    assert case.own_device is not None
-    assert case.own_device.peak("bf16") == 800e12
+    assert case.hardware.peak("bf16") == 800e12
     assert DEFAULTS["stated_device"] in case.defaults
     slower = replace(stated, peak_bf16_flops=400e12)
     fast, slow = predict_case(case), predict_case(translate(replace(row, hardware=slower)))  # type: ignore[arg-type]
@@ -178,4 +187,4 @@ def test_a_tile_is_a_device() -> None:
     name = "Intel Data Center GPU Max 1550 (one tile is one device)"
     case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
     assert isinstance(case, Case)
-    assert (case.device, case.own_device) == ("max-1550", None)
+    assert (case.device, case.hardware) == ("max-1550", load_device("max-1550"))

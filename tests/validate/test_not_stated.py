@@ -152,6 +152,20 @@ def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
     assert settle(whole, fitted())[1].fits is False
 
 
+def test_recomputation_that_is_not_stated_is_full_where_selective_would_be_far_from_fitting() -> None:
+    stated, layout = ROWS["torchtitan:1"], StatedLayout(tp=1, pp=1, cp=8)
+    row = replace(stated, layout=layout, recompute=None, global_sequences=1, microbatch_sequences=1)
+
+    def settled(sequence_length: int) -> tuple[str, int, bool | None]:
+        case = translate(replace(row, sequence_length=sequence_length, source="a trainer, 2024"))
+        assert isinstance(case, Case)
+        case, found = settle(case, fitted())
+        return case.layout.recompute, case.layout.zero, found.fits
+
+    assert settled(8192)[0] == "none"
+    assert settled(262_144) == ("full", 3, True), "parameters are sharded over the ranks of context parallelism"
+
+
 def test_unbalanced_routing_is_not_asked() -> None:
     row = ROWS["vendor:0"]
     skip = translate(replace(row, notes="UNBALANCED routing (not forced)"))

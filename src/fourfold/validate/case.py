@@ -101,16 +101,17 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """One run to predict. `device`: a key of the device tables, or of `own_device`, known by its row alone; `stack`: framework and
-    year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3` where the row names one;
-    `attention_dropout`: written attention drops scores out, as GPT's kind does; `peak_flops`: of one device in this precision as
-    the source states it; `vocab_size`: before padding; `even_stages`: all pipeline stages have the same number of blocks,
-    embedding and head come on top; `recompute_open`, `microbatch_open`, `zero_open`, `states_open`: the source does not say what
-    is recomputed, what runs at once, what is sharded, in what format states are; `offloaded`: what lies in the host's memory;
-    `dispatcher`, `merged_experts`, `fused_experts`: as in `cost.Stack`, where the source says; `attention_share`: of causal
-    attention's work that windows and documents leave; `eager`: the source says that nothing is compiled; `graphed`: a step's
-    kernels are started as one graph; `chunked_loss`: the logits of a few tokens are made at a time; `moment_bytes`: of an element
-    of the optimizer's moments, where the row says; `defaults`: what was filled in, or contradicts itself, in words.
+    """One run to predict. `device`: the key of `hardware`, which may be of no table, and has the memory that the row states;
+    `stack`: framework and year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3`
+    where the row names one; `attention_dropout`: written attention drops scores out, as GPT's kind does; `peak_flops`: of one
+    device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all pipeline stages have
+    the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`, `zero_open`,
+    `states_open`: the source does not say what is recomputed, what runs at once, what is sharded, in what format states are;
+    `offloaded`: what lies in the host's memory; `dispatcher`, `merged_experts`, `fused_experts`: as in `cost.Stack`, where
+    the source says; `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says
+    that nothing is compiled; `graphed`: a step's kernels are started as one graph; `chunked_loss`: the logits of a few tokens
+    are made at a time; `moment_bytes`: of an element of the optimizer's moments, where the row says; `defaults`: what was
+    filled in, or contradicts itself, in words.
     """
 
     id: str
@@ -125,6 +126,7 @@ class Case:
     global_sequences: int
     precision: Precision
     device: str
+    hardware: Device
     num_devices: int
     network: Network
     measured: Measured
@@ -138,7 +140,6 @@ class Case:
     zero_open: bool = False
     states_open: bool = False
     offloaded: Offloaded | None = None
-    own_device: Device | None = None
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False

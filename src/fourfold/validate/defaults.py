@@ -54,7 +54,8 @@ DEFAULTS: dict[str, str] = {
     "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
-    "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective.",
+    "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective; full where that "
+    "too would be a quarter beyond the memory.",
     "offload_optimizer": "Of optimizer states in the host's memory each parameter's 16 bytes (gradient, moments, new values) "
     "pass a link of 25 GB/s after every step; memory is not predicted.",
     "offload_activations": "Activations that lie in the host's memory are taken to travel beside computation; memory is "
@@ -68,9 +69,9 @@ DEFAULTS: dict[str, str] = {
     "Blackwell fp8 products. One device that would not hold that has weights and moments in 16 bits, where the row says nothing "
     "of them.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
-    "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities) and DeepSpeed sum gradients in the format computed "
-    "in, without autocast, and so do the recipes behind NeMo's own tables since 2024; Megatron in fp32 with bf16 and in fp16 with "
-    "fp16; Megatron-DeepSpeed in fp32.",
+    "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities), DeepSpeed, Colossal-AI and InternEvo sum "
+    "gradients in the format computed in, without autocast, and so do the recipes behind NeMo's own tables since 2024; Megatron in "
+    "fp32 with bf16 and in fp16 with fp16; Megatron-DeepSpeed in fp32.",
     "device": "A100 and H100 without a form factor are SXM; A100 without a size has 80 GB; regression values without a device are "
     "of an A100.",
     "stated_device": "A device that no table has is made of the peak and the memory that its row states, its memory's speed one "

@@ -92,8 +92,9 @@ def _format(text: str) -> str | None:
     return next((name for name in ("bf16", "fp16", "fp32") if name in text), None)
 
 
-NARROW_SUMS = ("deepspeed", "fsdp", "llm-foundry", "modalities")
-"""Frameworks that sum gradients in the format computed in: FSDP's usual mixed precision, DeepSpeed."""
+NARROW_SUMS = ("deepspeed", "fsdp", "llm-foundry", "modalities", "colossal-ai", "internevo")
+"""Frameworks that sum gradients in the format computed in: FSDP's usual mixed precision, DeepSpeed, Colossal-AI's low-level ZeRO
+and what descends from it."""
 TUNED_SINCE = 2024
 """From then on the recipes behind NeMo's and Megatron Bridge's own tables of performance sum gradients in bf16."""
 _TUNED = r"perf|dgxc|training_results|nvidia-nemo/"

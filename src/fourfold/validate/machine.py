@@ -96,16 +96,20 @@ NODE_LINKS: tuple[tuple[str, float], ...] = (
 )
 """Bytes a second of one device within a node, by the beginning of its key, where no cluster that comes with fourfold has it: PCIe,
 NVLink, Infinity Fabric, Ethernet on the board, by their datasheets."""
+SAME_MEMORY = 0.08
+"""How far a stated memory may be from a device's own and still be that, counted otherwise."""
 FLOPS_A_BYTE = 240
 """Of a device that is known by its row alone: peak bf16 FLOP/s over bytes of memory a second, the middle of A100 to B200."""
 
 
 def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
-    """Of the device tables, or made of what the row itself states."""
-    name = _known_device(hardware, row, filled)
+    """Of the device tables, with the memory that the row states where that is another; or made of what the row itself states."""
+    name, memory_gb = _known_device(hardware, row, filled), hardware.memory_gb
     if name is not None:
-        return load_device(name)
-    peak, memory_gb = hardware.peak_bf16_flops, hardware.memory_gb
+        device = load_device(name)
+        stated = round((memory_gb or 0) * 2**30) or device.memory_bytes
+        return replace(device, memory_bytes=stated) if abs(stated / device.memory_bytes - 1) > SAME_MEMORY else device
+    peak = hardware.peak_bf16_flops
     if not peak or not memory_gb:
         raise Untranslatable(f"the device {hardware.device[:40]!r} is not in the device tables")
     filled.approximate("stated_device")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, Tier, load_device
+from fourfold.config.hardware import Cluster, Tier
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
@@ -26,6 +26,8 @@ FLASH_2_ON_HOPPER, FLASH_2_ON_BLACKWELL, FLASH_3_SPEED = 0.95, 0.45, 1.6
 """Of attention beside the device's constant: by runs of TRL at a million tokens on H100, 1.75 x apart, and at 65,536 on B200."""
 CHUNKED_LOGITS_BYTES = 1.0
 """Of every logit of a microbatch, where a few tokens' are made at a time: one in sixteen of them, with its gradient, in fp32."""
+FAR = 1.25
+"""Times a device's memory: further beyond it than memory is mistaken."""
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
@@ -40,7 +42,8 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
 def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
     """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
     `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation; whoever may choose comes
-    closer to the limit than memory is predicted, so that its time is not taken. Raises `UserError`."""
+    closer to the limit than memory is predicted, so that its time is taken only where less is `FAR` from fitting. Raises
+    `UserError`."""
     usual, found = case, _predicted(case, constants)
     for lighter in _lighter(case):
         if found.fits is not False:
@@ -51,7 +54,11 @@ def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
             continue
     if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
         full = replace(case, layout=replace(case.layout, recompute="full"))
-        found = replace(found, fits=_predicted(full, constants).fits)
+        fullest = _predicted(full, constants)
+        if (found.memory_bytes or 0) > FAR * case.hardware.memory_bytes:
+            case, found = full, fullest
+        else:
+            found = replace(found, fits=fullest.fits)
     return _said(case, usual), found
 
 
@@ -90,13 +97,14 @@ def _lighter_layouts(case: Case) -> Iterator[Case]:
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()
         yield replace(case, layout=layout)
-    if case.zero_open and layout.zero == 0 and layout.dp_shard > 1:
+    shared = case.zero_open and layout.dp_shard * layout.cp > 1
+    if shared and layout.zero == 0:
         layout = replace(layout, zero=1)
         yield replace(case, layout=layout)
     if case.recompute_open and layout.recompute == "none":
         layout = replace(layout, recompute="selective")
         yield replace(case, layout=layout)
-    if case.zero_open and layout.zero < 3 and layout.dp_shard > 1 and layout.pp == 1 and not case.even_stages:
+    if shared and layout.zero < 3 and layout.pp == 1 and not case.even_stages:
         layout = replace(layout, zero=3)
         yield replace(case, layout=layout)
 
@@ -226,7 +234,7 @@ def _attention_speed(case: Case, usual: float) -> float:
 
 def case_cluster(case: Case) -> Cluster:
     """NVLink, or what a node has in its place, and one network beyond it."""
-    device = case.own_device or load_device(case.device)
+    device = case.hardware
     network = case.network
     inner = min(network.nvlink_domain, case.num_devices)
     within, *beyond = usual_tiers(case.device)

@@ -8,7 +8,7 @@ from fourfold.validate.case import Case, Skip, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.dimensions import model_of
 from fourfold.validate.formats import are_states_open, moment_bytes_of, precision_of
-from fourfold.validate.machine import DEVICE_KEYS, device_of, network_of
+from fourfold.validate.machine import device_of, network_of
 from fourfold.validate.masks import attention_share
 from fourfold.validate.measured import measured_of
 from fourfold.validate.remarks import (
@@ -70,7 +70,7 @@ def _case(row: Row) -> Case:
         global_sequences=global_sequences,
         precision=precision,
         device=device.key,
-        own_device=None if device.key in DEVICE_KEYS else device,
+        hardware=device,
         num_devices=degrees.num_devices,
         network=network_of(hardware, device.key, degrees.num_devices, row.notes, filled),
         measured=measured,
