@@ -13,28 +13,28 @@ class Stack:
     """A framework of a year. `fourfold` itself is the default.
 
     Time. `overlap_inside`: a segment's own collectives run while its kernels do, as the operators are written; else they are
-    waited for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation; `overlap_all_reduce`:
-    where they do not, those of whole gradients without a pipeline still do (hooks of torch's DDP). `publish_ahead`: what ZeRO-1
-    and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap of parameter
-    gathers). `contention`: how much of the time that a collective runs beside a kernel the kernel loses. `host_launch_seconds`,
-    `host_collective_seconds`: what the host needs to start a kernel, a collective; a pass over a segment takes at least their
-    sum. `host_crowded_seconds`: what a segment's collective adds to that for each rank of its group while stages send to one
-    another between nodes. `host_route_seconds`: what a pass over routed experts adds to that: the choice of experts,
-    permutations, the wait for how many tokens each has. `step_seconds`: what a step costs beside its program. `fused`: how far
-    passes over memory are those of fused kernels (1) rather than one operator after the other (0). `expert_launches`: what
-    starting one more expert's product costs beside starting a kernel (0: all are one grouped kernel). `conversions`: what
-    bringing tokens into a format of fewer bits costs beside the device's constant. `product_speed`, `attention_speed`,
-    `link_speed`: its kernels and links beside the constants of device and links; `low_speed`: of products in a format of fewer
-    bits, beside the others. `network_hops`: what a hop between nodes costs beside the constant of links. `dispatch_first`: tokens
-    go to experts before they are gathered over `etp`, not after. `dispatcher`: what brings tokens to experts and back.
-    `alltoall`: one copy for each expert; `deepep`: one to every node and rank that has experts of its, by kernels that read and
-    write the tokens where they are (DeepEP, 2025); `hybridep`: so, and sorted by expert on the way (HybridEP, 2026).
-    `fused_experts`: in formats with a scale a block, what lies between two products of experts is part of their kernels.
-    `overlap_experts`: in schedules that pair a forward with a backward, what goes to experts and back runs beside the other one's
-    computation (DualPipe, DeepSeek-AI 2024, section 3.2.1). `merged_experts`: so half of it does in every schedule (Megatron's
-    merged 1F1B, 2025). `products`: the format of matrix products where it is not the compute format; the head's are in that.
-    `fine_scales`: its scales are of blocks, not of tensors. `fused_attention`: flash attention; else the matrix of scores is
-    written, `attention_recomputed` again in backward, with `attention_dropout`, in fp32 with `wide_scores` (torch's own).
+    waited for. `overlap_data`: gathers and reductions of ZeRO and data parallelism run beside computation;
+    `overlap_all_reduce`: where they do not, those of whole gradients without a pipeline still do (hooks of torch's DDP).
+    `publish_ahead`: what ZeRO-1 and 2 publish travels while the next step's first forward runs, each unit until it is used
+    (Megatron's overlap of parameter gathers). `contention`: how much of the time that a collective runs beside a kernel the
+    kernel loses. `host_launch_seconds`, `host_collective_seconds`: what the host needs to start a kernel, a collective; a pass
+    over a segment takes at least their sum. `host_crowded_seconds`: what a segment's collective adds to that for each rank of
+    its group while stages send to one another between nodes. `host_route_seconds`: what a pass over routed experts adds to
+    that: the choice of experts, permutations, the wait for how many tokens each has. `step_seconds`: what a step costs beside
+    its program. `fused`: how far passes over memory are those of fused kernels (1) rather than one operator after the other
+    (0). `expert_launches`: what starting one more expert's product costs beside starting a kernel (0: all are one grouped
+    kernel). `conversions`: what bringing tokens into a format of fewer bits costs beside the device's constant.
+    `product_speed`, `attention_speed`, `link_speed`: its kernels and links beside the constants of device and links.
+    `network_hops`: what a hop between nodes costs beside the constant of links. `dispatch_first`: tokens go to experts before
+    they are gathered over `etp`, not after. `dispatcher`: what brings tokens to experts and back. `alltoall`: one copy for each
+    expert; `deepep`: one to every node and rank that has experts of its, by kernels that read and write the tokens where they
+    are (DeepEP, 2025); `hybridep`: so, and sorted by expert on the way (HybridEP, 2026). `fused_experts`: in formats with a
+    scale a block, what lies between two products of experts is part of their kernels. `overlap_experts`: in schedules that pair
+    a forward with a backward, what goes to experts and back runs beside the other one's computation (DualPipe, DeepSeek-AI
+    2024, section 3.2.1). `merged_experts`: so half of it does in every schedule (Megatron's merged 1F1B, 2025). `products`: the
+    format of matrix products where it is not the compute format; the head's are in that. `fine_scales`: its scales are of
+    blocks, not of tensors. `fused_attention`: flash attention; else the matrix of scores is written, `attention_recomputed`
+    again in backward, with `attention_dropout`, in fp32 with `wide_scores` (torch's own).
 
     Memory. `context_bytes`: what the process holds on the device before anything is allocated. `extra`: what its own tensors take
     beyond the program's, as a share of them; `slack`: what the allocator reserves beyond what is live, as a share. `saved_bytes`:
@@ -61,7 +61,6 @@ class Stack:
     fused: float = 0.0
     expert_launches: float = 0.0
     conversions: float = 1.0
-    low_speed: float = 1.0
     product_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0
