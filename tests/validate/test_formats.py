@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fourfold.cost.fitted import fitted
 from fourfold.validate import Case, translate
-from fourfold.validate.predict import predict_case
+from fourfold.validate.predict import case_facts, case_prices, predict_case
 from tests.support.published import CASES, ROWS
 
 
@@ -151,3 +152,25 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     assert isinstance(many, Case)
     assert many.layout.microbatch_sequences > 1
     assert not any("weights and moments" in text for text in predict_case(many).taken), "smaller microbatches first"
+
+
+def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
+    """Of a block's 12 h + 6 f bytes a token at most: inputs of three products halve, attention's output has a copy beside it."""
+    row = replace(ROWS["torchtitan:6"], source="Megatron-LM, 2025", precision="fp8", notes="", recompute="none")
+    row = replace(row, layout=replace(row.layout, tp=1, sequence_parallel=False))
+
+    def kept(**changes: object) -> float:
+        case = translate(replace(row, **changes))  # type: ignore[arg-type]
+        assert isinstance(case, Case)
+        return case_prices(case, case_facts(case), fitted()).stack.saved_share
+
+    case = translate(row)
+    assert isinstance(case, Case)
+    hidden, ffn = case.model.hidden_size, case.model.ffn_size
+    keys = 2 * case.model.num_kv_heads * case.model.head_dim
+    whole = 2 * (5 * hidden + keys + 3 * ffn)
+    assert kept() == pytest.approx(1 - (hidden + ffn) / whole, rel=0.01)
+    assert kept(precision="bf16") == 1.0
+    assert kept(source="torchtitan, 2025") == 1.0, "torchao keeps them in 16 bits"
+    assert kept(source="torchtitan, 2025", notes="products by Transformer Engine") == kept()
+    assert kept(precision="nvfp4") < kept()

@@ -171,4 +171,5 @@ def test_unbalanced_routing_is_not_asked() -> None:
     skip = translate(replace(row, notes="UNBALANCED routing (not forced)"))
     assert isinstance(skip, Skip)
     assert "unbalanced" in skip.reason
+    assert isinstance(translate(replace(row, notes="real data, natural routing")), Skip)
     assert isinstance(translate(replace(row, notes="forced balanced routing")), Case)

@@ -6,9 +6,9 @@ import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.validate import Case, Skip, translate
+from fourfold.validate.assertions import asserted
 from fourfold.validate.defaults import DEFAULTS
 from fourfold.validate.predict import case_facts, case_prices
-from fourfold.validate.remarks import asserted
 from tests.support.published import ROWS
 
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")

@@ -62,12 +62,22 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
         ("NeMo (2025)", "Nemotron-H pretraining", "nemo-2025"),
         ("", "SmolLM3, a blog of 2025", "nanotron-2025"),
         ("", "OPT, arXiv 2205.01068", "unknown-2022"),
+        ("Hugging Face Trainer, 2023", "microsoft/DeepSpeedExamples", "pytorch-2023"),
+        ("Hugging Face Trainer with DeepSpeed ZeRO-3, 2023", "a blog", "deepspeed-2023"),
+        ("Hugging Face Trainer (DDP, no DeepSpeed), 2023", "a blog", "pytorch-2023"),
+        ("Megatron-Bridge (NeMo container 25.11.01)", "", "nemo-2025"),
+        ("Megatron-Bridge (July 2026, container nemo:26.08)", "", "nemo-2026.06"),
     ],
 )
 def test_what_a_row_calls_its_framework_comes_first_and_papers_date_trainers(
     framework: str, source: str, name: str
 ) -> None:
     assert stack_of(source, "", framework).name == name
+
+
+def test_what_notes_deny_is_no_stack() -> None:
+    assert stack_of("a blog, 2023", "plain DDP, no FSDP or DeepSpeed").name == "unknown-2023"
+    assert stack_of("a blog, 2023", "DeepSpeed ZeRO-2").name == "deepspeed-2023"
 
 
 def test_releases_that_changed_much_are_stacks_of_their_own() -> None:

@@ -40,6 +40,10 @@ class Footprint:
     """Kept between the input gradient and the weight gradients, where they are apart; the upstream gradient included."""
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
+    operand_bytes: int = 0
+    """Of `saved_bytes`, what products alone read."""
+    attended_bytes: int = 0
+    """Of `saved_bytes`, attention's output, which its own backward reads beside a product."""
 
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
@@ -84,13 +88,18 @@ def _head(model: ModelConfig, shape: Shape) -> Footprint:
     )
 
 
+def _is_input(name: str) -> bool:
+    """Whether a saved tensor is read by products alone: what norms and gated products put out, tokens that came to experts."""
+    return name.startswith("normed_") or name in ("product", "shared_product", "rows", "both")
+
+
 def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
     keep = policy != "selective"
     run_forward, run_backward = (module_forward, module_backward) if segment.depth else (block_forward, block_backward)
     with_graph = run_forward(segment, model, shape, keep)
     saved = dict(with_graph.live)
     output = saved.pop("output")
-    total = sum(saved.values())
+    total, saved_sizes = sum(saved.values()), dict(saved)
     forward = run_forward(segment, model, shape, keep=False, graph=False) if policy == "full" else with_graph
     backward = run_backward(segment, model, shape, saved, keep)
     apart = run_backward(segment, model, shape, saved, keep, apart=True)
@@ -114,4 +123,6 @@ def _block(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> F
         deferred_bytes=deferred,
         input_workspace_bytes=apart.peak - total - backward.live["grad"] - deferred,
         weight_workspace_bytes=weight.peak - deferred,
+        operand_bytes=sum(size for name, size in saved_sizes.items() if _is_input(name)),
+        attended_bytes=saved_sizes.get("attention", 0),
     )

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
+from fourfold.validate.assertions import asserted
 from fourfold.validate.case import LayoutRequest, Untranslatable
 from fourfold.validate.defaults import Filled
-from fourfold.validate.remarks import asserted
 from fourfold.validate.row import Row
 from fourfold.validate.stack import ON_GPU, Stack
 from fourfold.validate.words import recompute_of, schedule_of

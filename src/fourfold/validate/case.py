@@ -110,8 +110,9 @@ class Case:
     `offloaded`: what lies in the host's memory; `dispatcher`, `merged_experts`, `fused_experts`: as in `cost.Stack`, where
     the source says; `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says
     that nothing is compiled; `graphed`: a step's kernels are started as one graph; `chunked_loss`: the logits of a few tokens
-    are made at a time; `moment_bytes`: of an element of the optimizer's moments, where the row says; `defaults`: what was
-    filled in, or contradicts itself, in words.
+    are made at a time; `narrow_operands`: what products read is kept for backward in the format multiplied in;
+    `moment_bytes`: of an element of the optimizer's moments, where the row says; `defaults`: what was filled in, or
+    contradicts itself, in words.
     """
 
     id: str
@@ -147,6 +148,7 @@ class Case:
     eager: bool = False
     graphed: bool = False
     chunked_loss: bool = False
+    narrow_operands: bool = False
     moment_bytes: float | None = None
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()

@@ -2,10 +2,11 @@
 
 import re
 
+from fourfold.validate.assertions import asserted
 from fourfold.validate.case import Precision
 from fourfold.validate.defaults import Filled
 from fourfold.validate.machine import BLACKWELL, HOPPER
-from fourfold.validate.remarks import asserted, is_mlperf
+from fourfold.validate.remarks import is_mlperf
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 

@@ -3,31 +3,12 @@
 import re
 
 from fourfold.cost.stack import Dispatcher
+from fourfold.validate.assertions import asserted, clauses_of, says
 from fourfold.validate.case import Offloaded, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.machine import BLACKWELL, HOPPER
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
-
-_CLAUSES = re.compile(r"[;,\n]|\.\s")
-_BEFORE = re.compile(r"\b(no|not|non|never|without|rather than|instead of)\b(\W+\w+){0,3}\W*$")
-_AFTER = re.compile(
-    r"^[\w ]{0,20}([=: ]|\bis\b|\bare\b)\s*(off|no|not|none|never|false|disabled?|0(?![.\d])|unknown|unclear|unstated|uncertain"
-    r"|possible|optional|left out|omitted|excluded|skipped|mentioned)\b|\?"
-)
-
-
-def asserted(text: str, pattern: str) -> list[str]:
-    """The clauses that say so, lower case: those that have the pattern with no word close before or after it that denies it or
-    leaves it open."""
-    return [clause for clause in _CLAUSES.split(text.lower()) if _says(clause, pattern)]
-
-
-def _says(clause: str, pattern: str) -> bool:
-    return any(
-        not _BEFORE.search(clause[: found.start()]) and not _AFTER.search(clause[found.end() :])
-        for found in re.finditer(pattern, clause)
-    )
 
 
 def check_task(row: Row, filled: Filled) -> None:
@@ -42,7 +23,7 @@ def check_task(row: Row, filled: Filled) -> None:
         raise Untranslatable("one layer alone, not a step")
     if asserted(text, r"(?<!by )\binference\b|\bserving\b|decode only|\bprefill\b"):
         raise Untranslatable("inference, not training")
-    if row.model.num_experts and re.search(r"\bunbalanced routing", text, re.I):
+    if row.model.num_experts and re.search(r"\b(unbalanced|natural) routing", text, re.I):
         raise Untranslatable("its routing is left unbalanced, and the loads are not stated")
     if re.search(r"\bsft\b|finetun|fine-tun", row.task or "", re.I):
         filled.approximate("sft")
@@ -107,6 +88,11 @@ def are_experts_fused(row: Row) -> bool:
     return bool(asserted(row.notes, r"\bfused grouped mlp|cute[- ]?dsl|\bop[- ]fuser"))
 
 
+def runs_transformer_engine(row: Row, stack: Stack) -> bool:
+    """Whether its products in few bits are Transformer Engine's, which keep what they read in that format for backward."""
+    return stack.is_megatron_kin or bool(asserted(f"{row.framework}; {row.notes}", r"transformer[- ]?engine|\bte\b"))
+
+
 MERGED_SINCE = (2026, 6)
 """Releases of Megatron Bridge whose recipes for experts in MXFP8 have it so."""
 
@@ -114,10 +100,10 @@ MERGED_SINCE = (2026, 6)
 def are_experts_merged(row: Row, stack: Stack, low: str | None, filled: Filled) -> bool:
     """Whether what goes to experts runs beside another microbatch's computation: where the row says so, or is silent and its
     recipe does."""
-    text = f"{row.notes}; {row.schedule or ''}".lower()
-    spoken = [clause for clause in _CLAUSES.split(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
+    text = f"{row.notes}; {row.schedule or ''}"
+    spoken = [clause for clause in clauses_of(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
     usual = stack.framework == "nemo" and (stack.year, stack.release) >= MERGED_SINCE and low == "mxfp8"
-    if not (all(_says(clause, r"\boverlap") for clause in spoken) if spoken else usual and row.model.num_experts):
+    if not (all(says(clause, r"\boverlap") for clause in spoken) if spoken else usual and row.model.num_experts):
         return False
     filled.approximate("merged_experts")
     return True

@@ -3,9 +3,11 @@
 import re
 from dataclasses import dataclass, replace
 
+from fourfold.validate.assertions import asserted
+
 _YEARS = re.compile(r"(?<!\d)(20[12]\d)(?:0[1-9]|1[0-2])?(?!\d)")
 _PAPER = re.compile(r"arxiv\D{0,20}?(\d\d)(?:0[1-9]|1[0-2])\.\d{4,5}", re.I)
-_CONTAINER = re.compile(r'(?:"|NeMo (?:Framework )?)(2\d)\.(0[1-9]|1[0-2])(?!\d)')
+_CONTAINER = re.compile(r'(?:"|nemo[: ](?:framework |container )?)(2\d)\.(0[1-9]|1[0-2])(?!\d)', re.I)
 SHARDED_SINCE = 2023
 """Scripts for Megatron turn its distributed optimizer on since this year."""
 _RELEASES = {"nemo": ((2026, 6),)}
@@ -18,8 +20,9 @@ ON_GPU = "maxtext-gpu"
 
 @dataclass(frozen=True)
 class Stack:
-    """`name` is framework-year, or framework-year.month from a release on that changed much; `is_megatron_kin`: of the Megatron
-    family, whose habits (padding, sequence parallelism) they share."""
+    """`name` is framework-year, or framework-year.month from a release on that changed much, with the platform between them
+    where that is not CUDA: its kernels and collectives are others. `is_megatron_kin`: of the Megatron family, whose habits
+    (padding, sequence parallelism) they share."""
 
     framework: str
     year: int
@@ -27,6 +30,7 @@ class Stack:
     sharded_optimizer: bool = False
     """The framework's recipes shard the optimizer's state by default."""
     release: int = 0
+    platform: str = ""
 
     @property
     def is_xla(self) -> bool:
@@ -41,7 +45,8 @@ class Stack:
     @property
     def name(self) -> str:
         month = f".{self.release:02}" if self.release else ""
-        return f"{self.framework}-{self.year}{month}" if self.year else self.framework
+        software = f"{self.framework}-{self.platform}" if self.platform else self.framework
+        return f"{software}-{self.year}{month}" if self.year else software
 
 
 _NEMO = r"(?<!bio)nemo(?!tron)"
@@ -113,6 +118,8 @@ _LIBRARIES: tuple[tuple[str, Stack], ...] = (
     ("pytorch", Stack("pytorch", 2024)),
 )
 """What trainers are made of: a framework that is called so may still be one that its source names."""
+_ON_TORCH: tuple[tuple[str, Stack], ...] = ((r"hugging ?face|\btransformers\b|\bhf\b", Stack("pytorch", 2024)),)
+"""What is named as a framework and runs on torch's own modules: its source may be a page that names others."""
 _MAKERS: tuple[tuple[str, Stack], ...] = (
     ("nemotron", Stack("megatron", 2024, True)),
     ("glm-130b|bloom", Stack("megatron-deepspeed", 2022, True)),
@@ -137,11 +144,16 @@ _DATED_BY_PAPER = (
 
 def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
     """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
-    `unknown` where none is known."""
+    `unknown` where none is known. What a framework or notes deny counts for nothing."""
     everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
-    for text, known in ((framework, _TRAINERS), (source, everything), (said, everything), (source, _MAKERS)):
+    for text, known in (
+        (framework, (*_TRAINERS, *_ON_TORCH)),
+        (source, everything),
+        (said, everything),
+        (source, _MAKERS),
+    ):
         for word, stack in known:
-            if re.search(word, text, re.I):
+            if re.search(word, text, re.I) if text is source else asserted(text, word):
                 year = _paper_year(source) if word in _DATED_BY_PAPER else None
                 dated = replace(stack, year=year) if year else stack
                 return _with_year(_variant(dated, notes), source, framework)

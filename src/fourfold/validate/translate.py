@@ -20,6 +20,7 @@ from fourfold.validate.remarks import (
     is_graphed,
     is_loss_chunked,
     offloaded_of,
+    runs_transformer_engine,
 )
 from fourfold.validate.row import Row
 from fourfold.validate.stack import ON_GPU, Stack, stack_of, usual_stack
@@ -91,14 +92,19 @@ def _case(row: Row) -> Case:
         merged_experts=are_experts_merged(row, stack, precision.low, filled),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
+        narrow_operands=precision.low is not None and runs_transformer_engine(row, stack),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
     )
 
 
+PLATFORMS = {"max-1550": "xpu"}
+"""What frameworks run on, by the device's key, where it is neither CUDA nor what the framework is for."""
+
+
 def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
-    found = stack_of(row.source, row.notes, row.framework)
+    found = replace(stack_of(row.source, row.notes, row.framework), platform=PLATFORMS.get(device, ""))
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)
     if found.framework != "unknown":

@@ -2,9 +2,10 @@
 
 import re
 
+from fourfold.validate.assertions import asserted
 from fourfold.validate.case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Untranslatable
 from fourfold.validate.defaults import Filled
-from fourfold.validate.remarks import asserted, is_mlperf, recomputes_what_is_not_offloaded
+from fourfold.validate.remarks import is_mlperf, recomputes_what_is_not_offloaded
 from fourfold.validate.row import Row
 from fourfold.validate.stack import Stack
 
@@ -101,6 +102,8 @@ def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
     if re.search(r"\bmath (attention|backend)", words):
         return "math"
     if re.search(r"\b(unfused|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
+        return "unfused"
+    if asserted(words, r"\beager attention\b"):
         return "unfused"
     if re.search(r"flash[- ]?att", words):
         return "flash"
