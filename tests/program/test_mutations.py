@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fourfold.program import Lowering, Program, lower_pipeline, memory_peak, verify
-from tests.support.mutations import MUTATIONS, Mutant
-from tests.support.pipeline_mutations import PIPELINE_MUTATIONS
+from tests.support.program_mutations import MUTATIONS, PIPELINE_MUTATIONS, Mutant
 from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_facts, training
 
 TIED = {"model": {"tie_embeddings": True}}

@@ -1,0 +1,15 @@
+"""Every way we know to break the programs of a step, at every place where it applies: by name, in two tables."""
+
+from tests.support.program_mutations import (  # noqa: F401 (each fills the tables)
+    any_instruction,
+    computation,
+    data_parallel,
+    halves_and_ties,
+    split_layers,
+    sums_over_ranks,
+    transfers,
+    whole_stages,
+)
+from tests.support.program_mutations.edits import MUTATIONS, PIPELINE_MUTATIONS, Mutant
+
+__all__ = ["MUTATIONS", "PIPELINE_MUTATIONS", "Mutant"]

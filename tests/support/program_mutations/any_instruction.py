@@ -1,0 +1,212 @@
+"""Any instruction left out, done twice or declared otherwise; what one rank of a stage does otherwise than the others."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from fourfold.program import Lowering, Op, Program, lower_step, verify
+from tests.support.program_mutations.edits import Mutant, change, double, drop, mutation, starts, with_collective
+from tests.support.programs import edited, on_all_ranks, wait_of
+
+# Anything at all
+
+
+@mutation
+def any_instruction_dropped(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index in range(len(program.instructions)):
+        yield drop(program, index)
+
+
+@mutation
+def any_instruction_doubled(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index in range(len(program.instructions)):
+        yield double(program, index)
+
+
+@mutation
+def any_start_dropped_with_its_wait(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    """Not a Reduce that another of its unit follows: then the gradients only go on adding up, and the later one sums them all."""
+    for index in starts(program):
+        step = program.instructions[index]
+        later = [i for i in starts(program, Op.REDUCE) if program.instructions[i].segment == step.segment and i > index]
+        if step.op is not Op.REDUCE or not later:
+            yield drop(program, index, wait_of(program, index))
+
+
+@mutation
+def any_read_undeclared(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        for name in step.reads:
+            yield change(program, index, reads=tuple(n for n in step.reads if n != name))
+
+
+@mutation
+def any_write_undeclared(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        for name in step.writes:
+            yield change(program, index, writes=tuple(n for n in step.writes if n != name))
+
+
+@mutation
+def any_free_undeclared(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    """Not of a landing buffer that is used again: kept in between, it is only memory, and counted as such."""
+    for index, step in enumerate(program.instructions):
+        for name in step.frees:
+            if name.startswith("reduce/") and any(name in s.writes for s in program.instructions[index:]):
+                continue
+            yield change(program, index, frees=tuple(n for n in step.frees if n != name))
+
+
+@mutation
+def freed_before_its_last_reader(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    last = {name: i for i, step in enumerate(program.instructions) for name in step.reads}
+    for index, step in enumerate(program.instructions):
+        for name in step.reads:
+            if last[name] > index:
+                yield change(program, index, frees=(*step.frees, name))
+
+
+@mutation
+def workspace_understated(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        if step.workspace_bytes:
+            yield change(program, index, workspace_bytes=step.workspace_bytes // 2)
+
+
+@mutation
+def flops_misstated(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        if step.flops:
+            yield change(program, index, flops=step.flops + 1)
+
+
+@mutation
+def another_stream(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        yield change(program, index, stream="tp" if step.stream == "compute" else "compute")
+
+
+# Declarations
+
+
+@mutation
+def wrong_collective_bytes(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        for which, collective in enumerate(step.collectives):
+            for size in {collective.bytes * 2, collective.bytes - 4, 0} - {collective.bytes}:
+                yield with_collective(program, index, which, bytes=size)
+
+
+@mutation
+def wrong_group_size(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        for which, collective in enumerate(step.collectives):
+            yield with_collective(program, index, which, group_size=collective.group_size + 1)
+
+
+@mutation
+def axes_that_no_mesh_has(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        for which in range(len(step.collectives)):
+            for axes in ("everyone", "", "world_size", "schedule", "zero", "dp_shard+dp_shard"):
+                size = {"world_size": facts.layout.world_size, "zero": facts.layout.zero}.get(axes, 2)
+                yield with_collective(program, index, which, axes=axes, group_size=size)
+
+
+@mutation
+def wrong_buffer_size(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for name, size in program.buffers.items():
+        for wrong in (size + 4, size // 2, -size):
+            yield replace(program, buffers={**program.buffers, name: wrong})
+
+
+@mutation
+def buffer_of_no_segment(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for name in (
+        "params/b99",
+        "saved/b99/m0",
+        "hidden/b99/m0",
+        "deferred/b99/m0",
+        "router/b99",
+        "cache/b0",
+        "moments",
+        "grad/",
+    ):
+        yield replace(program, buffers={**program.buffers, name: 64})
+
+
+@mutation
+def buffer_without_a_size(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for name in program.buffers:
+        yield replace(program, buffers={n: size for n, size in program.buffers.items() if n != name})
+
+
+@mutation
+def write_to_an_unknown_buffer(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index, step in enumerate(program.instructions):
+        if step.op is not Op.WAIT:
+            yield change(program, index, writes=(*step.writes, "scratch/b0"))
+
+
+@mutation
+def resident_forgotten(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for name in program.resident:
+        yield replace(program, resident=tuple(n for n in program.resident if n != name))
+
+
+@mutation
+def resident_that_is_not(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for name in program.buffers:
+        if name not in program.resident:
+            yield replace(program, resident=(*program.resident, name))
+
+
+# One rank that does otherwise
+
+
+def one_rank(program: Program, mutant: Program, facts: Lowering) -> Iterator[Mutant]:
+    """Each rank of the stage in turn does otherwise than the others of it; none where it is alone."""
+    stage = [r for r in range(facts.layout.world_size) if facts.layout.coordinates(r)["pp"] == facts.pp_rank]
+    for rank in stage if len(stage) > 1 else ():
+        yield {rank: mutant}
+
+
+@mutation
+def one_rank_with_one_collective_fewer(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for index in starts(program):
+        yield from one_rank(program, drop(program, index, wait_of(program, index)), facts)
+
+
+@mutation
+def one_rank_with_two_collectives_swapped(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    """Neighbouring starts on one group whose exchange breaks nothing within the rank's own list."""
+    for first, second in pairwise(starts(program)):
+        a, b = program.instructions[first], program.instructions[second]
+        mutant = edited(program, (first, [b]), (second, [a]))
+        groups = {c.axes for c in a.collectives} & {c.axes for c in b.collectives}
+        if facts.layout.pp == 1 and groups and a.short != b.short and not verify(on_all_ranks(mutant, facts), facts):
+            yield from one_rank(program, mutant, facts)
+
+
+@mutation
+def one_rank_with_an_extra_collective(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    """A scalar that this rank alone sums; its own list is in order apart from that."""
+    for index in starts(program, Op.SUM_LOSS):
+        pair = [program.instructions[index], program.instructions[wait_of(program, index)]]
+        mutant = program.with_instructions([*program.instructions, *pair])
+        yield from one_rank(program, mutant, facts)
+
+
+@mutation
+def one_rank_stops_early(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for length in (0, 1, len(program.instructions) // 2):
+        mutant = program.with_instructions(list(program.instructions[:length]))
+        yield from one_rank(program, mutant, facts)
+
+
+@mutation
+def one_rank_under_another_layout(program: Program, facts: Lowering) -> Iterator[Mutant]:
+    for zero in range(4):
+        other = replace(facts, layout=replace(facts.layout, zero=zero))
+        if any(other.zero_of(unit) != facts.zero_of(unit) for unit in facts.flats):
+            yield from one_rank(program, lower_step(other), facts)

@@ -1,0 +1,94 @@
+"""The tables of mutations, and the edits that they are made of: of one rank's program, and of all stages' programs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program.instruction import STARTS
+from tests.support.programs import edited, positions
+
+Mutant = Program | list[Program] | dict[int, Program]
+"""The program of the pipeline rank that was given; of all pipeline ranks; or of some ranks alone, the others' unchanged."""
+Mutation = Callable[[Program, Lowering], Iterator[Mutant]]
+MUTATIONS: dict[str, Mutation] = {}
+PipelineMutation = Callable[[list[Program], Lowering], Iterator[Mutant]]
+PIPELINE_MUTATIONS: dict[str, PipelineMutation] = {}
+
+
+def mutation(function: Mutation) -> Mutation:
+    MUTATIONS[function.__name__] = function
+    return function
+
+
+def pipeline_mutation(function: PipelineMutation) -> PipelineMutation:
+    PIPELINE_MUTATIONS[function.__name__] = function
+    return function
+
+
+def drop(program: Program, *indices: int) -> Program:
+    return edited(program, *((index, []) for index in indices))
+
+
+def double(program: Program, index: int) -> Program:
+    return edited(program, (index, [program.instructions[index]] * 2))
+
+
+def change(program: Program, index: int, **fields: object) -> Program:
+    return edited(program, (index, [program.instructions[index]._replace(**fields)]))  # type: ignore[arg-type]
+
+
+def starts(program: Program, *ops: Op) -> list[int]:
+    return positions(program, *(ops or STARTS))
+
+
+def others(values: object, facts: Lowering) -> list[str]:
+    return [unit for unit in facts.flats if unit != values]
+
+
+def as_unit(step: Instruction, unit: str) -> Instruction:
+    """The same instruction on another unit, all its declarations included."""
+
+    def rename(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{name.partition('/')[0]}/{unit}" for name in names)
+
+    return step._replace(segment=unit, reads=rename(step.reads), writes=rename(step.writes), frees=rename(step.frees))
+
+
+def with_collective(program: Program, index: int, which: int, **fields: object) -> Program:
+    collectives = list(program.instructions[index].collectives)
+    collectives[which] = replace(collectives[which], **fields)  # type: ignore[arg-type]
+    return change(program, index, collectives=tuple(collectives))
+
+
+def with_programs(programs: list[Program], *changed: Program) -> list[Program]:
+    """The pipeline with these ranks' programs in place of theirs."""
+    by_rank = {program.pp_rank: program for program in changed}
+    return [by_rank.get(program.pp_rank, program) for program in programs]
+
+
+def each(programs: list[Program], *ops: Op) -> Iterator[tuple[Program, int]]:
+    """Every instruction of these operations, as (program, index)."""
+    for program in programs:
+        for index in positions(program, *ops):
+            yield program, index
+
+
+def everywhere(programs: list[Program], edit: Callable[[Instruction], Instruction | None]) -> list[Program]:
+    """The same edit of every rank's instructions; None drops one, and what waits for it."""
+    result = []
+    for program in programs:
+        steps, gone = [], set()
+        for step in program.instructions:
+            new = edit(step)
+            if new is None:
+                gone.add(step.short)
+            elif step.op is not Op.WAIT or step.handle not in gone:
+                steps.append(new)
+        result.append(program.with_instructions(steps))
+    return result
+
+
+def twice(program: Program, index: int) -> Program:
+    """Started and joined, then once more."""
+    step = program.instructions[index]
+    return edited(program, (index, [step, Instruction(Op.WAIT, handle=step.short), step]))

@@ -1,0 +1,155 @@
+"""The halves of backward, and the gradient of an embedding that two stages share."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fourfold.program import Collective, Instruction, Lowering, Op, Program
+from tests.support.program_mutations.edits import (
+    Mutant,
+    change,
+    drop,
+    each,
+    everywhere,
+    pipeline_mutation,
+    twice,
+    with_programs,
+)
+from tests.support.programs import edited, moved, positions, wait_of
+
+# Backward in halves
+
+
+@pipeline_mutation
+def weight_gradient_before_the_input_gradient(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.BACKWARD_WEIGHT):
+        yield with_programs(programs, moved(program, index, _half(program, index, Op.BACKWARD_INPUT)))
+
+
+def _half(program: Program, index: int, op: Op) -> int:
+    step = program.instructions[index]
+    same = [i for i in positions(program, op) if program.instructions[i].segment == step.segment]
+    return next(i for i in same if program.instructions[i].microbatch == step.microbatch)
+
+
+@pipeline_mutation
+def one_half_dropped(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.BACKWARD_WEIGHT, Op.BACKWARD_INPUT):
+        yield with_programs(programs, drop(program, index))
+
+
+@pipeline_mutation
+def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    """The operands are dropped properly; what they were kept for never happens."""
+    for program, index in each(programs, Op.BACKWARD_WEIGHT):
+        step = program.instructions[index]
+        put_off = f"deferred/{step.segment}/m{step.microbatch}"
+        yield with_programs(programs, edited(program, (index, [Instruction(Op.FREE, step.segment, frees=(put_off,))])))
+
+
+@pipeline_mutation
+def weight_gradient_twice(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.BACKWARD_WEIGHT):
+        step = program.instructions[index]
+        yield with_programs(programs, edited(program, (index, [step._replace(frees=()), step])))
+
+
+@pipeline_mutation
+def weight_gradients_of_two_microbatches_exchanged_in_name(
+    programs: list[Program], facts: Lowering
+) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.BACKWARD_WEIGHT):
+        step = program.instructions[index]
+        other = ((step.microbatch or 0) + 1) % facts.layout.num_microbatches
+        if other != step.microbatch:
+            yield with_programs(programs, change(program, index, microbatch=other))
+
+
+@pipeline_mutation
+def whole_backward_beside_its_halves(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.BACKWARD_INPUT):
+        whole = _whole(program.instructions[index], facts)
+        weight = _half(program, index, Op.BACKWARD_WEIGHT)
+        yield with_programs(programs, edited(program, (index, [whole, program.instructions[index]])))
+        yield with_programs(programs, edited(program, (index, [whole])))
+        yield with_programs(programs, edited(program, (index, [whole._replace(frees=()), program.instructions[index]])))
+        yield with_programs(programs, edited(program, (weight, [program.instructions[weight], whole])))
+
+
+def _whole(half: Instruction, facts: Lowering) -> Instruction:
+    """The whole backward that the input gradient is a half of, as it would be declared."""
+    footprint = facts.footprint(facts.by_name[half.segment or ""])
+    collectives = tuple(
+        Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+"))))
+        for t in footprint.backward.collectives
+    )
+    return half._replace(
+        op=Op.BACKWARD,
+        writes=tuple(name for name in half.writes if not name.startswith("deferred/")),
+        collectives=collectives,
+        flops=footprint.backward.flops,
+        workspace_bytes=footprint.backward_workspace_bytes,
+    )
+
+
+# Tied embeddings
+
+
+@pipeline_mutation
+def tied_sum_left_out(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    ends = [(program, index) for program, index in each(programs, Op.REDUCE_TIED)]
+    for program, index in ends:
+        yield with_programs(programs, drop(program, index, wait_of(program, index)))
+    if ends:
+        yield with_programs(programs, *(drop(program, index, wait_of(program, index)) for program, index in ends))
+
+
+@pipeline_mutation
+def tied_sum_taken_twice(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    ends = [twice(program, index) for program, index in each(programs, Op.REDUCE_TIED)]
+    for program in ends:
+        yield with_programs(programs, program)
+    if ends:
+        yield with_programs(programs, *ends)
+
+
+@pipeline_mutation
+def tied_sum_before_the_data_reduction(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    """On one stage, and on both: before the last Reduce of the unit, joined there, or before its last Backward."""
+    early = []
+    for program, index in each(programs, Op.REDUCE_TIED):
+        unit, wait = program.instructions[index].segment, wait_of(program, index)
+        pair = [program.instructions[index], program.instructions[wait]]
+        reduces = [i for i in positions(program, Op.REDUCE) if program.instructions[i].segment == unit]
+        writers = [i for i, step in enumerate(program.instructions[:index]) if f"grad/{unit}" in step.writes]
+        last = max(i for i in writers if i not in reduces)
+        at = [last, *reduces[-1:]]
+        moved_to = [edited(program, (index, []), (wait, []), (i, [*pair, program.instructions[i]])) for i in at]
+        early.append(moved_to[-1])
+        for mutant in moved_to:
+            yield with_programs(programs, mutant)
+    if early:
+        yield with_programs(programs, *early)
+
+
+@pipeline_mutation
+def tied_sum_over_wrong_axes(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for axes in ("pp", "dp_shard", "pp+dp_shard"):
+        size = facts.layout.group_size(tuple(axes.split("+")))
+        other = everywhere(
+            programs,
+            lambda s, axes=axes, size=size: (  # type: ignore[misc]
+                s._replace(collectives=(replace(s.collectives[0], axes=axes, group_size=size),))
+                if s.op is Op.REDUCE_TIED
+                else s
+            ),
+        )
+        if other != programs:
+            yield other
+
+
+@pipeline_mutation
+def another_unit_summed_as_tied(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+    for program, index in each(programs, Op.REDUCE_TIED):
+        for unit in facts.at(program.pp_rank).flats:
+            if unit != program.instructions[index].segment:
+                yield with_programs(programs, change(program, index, segment=unit))
