@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.support.mutant_check import MUTANTS, check_mutant
-from tests.support.parity import DEEPSEEK_V3, MIXTRAL, MIXTURES, QWEN3_MOE
 from tests.support.parity_check import divisible
+from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, MIXTURES, QWEN3_MOE
 
 TIED = {"tie_embeddings": True}
 Case = tuple[str, int, dict[str, Any]]

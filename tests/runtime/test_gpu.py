@@ -11,7 +11,9 @@ from fourfold.program.facts import Lowering
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
-from tests.support.parity import STEPS, RankData, global_batch, reference, run_table, worst
+from tests.support.parity_ranks import worst
+from tests.support.parity_reference import reference
+from tests.support.parity_runs import STEPS, RankData, global_batch, run_table
 from tests.support.shards import full_tensors
 
 pytestmark = [

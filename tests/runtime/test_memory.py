@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from fourfold.program import lower_step
-from tests.support.parity import DEEPSEEK_V3, prepare_rank, run_rank, run_table
+from tests.support.parity_ranks import prepare_rank, run_rank
+from tests.support.parity_runs import DEEPSEEK_V3, run_table
 from tests.support.ranks import run_on_ranks
 
 sweep = pytest.mark.sweep

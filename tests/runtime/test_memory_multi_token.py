@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import run_rank, run_table
+from tests.support.parity_ranks import run_rank
+from tests.support.parity_runs import run_table
 from tests.support.ranks import run_on_ranks
 
 MODEL = {

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import MIXTRAL, run_rank, run_table
 from tests.support.parity_check import check_bytes, divisible, expected_record
+from tests.support.parity_ranks import run_rank
+from tests.support.parity_runs import MIXTRAL, run_table
 from tests.support.ranks import run_on_ranks
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

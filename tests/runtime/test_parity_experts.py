@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import MIXTURES
 from tests.support.parity_check import check_single, check_split
+from tests.support.parity_runs import MIXTURES
 
 sweep = pytest.mark.sweep
 families = pytest.mark.parametrize("family", MIXTURES)

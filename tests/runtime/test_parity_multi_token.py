@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import DEEPSEEK_V3
 from tests.support.parity_check import check_parity
+from tests.support.parity_runs import DEEPSEEK_V3
 
 ONE: dict[str, Any] = {**DEEPSEEK_V3, "vocab_size": 96, "mtp_layers": 1}
 TWO: dict[str, Any] = {"vocab_size": 96, "tie_embeddings": True, "mtp_layers": 2, "mtp_loss": 0.5}

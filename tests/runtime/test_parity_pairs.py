@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.parity import MIXTURES
 from tests.support.parity_check import check_split
+from tests.support.parity_runs import MIXTURES
 
 sweep = pytest.mark.sweep
 WAYS: dict[str, dict[str, Any]] = {

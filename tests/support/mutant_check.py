@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support import parallel_mutants, runtime_mutants
-from tests.support.parity import run_rank, run_table
 from tests.support.parity_check import check_bytes, check_parity, check_values
+from tests.support.parity_ranks import run_rank
+from tests.support.parity_runs import run_table
 from tests.support.ranks import run_on_ranks
 
 MUTANTS = runtime_mutants.MUTANTS

@@ -21,7 +21,8 @@ from fourfold.runtime.collectives import Group, Handle
 from fourfold.runtime.compute import Compute
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.routers import Routers
-from tests.support import parity
+from tests.support import parity_ranks
+from tests.support.parity_runs import RankData
 from tests.support.runtime_mutants import everywhere, mutant, reductions_without, replaced
 
 # Tensor parallelism
@@ -166,7 +167,7 @@ def every_rank_has_the_first_part_of_the_weights() -> Iterator[None]:
 
         return fill
 
-    with replaced(parity, "initialize_shard", make):
+    with replaced(parity_ranks, "initialize_shard", make):
         yield
 
 
@@ -237,7 +238,7 @@ def rotary_positions_are_counted_from_each_ranks_first() -> Iterator[None]:
 
         return load
 
-    with replaced(parity.RankData, "load", make):
+    with replaced(RankData, "load", make):
         yield
 
 

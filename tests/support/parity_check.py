@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.parity import Record, assemble, prepare_rank, reference, run_rank, run_table, worst
+from tests.support.parity_ranks import assemble, prepare_rank, run_rank, worst
+from tests.support.parity_reference import Record, reference
+from tests.support.parity_runs import run_table
 from tests.support.ranks import run_on_ranks
 
 

@@ -12,8 +12,8 @@ from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, verify
 from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
-from tests.support.parity import MIXTURES, run_table
 from tests.support.parity_check import divisible
+from tests.support.parity_runs import MIXTURES, run_table
 
 Table = dict[str, dict[str, Any]]
 DENSE: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from fourfold.runtime.compute import Compute
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.units import set_storage
-from tests.support import parity
+from tests.support.parity_runs import RankData
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
 
@@ -258,7 +258,7 @@ def all_ranks_read_the_same_rows() -> Iterator[None]:
 
         return init
 
-    with replaced(parity.RankData, "__init__", make):
+    with replaced(RankData, "__init__", make):
         yield
 
 

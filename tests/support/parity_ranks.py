@@ -1,0 +1,137 @@
+"""The same run with this runtime on any number of ranks, and its shards put together to be compared."""
+
+from typing import Any
+
+import torch
+
+from fourfold.config import parse_run, resolve_model
+from fourfold.layout import resolve_layout
+from fourfold.program import lower_step, memory_peak
+from fourfold.program.facts import Lowering
+from fourfold.program.liveness import ledger
+from fourfold.runtime.collectives import Links, make_groups
+from fourfold.runtime.executor import Executor
+from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
+from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.tracker import MemoryTracker
+from fourfold.runtime.units import build_units, share_parameters
+from tests.support.parity_runs import STEPS, RankData, global_batch
+
+LINKS: Links = {}
+"""Process groups of a warm worker, kept from case to case."""
+
+
+def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
+    """The run and its facts as this rank sees them."""
+    config = parse_run(table)
+    model = resolve_model(config.model)
+    layout = resolve_layout(config, model, ranks)
+    facts = Lowering.of(config, model, layout)
+    return config, facts.at(facts.layout.coordinates(rank)["pp"])
+
+
+def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = False) -> dict[str, Any]:
+    """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
+    config, facts = prepare_rank(rank, table, ranks)
+    program = lower_step(facts)
+    groups = make_groups(facts.layout, rank, groups_of(facts), 60.0, LINKS)
+    device = torch.device("cpu")
+    coordinates = facts.layout.coordinates(rank)
+    units = build_units(
+        facts,
+        rank,
+        config.optimizer,
+        device,
+        lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
+    )
+    share_parameters(facts, units, groups)
+    for group in groups.values():
+        group.sent_bytes = 0
+    executor = Executor(facts, units, groups, config.optimizer, device, rank)
+    gradients: dict[str, Any] = {}
+
+    def observe(counter: int, step: Any) -> None:
+        if step.op.value == "C":
+            for name, unit in units.items():
+                gradients[name] = unit.grad_shard.clone().numpy()
+
+    losses, norms, peak = [], [], 0
+    for number in range(config.batch.steps or STEPS):
+        batch = global_batch(
+            number,
+            config.batch.global_sequences,
+            config.batch.sequence_length,
+            facts.model.vocab_size,
+            facts.document_mask,
+        )
+        data = RankData(batch, facts, rank)
+        if track_memory:
+            peak = measure_step(executor, program, data, config.optimizer.lr, units)
+            continue
+        result = executor.run(program, data, config.optimizer.lr, observe)
+        losses.append(result.loss + (result.mtp_loss or 0.0))
+        norms.append(result.grad_norm)
+    return {
+        "losses": losses,
+        "norms": norms,
+        "gradients": gradients,
+        "parameters": {name: unit.master.clone().numpy() for name, unit in units.items()},
+        "biases": {name: bias.clone().numpy() for name, bias in executor.routers.biases.items()},
+        "shards": {name: unit.index for name, unit in units.items()},
+        "sent": {axes: group.sent_bytes for axes, group in groups.items() if group.sent_bytes},
+        "declared": {axes: size * (config.batch.steps or STEPS) for axes, size in ledger(program).items() if size},
+        "peak": peak,
+        "predicted_peak": memory_peak(program).bytes,
+        "peak_at": program.instructions[memory_peak(program).index].short,
+    }
+
+
+def measure_step(executor: Executor, program: Any, data: RankData, lr: float, units: Any) -> int:
+    """Peak live tensor bytes of one step, everything that outlives it included."""
+    tracker = MemoryTracker()
+    for unit in units.values():
+        for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
+            tracker.watch(tensor, resizable=True)
+        for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq):
+            tracker.watch(tensor)
+    for table in data._tables:
+        tracker.watch(table)
+    with tracker:
+        executor.run(program, data, lr)
+    return tracker.peak_bytes
+
+
+def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ranks: int) -> dict[str, torch.Tensor]:
+    """Full tensors by name from the shards of every rank. Where several ranks have an element, they must agree on it."""
+    full: dict[str, torch.Tensor] = {}
+    for rank, result in enumerate(results):
+        _, facts = prepare_rank(rank, table, ranks)
+        coordinates = facts.layout.coordinates(rank)
+        for unit, values in result[key].items():
+            held = torch.from_numpy(values)
+            for local, start, end, part in shard_pieces(facts.flats[unit], result["shards"][unit], held):
+                empty = torch.full((local.spec.numel,), float("nan"), dtype=part.dtype)
+                whole = full.setdefault(local.name, empty)
+                for first, last, low, high in global_runs(local, coordinates, start, end):
+                    known = ~whole[first:last].isnan()
+                    same = whole[first:last][known] == part[low:high][known]
+                    assert same.all(), f"ranks differ in {key} of {local.name} (rank {rank})"
+                    whole[first:last] = part[low:high]
+    _, facts = prepare_rank(0, table, ranks)
+    shapes = {spec.name: spec.shape for segment in facts.segments for spec in segment.parameters}
+    for name, whole in full.items():
+        assert not whole.isnan().any(), f"nobody has all of {key} of {name}"
+    return {name: whole.view(shapes[name]) for name, whole in full.items()}
+
+
+def worst(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """The largest relative error of any tensor (norm of the difference over norm), and its name. What is next to nothing beside
+    the largest (the gradient of GPT-2's key biases is rounding alone) is held to a millionth of that."""
+    assert set(actual) == set(expected)
+    errors = {}
+    least = 1e-6 * max(tensor.norm().item() for tensor in expected.values())
+    for name, tensor in expected.items():
+        scale = max(tensor.norm().item(), least)
+        errors[name] = (actual[name].view(tensor.shape) - tensor).norm().item() / scale
+    name = max(errors, key=errors.__getitem__)
+    return errors[name], name

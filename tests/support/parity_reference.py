@@ -1,0 +1,192 @@
+"""A run of a few steps with transformers and torch.optim, in one process and with nothing of the runtime."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fourfold.config import ModelConfig, parse_run, resolve_model
+from fourfold.config.huggingface import to_config
+from fourfold.layout import resolve_layout
+from fourfold.model.weights import torch_dtype
+from fourfold.program.facts import Lowering
+from fourfold.runtime.initialize import fill_range
+from tests.support.double import compute_in_double
+from tests.support.modules_ahead import ModulesAhead
+from tests.support.parity_runs import STEPS, global_batch
+from tests.support.reference_names import view_of
+
+
+@dataclass
+class Record:
+    """What is compared: per step loss and gradient norm; gradients of the last step and parameters after it, by name."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+    biases: dict[str, torch.Tensor]
+
+
+def reference(table: dict[str, Any]) -> Record:
+    """transformers' model and torch.optim.AdamW on the whole batch, nothing of the runtime.
+
+    transformers computes norms and routers in fp32 whatever the model's format; torch's own RMSNorm takes the place of its
+    norms, and in fp64 the routers' casts are to fp64.
+    """
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3
+    from transformers.models.llama import modeling_llama
+    from transformers.models.mistral import modeling_mistral
+    from transformers.models.mixtral import modeling_mixtral
+    from transformers.models.qwen2 import modeling_qwen2
+    from transformers.models.qwen3 import modeling_qwen3
+    from transformers.models.qwen3_moe import modeling_qwen3_moe
+
+    modules = (
+        modeling_llama,
+        modeling_mistral,
+        modeling_qwen2,
+        modeling_qwen3,
+        modeling_mixtral,
+        modeling_qwen3_moe,
+        modeling_deepseek_v3,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            for name in [n for n in vars(module) if n.endswith("RMSNorm")]:
+                patch.setattr(module, name, _RMSNorm)
+        return _reference(table)
+
+
+class _RMSNorm(torch.nn.RMSNorm):
+    """torch's own, with transformers' default."""
+
+    def __init__(self, size: int, eps: float = 1e-6) -> None:
+        super().__init__(size, eps=eps)
+
+
+def _reference(table: dict[str, Any]) -> Record:
+    config = parse_run(table)
+    model_config = resolve_model(config.model)
+    facts = Lowering.of(config, model_config, resolve_layout(config, model_config))
+    dtype = torch_dtype(facts.compute)
+    model = reference_model(model_config, dtype)
+    ahead = ModulesAhead(model, model_config, dtype)
+    parameters = dict(model.named_parameters())
+    specs = {spec.name: spec for segment in facts.segments for spec in segment.parameters}
+    for name, spec in specs.items():
+        flat = torch.empty(spec.numel, dtype=dtype)
+        fill_range(spec, 0, spec.numel, config.run.seed, flat)
+        place = view_of(name, parameters).data
+        place.copy_(flat.view(place.shape))
+    decayed = [p for p in parameters.values() if p.dim() > 1]
+    plain = [p for p in parameters.values() if p.dim() == 1]
+    section = config.optimizer
+    groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=False)
+    record = Record([], [], {}, {}, {})
+    masked = config.data.document_mask
+    rows, length = config.batch.global_sequences, config.batch.sequence_length
+    routing = Routing(model, model_config)
+    for step in range(config.batch.steps or STEPS):
+        batch = global_batch(step, rows, length, model_config.vocab_size, masked)
+        optimizer.zero_grad()
+        total = int((batch.targets != -100).sum())
+        loss = torch.zeros((), dtype=dtype)
+        auxiliary = torch.zeros((), dtype=dtype)
+        ahead.begin(batch)
+        for row in range(rows):
+            start = 0
+            for size in batch.document_lengths[row]:  # a document alone is attention that never leaves it
+                span = slice(start, start + size)
+                logits = model(batch.tokens[row : row + 1, span]).logits[0].to(dtype)
+                loss = loss + F.cross_entropy(logits, batch.targets[row, span], ignore_index=-100, reduction="sum")
+                ahead.add(row, span)
+                start += size
+            auxiliary = auxiliary + routing.sequence_loss(rows, length)
+        (loss / total + model_config.mtp_loss * ahead.loss + auxiliary).backward()
+        record.losses.append(loss.item() / total + torch.as_tensor(ahead.loss).item())
+        gradients = {name: p.grad for name, p in parameters.items()}
+        record.gradients = {name: view_of(name, gradients).clone() for name in specs}
+        limit = section.clip_norm if section.clip_norm is not None else float("inf")
+        record.norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), limit).item())
+        optimizer.step()
+        routing.balance()
+    record.parameters = {name: view_of(name, parameters).data.clone() for name in specs}
+    record.biases = routing.biases()
+    return record
+
+
+def reference_model(model: ModelConfig, dtype: torch.dtype) -> Any:
+    """transformers' model of this shape, not yet filled."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = to_config(model)
+    config = AutoConfig.for_model(
+        raw.pop("model_type"), **{k: v for k, v in raw.items() if k not in ("torch_dtype", "dtype")}
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", experts_implementation="eager").to(
+        dtype
+    )
+
+
+def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """A function of transformers with its casts to fp32 turned into casts to fp64."""
+
+    def run(*args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            compute_in_double(patch, module)
+            return forward(*args)
+
+    return run
+
+
+class Routing:
+    """What transformers' routers chose, with the auxiliary losses and the balancing bias by their formulas."""
+
+    def __init__(self, model: Any, config: ModelConfig) -> None:
+        self._config = config
+        self._gates = {n: m for n, m in model.named_modules() if n.endswith(".mlp.gate")}
+        self._seen: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in self._gates}
+        self._counts = {name: torch.zeros(config.num_experts) for name in self._gates}
+        for name, gate in self._gates.items():
+            if gate.weight.dtype == torch.float64:
+                gate.forward = in_double(gate.forward, sys.modules[type(gate).__module__])
+            gate.register_forward_hook(lambda m, i, out, name=name: self._seen[name].append((out[0], out[2])))
+
+    def sequence_loss(self, sequences: int, length: int) -> Any:
+        """Of the sequence whose parts were run since the last call."""
+        config, loss = self._config, 0.0
+        for name, parts in self._seen.items():
+            logits, experts = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+            parts.clear()
+            counts = torch.bincount(experts.flatten(), minlength=config.num_experts)
+            self._counts[name] += counts
+            scores = logits.softmax(-1) if config.router == "softmax" else logits.sigmoid()
+            share = (scores / scores.sum(-1, keepdim=True)).mean(0)
+            frequency = counts.to(logits.dtype) * (config.num_experts / (config.top_k * length))
+            loss = loss + config.balance_loss * (frequency * share).sum() / sequences
+            loss = loss + config.z_loss * logits.logsumexp(-1).square().sum() / (sequences * length)
+        return loss
+
+    def balance(self) -> None:
+        for name, gate in self._gates.items():
+            counts = self._counts[name]
+            if self._config.balance_bias_speed:
+                gate.e_score_correction_bias += self._config.balance_bias_speed * torch.sign(counts.mean() - counts)
+            counts.zero_()
+
+    def biases(self) -> dict[str, torch.Tensor]:
+        last = self._config.num_layers
+        layers = {name: int(name.split(".")[2]) for name in self._gates}
+        return {
+            (
+                f"b{layers[name]}" if layers[name] < last else f"mtp{layers[name] - last}"
+            ): gate.e_score_correction_bias.clone()
+            for name, gate in self._gates.items()
+            if self._config.router == "sigmoid"
+        }
