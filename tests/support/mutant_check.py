@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import parallel_mutants, runtime_mutants
 from tests.support.parity_check import check_bytes, check_parity, check_values
 from tests.support.parity_ranks import run_rank
 from tests.support.parity_runs import run_table
 from tests.support.ranks import run_on_ranks
-
-MUTANTS = runtime_mutants.MUTANTS
-assert parallel_mutants.mutant is runtime_mutants.mutant  # both are in one table
+from tests.support.runtime_mutants import MUTANTS
 
 
 def run_mutant(rank: int, mutant: str, **kwargs: Any) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""Context parallelism with one mask, order, collective or position wrong."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from fourfold.layout.mesh import Layout
+from fourfold.model.context import attention, ulysses
+from fourfold.runtime.collectives import Group
+from tests.support.parity_runs import RankData
+from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, reductions_without, replaced
+
+
+@mutant
+def documents_leak_over_the_split() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        return lambda batch, length, lengths: original(batch, length, None)
+
+    with replaced(attention, "Documents", make):
+        yield
+
+
+@mutant
+def merging_forgets_the_new_log_sum_exp() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        return lambda out, lse, *rest: original(out, lse.clone(), *rest)
+
+    with everywhere("merge_output", make):
+        yield
+
+
+@mutant
+def the_ring_turns_the_other_way() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def shift(self: Group, received: Any, sent: Any) -> Any:
+            mirrored = copy.copy(self)
+            mirrored.ranks, mirrored.index = self.ranks[::-1], self.size - 1 - self.index
+            yield from original(mirrored, received, sent)
+
+        return shift
+
+    with replaced(Group, "_shift", make):
+        yield
+
+
+@mutant
+def half_of_a_ranks_own_keys_get_no_gradient() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def in_two(*args: Any) -> Any:
+            first, second = original(*args)
+            return first, ((), second[1])
+
+        return in_two
+
+    with everywhere("own_work_in_two", make):
+        yield
+
+
+@mutant
+def gradients_of_gathered_keys_are_not_summed() -> Iterator[None]:
+    def scatter(whole: Any, group: Any) -> Any:
+        return lambda: part_of(whole, group)
+
+    with everywhere("_scatter", lambda original: scatter):
+        yield
+
+
+@mutant
+def rotary_positions_are_counted_from_each_ranks_first() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def load(self: Any, microbatch: int) -> Any:
+            batch = original(self, microbatch)
+            cos, sin = (table[: batch.tokens.shape[1]].unsqueeze(-2) for table in self._tables)
+            return replace(batch, cos=cos, sin=sin)
+
+        return load
+
+    with replaced(RankData, "load", make):
+        yield
+
+
+@mutant
+def ranks_have_consecutive_positions() -> Iterator[None]:
+    def positions(self: Layout, rank: int) -> list[int]:
+        part = self.sequence_length // self.cp
+        first = self.coordinates(rank)["cp"] * part
+        return list(range(first, first + part))
+
+    with patch.object(Layout, "positions", positions):
+        yield
+
+
+@mutant
+def heads_travel_to_each_others_ranks() -> Iterator[None]:
+    with everywhere("split_heads", lambda original: lambda x, ranks: original(x, ranks).flip(1)):
+        yield
+
+
+@mutant
+def copies_of_keys_that_travelled_give_one_gradient() -> Iterator[None]:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ranks = ctx.group.size
+        parts = ulysses._travel([ulysses.split_tokens(x, ranks) for x in grads], ctx.group)
+        d_q, d_k, d_v = map(ulysses.join_heads, parts)
+        d_k, d_v = (x.unflatten(2, (ctx.kv_heads, -1))[:, :, :, 0] for x in (d_k, d_v))
+        return d_q, d_k, d_v, None
+
+    with patch.object(ulysses.SequenceToHeads, "backward", staticmethod(backward)):
+        yield
+
+
+@mutant
+def gradients_are_not_summed_over_the_sequence() -> Iterator[None]:
+    with reductions_without(lambda flat, axes: axes == "cp"):
+        yield
