@@ -9,78 +9,15 @@ no partial sum divides. Collectives inside a segment have no values here; that a
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from fourfold.program import Collective, Instruction, Lowering, Op, Program
 from fourfold.program.instruction import RECEIVES, SENDS
+from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
-COMPUTES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
 UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH)
-Group = tuple[int, ...]
-Entry = tuple["_Started", int]
-"""A started instruction and which of its collectives."""
-
-
-@dataclass
-class _Started:
-    """An instruction under way on one rank, with what it took along. `joined`: how many of its collectives are done; `met`: with
-    whom; `values`: with what result."""
-
-    step: Instruction
-    rank: "_Rank"
-    taken: Any = None
-    entries: list[tuple[Group, int]] = field(default_factory=list)
-    channel: tuple[int, int] | None = None
-    position: int = 0
-    writes: frozenset[str] = frozenset()
-    reads: frozenset[str] = frozenset()
-    joined: int = 0
-    met: dict[int, list["Entry"]] = field(default_factory=dict)
-    values: dict[int, Any] = field(default_factory=dict)
-
-
-@dataclass
-class _Rank:
-    number: int
-    program: Program
-    facts: Lowering
-    live: dict[str, Any]
-    counter: int = 0
-    flying: dict[str, _Started] = field(default_factory=dict)
-    blocked: _Started | None = None
-    passed: Counter[tuple[str, int, Op]] = field(default_factory=Counter)
-    losses: Counter[tuple[int, str, int]] = field(default_factory=Counter)
-    recorded: Any = None
-    counted: Any = None
-    loads: Any = None
-    clipped: bool = False
-
-    def get(self, name: str) -> Any:
-        """Reads a buffer."""
-        for handle, started in self.flying.items():
-            need(name not in started.writes, f"{name} is read while {handle} fills it")
-        need(name in self.live, f"{name} is not there")
-        return self.live[name]
-
-    def settled(self, name: str) -> None:
-        """Before a buffer is written or dropped."""
-        for handle, started in self.flying.items():
-            need(name not in started.writes | started.reads, f"{name} is touched while {handle} is under way")
-
-    def put(self, name: str, value: Any) -> None:
-        """Writes a buffer that is not there yet."""
-        self.settled(name)
-        need(name not in self.live, f"{name} is made though it is there")
-        self.live[name] = value
-
-    def drop(self, name: str) -> None:
-        self.settled(name)
-        need(name in self.live, f"{name} is dropped though it is not there")
-        need(name not in self.program.resident, f"{name} is dropped though it outlives the step")
-        del self.live[name]
 
 
 class _World:
@@ -101,10 +38,10 @@ class _World:
             need(program.pp_rank == own.pp_rank, "a rank runs another stage's program")
             live: dict[str, Any] = dict.fromkeys(program.resident, True)
             live.update(self.parameters.initial(number, program.resident))
-            self.ranks[number] = _Rank(number, program, own, live)
+            self.ranks[number] = Rank(number, program, own, live)
         self.entered: dict[Group, dict[int, list[Entry]]] = {}
-        self.sent: dict[tuple[int, int], list[_Started]] = {}
-        self.received: dict[tuple[int, int], list[_Started]] = {}
+        self.sent: dict[tuple[int, int], list[Started]] = {}
+        self.received: dict[tuple[int, int], list[Started]] = {}
 
     def run(self) -> None:
         moved = True
@@ -118,7 +55,7 @@ class _World:
             need(rank.counter == len(rank.program.instructions), f"rank {rank.number} waits for ever")
             self.finish(rank)
 
-    def step(self, rank: _Rank) -> bool:
+    def step(self, rank: Rank) -> bool:
         """Runs one instruction; False where it must wait."""
         step = rank.program.instructions[rank.counter]
         if step.op is Op.WAIT:
@@ -140,7 +77,7 @@ class _World:
 
     # Groups
 
-    def enter(self, started: _Started, collectives: tuple[Collective, ...]) -> None:
+    def enter(self, started: Started, collectives: tuple[Collective, ...]) -> None:
         for which, collective in enumerate(collectives):
             axes = tuple(collective.axes.split("+"))
             group = self.layout.group_of(started.rank.number, axes)
@@ -149,7 +86,7 @@ class _World:
             started.entries.append((group, len(mine)))
             mine.append((started, which))
 
-    def members(self, started: _Started, which: int) -> list[Entry] | None:
+    def members(self, started: Started, which: int) -> list[Entry] | None:
         """What every member of the group has entered as this collective; None: not all have come."""
         if which in started.met:
             return started.met[which]
@@ -170,49 +107,49 @@ class _World:
         started.met[which] = result
         return result
 
-    def ready(self, started: _Started) -> bool:
+    def ready(self, started: Started) -> bool:
         if started.channel is not None:
             return len(self.partners(started)) > started.position
         return self.ready_up_to(started, len(started.entries))
 
-    def phase_ready(self, started: _Started, which: int) -> bool:
+    def phase_ready(self, started: Started, which: int) -> bool:
         """Whether all members have come, with what their earlier collectives gave them. Computations have no values here."""
         members = self.members(started, which)
         if members is None or started.step.op in COMPUTES:
             return members is not None
         return all(theirs == 0 or other is started or self.ready_up_to(other, theirs) for other, theirs in members)
 
-    def ready_up_to(self, started: _Started, number: int) -> bool:
+    def ready_up_to(self, started: Started, number: int) -> bool:
         while started.joined < number and self.phase_ready(started, started.joined):
             started.joined += 1
         return started.joined >= number
 
-    def blocking(self, rank: _Rank, step: Instruction) -> bool:
+    def blocking(self, rank: Rank, step: Instruction) -> bool:
         """An instruction that enters its collectives and goes on when all members have."""
         if rank.blocked is None:
-            rank.blocked = _Started(step, rank, self.taken_by(rank, step))
+            rank.blocked = Started(step, rank, self.taken_by(rank, step))
             self.enter(rank.blocked, step.collectives)
         if not self.ready(rank.blocked):
             return False
         started, rank.blocked = rank.blocked, None
         if step.op in COMPUTES:
-            self.compute(rank, step)
+            compute(rank, step, self.parameters)
         else:
             self.local(rank, started)
         return True
 
-    def taken_by(self, rank: _Rank, step: Instruction) -> Any:
+    def taken_by(self, rank: Rank, step: Instruction) -> Any:
         if step.op is Op.CLIP_NORM:
             return self.parameters.parts(rank.number)
         if step.op is Op.BALANCE:
             return Counter(key for key in rank.losses if key[1] != "head")
         return None
 
-    def everyone(self, started: _Started) -> Any:
+    def everyone(self, started: Started) -> Any:
         """What all collectives of the instruction leave on its rank, one after another."""
         return self.after(started, len(started.entries) - 1)
 
-    def after(self, started: _Started, which: int) -> Any:
+    def after(self, started: Started, which: int) -> Any:
         """What the rank has after the collective; -1: what it took along."""
         if which < 0:
             return started.taken
@@ -223,7 +160,7 @@ class _World:
             started.values[which] = self.combine(started, which, own, states)
         return started.values[which]
 
-    def combine(self, started: _Started, which: int, own: Any, states: list[Any]) -> Any:
+    def combine(self, started: Started, which: int, own: Any, states: list[Any]) -> Any:
         if started.step.op in UNIT_STARTS:
             return self.parameters.combine(started, which, own, states)
         if started.step.op is Op.CLIP_NORM:
@@ -232,13 +169,13 @@ class _World:
 
     # Transfers between stages
 
-    def start_transfer(self, rank: _Rank, step: Instruction) -> None:
+    def start_transfer(self, rank: Rank, step: Instruction) -> None:
         need(step.short not in rank.flying, f"{step.short} is under way already")
         need(step.peer is not None and 0 <= step.peer < self.layout.pp, "no such peer")
         other = self.layout.rank_of({**self.layout.coordinates(rank.number), "pp": step.peer or 0})
         gradient = step.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
         name = f"{'dhidden' if gradient else 'hidden'}/{step.segment}/m{step.microbatch}"
-        started = _Started(step, rank)
+        started = Started(step, rank)
         if step.op in SENDS:
             started.taken, started.reads = rank.get(name), frozenset([name])
             started.channel, queues = (rank.number, other), self.sent
@@ -251,15 +188,15 @@ class _World:
         queue.append(started)
         rank.flying[step.short] = started
 
-    def partners(self, started: _Started) -> list[_Started]:
+    def partners(self, started: Started) -> list[Started]:
         queues = self.received if started.step.op in SENDS else self.sent
         return queues.get(started.channel or (0, 0), [])
 
     # Collectives on units and on scalars
 
-    def start(self, rank: _Rank, step: Instruction) -> None:
+    def start(self, rank: Rank, step: Instruction) -> None:
         need(step.short not in rank.flying, f"{step.short} is under way already")
-        started = _Started(step, rank)
+        started = Started(step, rank)
         if step.op in UNIT_STARTS:
             self.parameters.start(started)
         elif step.op is Op.COUNT:
@@ -269,7 +206,7 @@ class _World:
         self.enter(started, step.collectives)
         rank.flying[step.short] = started
 
-    def land(self, rank: _Rank, started: _Started) -> None:
+    def land(self, rank: Rank, started: Started) -> None:
         """What the transfer has done by the time that it is joined."""
         step = started.step
         if started.channel is not None:
@@ -288,7 +225,7 @@ class _World:
 
     # What a rank does alone
 
-    def local(self, rank: _Rank, started: _Started) -> None:
+    def local(self, rank: Rank, started: Started) -> None:
         step, training = started.step, rank.program.kind == "train"
         if step.op is Op.LOAD:
             need(step.microbatch in range(self.layout.num_microbatches), "no such microbatch")
@@ -318,84 +255,14 @@ class _World:
             for m in range(self.layout.num_microbatches)
         )
 
-    # Computation
-
-    def compute(self, rank: _Rank, step: Instruction) -> None:
-        m = step.microbatch if step.microbatch is not None else -1
-        names = [s.name for s in rank.facts.segments]
-        need(step.segment in {s.name for s in rank.facts.local_segments}, f"{step.segment} is not here")
-        index = names.index(step.segment or "")
-        segment, name = rank.facts.segments[index], names[index]
-        following = f"{names[index + 1]}/m{m}" if index + 1 < len(names) else ""
-        rank.passed[name, m, step.op] += 1
-        need(rank.passed[name, m, step.op] == 1, f"{step.short} runs twice")
-        training, full = rank.program.kind == "train", rank.facts.policy(segment) == "full"
-        if step.op is Op.BACKWARD_WEIGHT:
-            need(segment.kind == "block" and training, f"{step.short} is not of this step")
-            need(rank.get(f"deferred/{name}/m{m}"), "nothing was put off")
-            self.parameters.add(rank, segment, m, step.op)
-            return
-        self.read_inputs(rank, segment, m, step.op)
-        if step.op in (Op.FORWARD, Op.RECOMPUTE):
-            need(step.op is Op.FORWARD or (training and full), f"{step.short} is not of this step")
-            need(segment.kind != "head" or not training, f"{step.short} is not of this step")
-            if segment.kind == "block" and training and (step.op is Op.RECOMPUTE or not full):
-                rank.put(f"saved/{name}/m{m}", True)
-            if step.op is Op.FORWARD and segment.kind == "head":
-                rank.losses[rank.number, "head", m] += 1
-            elif step.op is Op.FORWARD:
-                rank.put(f"hidden/{following}", f"output of {name} for m{m}")
-            return
-        need(training, "backward in an evaluation")
-        self.backward(rank, segment, m, following, step.op)
-
-    def read_inputs(self, rank: _Rank, segment: Any, m: int, op: Op) -> None:
-        """Parameters as the step began with them, the batch, the hidden states that the segment before made."""
-        rank.get(f"batch/m{m}")
-        if segment.kind != "embedding":
-            before = rank.facts.segments[[s.name for s in rank.facts.segments].index(segment.name) - 1].name
-            found = rank.get(f"hidden/{segment.name}/m{m}")
-            need(found == f"output of {before} for m{m}", f"{segment.name} m{m} reads {found}")
-        if segment.kind != "embedding" or op is Op.FORWARD:
-            for unit in segment.units:
-                self.parameters.read(rank, unit)
-
-    def backward(self, rank: _Rank, segment: Any, m: int, following: str, op: Op) -> None:
-        name = segment.name
-        need(segment.kind == "block" or op is Op.BACKWARD, "no halves of this")
-        done = rank.passed[name, m, Op.BACKWARD] + rank.passed[name, m, Op.BACKWARD_INPUT]
-        need(done == 1, f"backward of {name} m{m} runs twice")
-        if segment.kind == "head":
-            need(self.counts_all(rank), "divided by another number of targets")
-            rank.losses[rank.number, "head", m] += 1
-        else:
-            after = following.partition("/")[0]
-            found = rank.get(f"dhidden/{following}")
-            need(found == f"gradient of {after} for m{m}", f"backward of {name} m{m} reads {found}")
-        if segment.kind == "block":
-            need(rank.get(f"saved/{name}/m{m}"), "backward of nothing")
-        if segment.moe:
-            need(rank.loads is None, "tokens are routed after the loads are summed")
-            rank.losses[rank.number, name, m] += 1
-        if segment.kind != "embedding":
-            rank.put(f"dhidden/{name}/m{m}", f"gradient of {name} for m{m}")
-        if op is Op.BACKWARD_INPUT:
-            rank.put(f"deferred/{name}/m{m}", True)
-        self.parameters.add(rank, segment, m, op)
-
-    def counts_all(self, rank: _Rank) -> bool:
-        """Whether the rank knows the valid targets of the whole batch: it has those of its own part of it by itself."""
-        own = self.layout.group_of(rank.number, ("dp_replicate", "dp_shard", "cp"))
-        return (rank.counted or Counter([rank.number])) == Counter(own)
-
     # The end
 
-    def finish(self, rank: _Rank) -> None:
+    def finish(self, rank: Rank) -> None:
         need(not rank.flying, f"still under way: {list(rank.flying)}")
         need(rank.live.keys() == set(rank.program.resident), f"live at the end: {sorted(rank.live)}")
         training = rank.program.kind == "train"
         self.parameters.check_end(rank, 1 if training else 0)
-        need(self.counts_all(rank), "targets are counted another number of times")
+        need(counts_all(rank), "targets are counted another number of times")
         losses = self.losses(rank, training)
         recorded = Counter(rank.losses) if rank.recorded is None else rank.recorded
         need(recorded == losses, f"rank {rank.number} records another loss")
@@ -406,7 +273,7 @@ class _World:
                 wanted = not training or segment.kind == "head" or rank.passed[segment.name, m, Op.FORWARD] == 1
                 need(wanted, f"{segment.name} m{m} never runs")
 
-    def losses(self, rank: _Rank, training: bool) -> Counter[tuple[int, str, int]]:
+    def losses(self, rank: Rank, training: bool) -> Counter[tuple[int, str, int]]:
         """The whole batch's: tensor-parallel ranks all know the head's, but each only its own part of the routers'."""
         routers = rank.facts.model.num_experts > 0
         axes = ("pp", "dp_replicate", "dp_shard", "cp", *(("tp",) if routers else ()))
