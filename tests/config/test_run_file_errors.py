@@ -10,45 +10,12 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelSection, RunConfig, UserError, load_run, parse_run, resolve_model
-from fourfold.layout import resolve_layout
-
-MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
-RUN: dict[str, Any] = {
-    "model": MODEL,
-    "batch": {"global_sequences": 8, "sequence_length": 16, "steps": 5},
-}
-
-
-def _with(key: str, value: Any) -> dict[str, Any]:
-    table = copy.deepcopy(RUN)
-    *path, last = key.split(".")
-    target = table
-    for part in path:
-        target = target.setdefault(part, {})
-    target[last] = value
-    return table
-
-
-def _resolve(table: dict[str, Any], ranks: int | None = None) -> None:
-    config = parse_run(table)
-    model = resolve_model(config.model)
-    resolve_layout(config, model, ranks)
-
-
-def _message(table: dict[str, Any], ranks: int | None = None) -> str:
-    with pytest.raises(UserError) as caught:
-        _resolve(table, ranks)
-    message = str(caught.value)
-    assert caught.value.exit_code == 2
-    assert "\n" not in message, "one mistake gives one line"
-    assert "validation error" not in message
-    assert "pydantic" not in message
-    return message
+from fourfold.config import RunConfig, UserError, load_run, parse_run
+from tests.config.good_run import RUN, message_of, resolve, with_key
 
 
 def test_the_run_that_the_mistakes_are_made_in_is_good() -> None:
-    _resolve(RUN)
+    resolve(RUN)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +37,11 @@ def test_the_run_that_the_mistakes_are_made_in_is_good() -> None:
     ],
 )
 def test_an_unknown_key_gets_the_nearest_right_one(key: str, right: str | None) -> None:
-    table = _with(key, 1)
+    table = with_key(key, 1)
     if key.startswith("model.rope_scaling"):
         scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8, "factor": 2.0}
         table["model"]["rope_scaling"] = {**scaling, "factr": 1}
-    message = _message(table)
+    message = message_of(table)
     assert f"unknown key '{key}'" in message
     if right is None:
         assert re.search(r"allowed: .*\blr\b", message)
@@ -83,7 +50,7 @@ def test_an_unknown_key_gets_the_nearest_right_one(key: str, right: str | None) 
 
 
 def test_a_key_of_another_section_is_sent_there() -> None:
-    message = _message(_with("layout.lr", 0.1))
+    message = message_of(with_key("layout.lr", 0.1))
     assert "unknown key 'layout.lr'" in message
     assert "it belongs to section [optimizer]" in message
 
@@ -164,7 +131,7 @@ WRONG_TYPES = [
 @pytest.mark.parametrize(("key", "value"), WRONG_TYPES)
 def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
-        parse_run(_with(key, value))
+        parse_run(with_key(key, value))
     message = str(caught.value)
     assert key in message
     assert caught.value.exit_code == 2
@@ -173,7 +140,7 @@ def test_a_wrong_value_is_named_with_its_key(key: str, value: Any) -> None:
         assert repr(value) in message
     offered = re.search(r"a value that works: (.+)", message.splitlines()[0])
     if offered and "=" not in offered[1]:
-        parse_run(_with(key, eval(offered[1], {"__builtins__": {}})))  # noqa: S307
+        parse_run(with_key(key, eval(offered[1], {"__builtins__": {}})))  # noqa: S307
 
 
 @pytest.mark.parametrize("key", ["batch", "batch.global_sequences", "batch.sequence_length"])
@@ -184,7 +151,7 @@ def test_a_missing_key_is_named_with_an_example(key: str) -> None:
     for part in path:
         target = target[part]
     del target[last]
-    message = _message(table)
+    message = message_of(table)
     assert f"key '{key}' is missing" in message
     assert "for example" in message
     assert "= 8" in message or "= 256" in message
@@ -196,136 +163,23 @@ def test_a_missing_dimension_is_named_with_one_that_works(key: str) -> None:
     del table["model"][key]
     if key == "num_heads":
         del table["model"]["num_kv_heads"]
-    message = _message(table)
+    message = message_of(table)
     assert f"model.{key} is missing" in message
     (name, value) = re.search(r"for example (\w+) = (\d+)", message).groups()  # type: ignore[union-attr]
     assert name == key
     if key not in ("num_heads", "hidden_size"):
-        _resolve(_with(f"model.{key}", int(value)))
+        resolve(with_key(f"model.{key}", int(value)))
     assert 'preset = "tiny"' in message
 
 
 def test_several_mistakes_are_all_named() -> None:
-    table = _with("layout.zero", 7)
+    table = with_key("layout.zero", 7)
     table["optimizer"] = {"lr": -1, "momentum": 0.9}
     with pytest.raises(UserError) as caught:
         parse_run(table, source="mine.toml")
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
     assert all(line.startswith("mine.toml: ") for line in lines)
-
-
-# What is well formed and cannot run: the value offered in the message is tried.
-
-OFFER = re.compile(r"a value that works: (?:(\w+) = )?'?([\w.]+)'?")
-
-
-@pytest.mark.parametrize(
-    ("key", "changes", "ranks"),
-    [
-        ("model.num_heads", {"model.num_heads": 5, "model.num_kv_heads": 1}, None),
-        ("model.num_heads", {"model.num_heads": 7}, None),
-        ("model.num_heads", {"model.hidden_size": 99, "model.num_heads": 4}, None),
-        ("model.num_heads", {"model.hidden_size": 100, "model.num_heads": 16, "model.num_kv_heads": 8}, None),
-        ("model.num_heads", {"model.hidden_size": 36, "model.num_heads": 8}, None),
-        ("model.num_kv_heads", {"model.num_kv_heads": 3}, None),
-        ("model.num_kv_heads", {"model.num_kv_heads": 8}, None),
-        ("model.num_kv_heads", {"model.num_heads": 4, "model.num_kv_heads": 5}, None),
-        ("batch.global_sequences", {"layout.dp_shard": 3}, None),
-        ("batch.global_sequences", {"layout.microbatch_sequences": 5}, None),
-        ("batch.global_sequences", {"layout.dp_replicate": 2, "layout.dp_shard": 3, "layout.zero": 3}, None),
-        ("batch.global_sequences", {"batch.global_sequences": 3}, 4),
-        ("layout.dp_replicate", {"layout.dp_replicate": 3}, 4),
-        ("layout.dp_replicate", {"layout.dp_replicate": 8}, 4),
-        ("batch.sequence_length", {"model.sliding_window": 8}, None),
-        ("model.qkv_bias", {"model.qkv_bias": True, "model.qk_norm": True}, None),
-    ],
-)
-def test_the_offered_value_works(key: str, changes: dict[str, Any], ranks: int | None) -> None:
-    table = copy.deepcopy(RUN)
-    for changed, value in changes.items():
-        section, name = changed.split(".")
-        table.setdefault(section, {})[name] = value
-    message = _message(table, ranks)
-    assert key in message
-    offered = OFFER.search(message)
-    assert offered, message
-    section, name = key.split(".")
-    value = {"false": False, "true": True}.get(offered[2], offered[2])
-    value = int(value) if isinstance(value, str) else value
-    table[section][offered[1] or name] = value
-    _resolve(table, ranks)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.integers(1, 200), st.integers(1, 24), st.none() | st.integers(1, 24), st.none() | st.integers(1, 40))
-def test_any_heads_that_do_not_divide_are_mended_by_following_the_messages(
-    hidden: int, heads: int, kv_heads: int | None, head_dim: int | None
-) -> None:
-    """Whoever does what each message says arrives at a model that runs, in a few rounds."""
-    model: dict[str, Any] = {**MODEL, "hidden_size": hidden, "num_heads": heads}
-    del model["num_kv_heads"]
-    model.update({k: v for k, v in (("num_kv_heads", kv_heads), ("head_dim", head_dim)) if v is not None})
-    for _ in range(4):
-        try:
-            config = resolve_model(ModelSection(**model))
-        except UserError as error:
-            offered = OFFER.search(str(error))
-            if offered:
-                model[offered[1]] = int(offered[2])
-            else:
-                model["head_dim"] = int(re.search(r"for example (\d+)", str(error))[1])  # type: ignore[index]
-            continue
-        assert config.num_heads % config.num_kv_heads == 0
-        assert config.head_dim % 2 == 0
-        return
-    pytest.fail(f"the advice goes round in circles: {model}")
-
-
-@pytest.mark.parametrize(
-    ("changes", "ranks", "words"),
-    [
-        ({"layout.sequence_parallel": True}, None, ["layout.sequence_parallel", "allowed: false"]),
-        ({"layout.dp_replicate": 2, "layout.dp_shard": 2}, 3, ["needs 4 ranks", "there are 3", "--ranks 4"]),
-        ({"layout.dp_shard": 4}, 2, ["--ranks 4", "layout.dp_shard"]),
-        ({"layout.recompute": "some"}, None, ["layout.recompute = 'some'", "none, selective, full"]),
-        ({"layout.recompute": "some:1"}, None, ["layout.recompute = 'some:1'", "none, selective, full"]),
-        ({"layout.recompute": "some:0"}, None, ["layout.recompute = 'some:0'", "none, selective, full"]),
-        ({"layout.recompute": "full:3"}, None, ["layout.recompute = 'full:3'", "up to 2"]),
-        ({"layout.recompute": "full:-1"}, None, ["layout.recompute = 'full:-1'"]),
-        ({"layout.recompute": ["full"]}, None, ["layout.recompute", "1 policies for 2 blocks"]),
-        ({"layout.recompute": ["full", "most"]}, None, ["'most'", "none, selective, full"]),
-        ({"model.head_dim": 7}, None, ["model.head_dim = 7", "8"]),
-        ({"model.max_position": 8}, None, ["batch.sequence_length = 16", "model.max_position = 8"]),
-        ({"model.preset": "llama9"}, None, ["model.preset = 'llama9'", "llama3-8b", "tiny"]),
-        ({"model.hf": "/nowhere/at/all"}, None, ["model.hf", "/nowhere/at/all", "config.json"]),
-        ({"model.preset": "tiny", "model.hf": "x"}, None, ["model.preset", "model.hf", "keep one"]),
-    ],
-    ids=str,
-)
-def test_what_cannot_run_is_refused(changes: dict[str, Any], ranks: int | None, words: list[str]) -> None:
-    table = copy.deepcopy(RUN)
-    for changed, value in changes.items():
-        section, name = changed.split(".")
-        table.setdefault(section, {})[name] = value
-    message = _message(table, ranks)
-    for word in words:
-        assert word in message
-
-
-def test_a_vocabulary_smaller_than_the_tokenizers_is_refused() -> None:
-    section = ModelSection(**MODEL)
-    with pytest.raises(UserError, match=r"model\.vocab_size = 99 .* 100 entries.* at least 100"):
-        resolve_model(section, 100)
-    assert resolve_model(section, 99).vocab_size == 99
-
-
-@pytest.mark.parametrize(
-    ("multiple", "size", "expected"), [(None, 1000, 1024), (None, 1024, 1024), (1, 1001, 1001), (100, 1001, 1100)]
-)
-def test_a_vocabulary_left_out_is_the_tokenizers_padded(multiple: int | None, size: int, expected: int) -> None:
-    values = {k: v for k, v in MODEL.items() if k != "vocab_size"}
-    assert resolve_model(ModelSection(**values, vocab_multiple=multiple), size).vocab_size == expected
 
 
 # The file itself
@@ -375,7 +229,7 @@ def test_any_junk_is_accepted_or_answered_with_a_message(junk: dict[str, Any]) -
             table[section] = value
     message = "accepted"
     try:
-        _resolve(table)
+        resolve(table)
     except UserError as error:
         message = str(error)
     assert message.strip()
