@@ -1,0 +1,56 @@
+"""Small models with experts, latent attention or GPT-2's layers: as they are stated, and resolved."""
+
+from typing import Any
+
+from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config.schema import YarnScaling
+
+DIMENSIONS: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 99, "ffn_size": 56}
+LATENT: dict[str, Any] = {
+    **DIMENSIONS,
+    "key_value_rank": 16,
+    "query_rank": 24,
+    "rope_head_dim": 4,
+    "nope_head_dim": 8,
+    "value_head_dim": 6,
+}
+YARN = YarnScaling(factor=40.0, original_max_position=64, mscale=1.0, mscale_all_dim=1.0)
+STATED: dict[str, dict[str, Any]] = {
+    "mixtral": {**DIMENSIONS, "num_kv_heads": 2, "num_experts": 8, "top_k": 2, "balance_loss": 0.02},
+    "mixtral tied, windowed": {
+        **DIMENSIONS, "num_experts": 8, "top_k": 3, "family": "mixtral", "tie_embeddings": True, "sliding_window": 64,
+        "balance_loss": 0.0,
+    },
+    "qwen3_moe": {
+        **DIMENSIONS, "num_kv_heads": 2, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24,
+        "head_dim": 16, "normalize_top_k": False, "norm_eps": 1e-6,
+    },
+    "qwen3_moe with dense layers": {
+        **DIMENSIONS, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24, "first_dense_layers": 2,
+    },
+    "qwen3_moe, experts in every other block": {
+        **DIMENSIONS, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24, "moe_period": 2,
+    },
+    "deepseek_v3": {
+        **LATENT, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "moe_ffn_size": 24, "num_shared_experts": 2,
+        "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2, "routed_scaling": 2.5, "balance_loss": 1e-4,
+    },
+    "deepseek_v3 with yarn": {
+        **LATENT, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1, "yarn_scaling": YARN,
+        "mtp_layers": 1, "mtp_loss": 0.3, "rope_interleave": False,
+    },
+    "deepseek_v3 without a query rank": {
+        **LATENT, "query_rank": 0, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1,
+    },
+    "latent and dense": {**LATENT, "family": "deepseek_v3"},
+    "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
+    "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
+    "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},
+}  # fmt: skip
+
+
+def resolve(**stated: Any) -> ModelConfig:
+    return resolve_model(ModelSection(**stated))
+
+
+MODELS = {name: resolve(**stated) for name, stated in STATED.items()}
