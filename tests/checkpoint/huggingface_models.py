@@ -1,0 +1,98 @@
+"""Small models of every family, their weights written, and loaded by transformers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from fourfold.checkpoint import write_huggingface
+from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config.schema import RopeScaling
+from fourfold.model.spec import build_segments
+
+LLAMA = ModelConfig(
+    num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, vocab_size=96, max_position=128
+)
+STRETCHED = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=16)
+DENSE = {
+    "llama": LLAMA,
+    "llama tied": replace(LLAMA, tie_embeddings=True),
+    "llama scaled rope": replace(LLAMA, rope_scaling=STRETCHED, rope_theta=5e5),
+    "llama wide heads": replace(LLAMA, head_dim=12, num_kv_heads=4),
+    "mistral": replace(LLAMA, family="mistral", rope_theta=1e6, norm_eps=1e-6),
+    "mistral window": replace(LLAMA, family="mistral", sliding_window=64),
+    "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True, tie_embeddings=True),
+    "qwen3": replace(LLAMA, family="qwen3", qk_norm=True, head_dim=16),
+}
+_SIZES: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "ffn_size": 48, "vocab_size": 96}
+_LATENT: dict[str, Any] = {
+    "key_value_rank": 16, "query_rank": 24, "rope_head_dim": 4, "nope_head_dim": 8, "value_head_dim": 6,
+    "family": "deepseek_v3", "top_k": 3, "num_shared_experts": 2, "moe_ffn_size": 24,
+}  # fmt: skip
+STATED: dict[str, dict[str, Any]] = {
+    "mixtral": {**_SIZES, "num_experts": 4, "top_k": 2, "num_kv_heads": 2},
+    "qwen3_moe": {
+        **_SIZES, "family": "qwen3_moe", "num_experts": 6, "top_k": 2, "moe_ffn_size": 20, "first_dense_layers": 1,
+        "tie_embeddings": True,
+    },
+    "deepseek_v3": {
+        **_SIZES, **_LATENT, "num_experts": 8, "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2,
+        "routed_scaling": 2.5,
+    },
+    "deepseek_v3 without a query rank": {**_SIZES, **_LATENT, "num_experts": 4, "query_rank": 0},
+    "gpt2": {**_SIZES, "family": "gpt2", "max_position": 64},
+    "gpt2 untied": {**_SIZES, "family": "gpt2", "max_position": 64, "tie_embeddings": False},
+}  # fmt: skip
+MODELS = {**DENSE, **{name: resolve_model(ModelSection(**stated)) for name, stated in STATED.items()}}
+
+
+def named_tensors(model: ModelConfig) -> dict[str, Tensor]:
+    """Random parameters, norms and biases too, so that none of them can be lost unseen."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for segment in build_segments(model):
+        for spec in segment.parameters:
+            values = torch.randn(spec.shape, generator=generator) * 0.2
+            tensors[spec.name] = values + 1 if spec.init_std is None else values
+    return tensors
+
+
+def write(folder: Path, model: ModelConfig, tensors: dict[str, Tensor], dtype: str = "fp32", **rest: Any) -> None:
+    options = {"tokenizer_file": None, "eos": None, **rest}
+    write_huggingface(folder, model, tensors.items(), dtype=dtype, **options)
+
+
+def loaded(folder: Path) -> Any:
+    """The model as transformers loads it, with nothing missing and nothing left over."""
+    theirs, problems = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    assert not any(problems.values()), problems
+    return theirs.eval()
+
+
+def as_in_memory(name: str, theirs: dict[str, Tensor]) -> Tensor:
+    """transformers' own tensor of one of our parameters."""
+    gpt2 = {
+        "embed_tokens": "wte", "embed_positions": "wpe", "model.norm": "ln_f", "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj",
+        "q_proj": "attn.c_attn", "k_proj": "attn.c_attn", "v_proj": "attn.c_attn",
+    }  # fmt: skip
+    if name in theirs:
+        return theirs[name]
+    key = next(key for key in gpt2 if key in name)
+    parts = name.split(".")
+    where = f"transformer.h.{parts[2]}." if parts[1] == "layers" else "transformer."
+    tensor = theirs[where + gpt2[key] + "." + parts[-1]]
+    tensor = tensor.t() if tensor.dim() == 2 and parts[1] == "layers" else tensor
+    return tensor.chunk(3)["qkv".index(key[0])] if gpt2[key].endswith("c_attn") else tensor
+
+
+def check_same(model: ModelConfig, tensors: dict[str, Tensor], theirs: Any) -> None:
+    """Every parameter is the one that transformers computes with, bit for bit."""
+    state = theirs.state_dict()
+    for name, tensor in tensors.items():
+        assert torch.equal(as_in_memory(name, state).reshape(tensor.shape), tensor), name
+    biases = [name for name in state if name.endswith("e_score_correction_bias")]
+    assert len(biases) == (sum(map(model.is_moe, range(model.num_layers))) if model.is_latent else 0)
