@@ -8,16 +8,7 @@ import pytest
 import tomli_w
 
 from tests.calibrate.machine_table import cluster
-
-SMALL = (
-    "--model", "llama3-8b", "--cluster", "dgx-h100:16", "--sequence-length", "8192", "--batch-sequences", "64", "--keep", "3",
-)  # fmt: skip
-
-
-def document(fourfold, *arguments: str) -> dict:
-    result = fourfold("plan", *arguments, "--json")
-    assert result.code == 0, result.err
-    return json.loads(result.out)
+from tests.cli.planning import SMALL, document
 
 
 def test_the_text_is_the_document(fourfold) -> None:
@@ -104,19 +95,6 @@ def test_a_plan_of_a_measured_machine_is_as_simulate_prices_it(fourfold, here: P
     assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
 
 
-def test_a_measured_machine_of_fewer_ranks_is_priced_as_when_those_alone_compute(fourfold, here: Path) -> None:
-    table = cluster()
-    for ranks, seconds in ((1, 0.5), (2, 1.0), (4, 2.0)):
-        table["calibration"][f"ranks_{ranks}"]["stack"]["step_seconds"] = seconds
-    (here / "machine.toml").write_text(tomli_w.dumps(table))
-    goal = ("--objective", "cost", "--tokens", "1M", "--price", "2", "--out", "planned.toml")
-    found = document(fourfold, "run.toml", "--cluster", "machine.toml", *goal)
-    assert found["devices"] < 4, "a step of one rank alone waits for nobody"
-    predicted = json.loads(fourfold("simulate", "planned.toml", "--json").out)
-    assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
-    assert tomllib.loads((here / "planned.toml").read_text())["batch"]["tokens"] == 1_000_000
-
-
 def test_a_planned_run_of_a_folders_model_lies_anywhere(fourfold, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "vocab_size": 1000,
@@ -136,25 +114,6 @@ def test_a_planned_run_of_a_folders_model_lies_anywhere(fourfold, here: Path, mo
     assert "batch.steps or batch.tokens" in (here / "elsewhere" / "planned.toml").read_text()
 
 
-def test_sizes_between_doubled_ones_on_a_torus(fourfold) -> None:
-    asked = (
-        "--model",
-        "llama3-8b",
-        "--cluster",
-        "tpu-v5p-8960:64",
-        "--sequence-length",
-        "4096",
-        "--batch-sequences",
-        "960",
-    )
-    goal = ("--objective", "devices", "--tokens", "1T", "--deadline-days", "60")
-    found = document(fourfold, *asked, *goal, "--keep", "1")
-    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
-    assert 32 < found["devices"] < 64
-    assert found["devices"] % 4 == 0
-    assert len(sizes) <= 12
-
-
 def test_a_layout_is_explained_where_nothing_fits(fourfold) -> None:
     asked = ("--model", "llama3-70b", "--cluster", "dgx-h100:8", "--sequence-length", "8192", "--batch-sequences", "64")
     result = fourfold("plan", *asked, "--explain", "tp=8")
@@ -166,25 +125,6 @@ def test_sequences_beyond_what_the_model_was_made_for_are_remarked(fourfold) -> 
     remark = "made for sequences of 8,192 tokens"
     assert remark not in fourfold("plan", *SMALL).out
     assert remark in fourfold("plan", *SMALL[:4], "--sequence-length", "16384", *SMALL[6:]).out
-
-
-def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfold) -> None:
-    def parameters(devices: int) -> float:
-        asked = (
-            *SMALL[:3],
-            f"dgx-h100:{devices}",
-            "--sequence-length",
-            "2048",
-            "--batch-sequences",
-            "16",
-            "--keep",
-            "1",
-        )
-        found = document(fourfold, *asked, "--objective", "model")
-        assert found["best"][0]["memory_bytes"] <= found["memory_limit_bytes"]
-        return float(found["objective"]["said"][1].split()[0])
-
-    assert parameters(1) < parameters(8)
 
 
 def test_a_run_file_plans_itself(fourfold) -> None:
@@ -230,66 +170,6 @@ def test_what_cannot_fit_says_what_would(fourfold) -> None:
     assert result.code == 1
     assert "nothing fits" in result.out
     assert "the nearest that would fit: " in result.out
-
-
-SIX = """
-name = "six per node"
-source = "made up"
-device = "a100-sxm-40"
-devices = 48
-[[tiers]]
-name = "nvlink"
-kind = "switch"
-devices = 6
-bytes_per_second = 300e9
-latency_seconds = 2e-6
-[[tiers]]
-name = "ib"
-kind = "switch"
-devices = 48
-bytes_per_second = 25e9
-latency_seconds = 5e-6
-scalable = true
-"""
-
-
-def test_a_clusters_own_file_is_what_other_numbers_of_its_devices_are_cut_from(fourfold, tmp_path: Path) -> None:
-    own = tmp_path / "dgx-h100.toml"  # as a preset is called
-    own.write_text(SIX)
-    asked = ("--model", "llama3-8b", "--cluster", str(own), "--sequence-length", "4096", "--batch-sequences", "432")
-    goal = ("--objective", "devices", "--tokens", "10B", "--deadline-days", "2.7")
-    found = document(fourfold, *asked, *goal)
-    sizes = [int(line.split()[0]) for line in found["objective"]["said"][1:]]
-    assert sizes[:3] == [6, 12, 24], "whole nodes, doubled"
-    assert sizes[3:] == [18], "then between the last that was late and the first in time"
-    assert found["devices"] == 18
-    assert found["cluster"] == "dgx-h100:18"
-    small = fourfold("plan", *asked[:2], "--cluster", f"{own}:3", *asked[4:])
-    assert small.code == 1
-    assert "6 devices, the cluster file with :6 behind its name" in small.out
-
-
-def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold, tmp_path: Path) -> None:
-    (tmp_path / "six.toml").write_text(SIX)
-    asked = ("--model", "llama3-8b", "--cluster", "six.toml", "--sequence-length", "4096", "--batch-sequences", "432")
-    found = document(fourfold, *asked, "--objective", "cost", "--tokens", "10B", "--price", "2")
-    rows = [line.split() for line in found["objective"]["said"][1:]]
-    costs = {int(row[0]): float(row[4].replace(",", "")) for row in rows}
-    assert list(costs) == sorted(costs)
-    assert set(costs) - {1, 2, 3, 6, 12, 24, 48}, "whole nodes between"
-    assert all(size % 6 == 0 for size in costs if size > 6)
-    assert costs[found["devices"]] == min(costs.values())
-
-
-@pytest.mark.parametrize(
-    ("option", "goal"),
-    [(("--tokens", "1T"), "cost or devices"), (("--price", "2"), "cost"), (("--deadline-days", "5"), "devices")],
-)
-def test_options_of_another_objective_are_refused(fourfold, option: tuple[str, str], goal: str) -> None:
-    result = fourfold("plan", *SMALL, *option)
-    assert result.code == 2
-    assert f"{option[0]} {option[1].removesuffix('.0')}" in result.err
-    assert f"--objective {goal}" in result.err
 
 
 def test_tokens_become_sequences_that_divide(fourfold) -> None:
