@@ -59,6 +59,7 @@ STACK = {
     "host_crowded_seconds": 0.15,
     "network_hops": 0.15,
     "conversions": 0.3,
+    "gradient_bytes": 0.15,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4

@@ -85,6 +85,10 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
         assert (constants.stack(kin).logits_bytes, constants.stack(kin).saved_bytes) == (6.0, 1.5), kin
     assert constants.stack("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
     assert constants.stack("megatron-2024").slack == 0.03
+    entries["megatron-deepspeed"] = {"logits_bytes": 8.0}
+    for platform in ("megatron-deepspeed-rocm-2024", "megatron-deepspeed-rocm"):
+        stack = constants.stack(platform)
+        assert (stack.logits_bytes, stack.saved_bytes) == (8.0, 1.5), "word by word"
 
 
 def test_this_projects_own_stack_holds_what_its_programs_declare() -> None:

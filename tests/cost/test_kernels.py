@@ -59,6 +59,20 @@ def test_fewer_bits_are_faster_on_large_products_and_cost_conversions() -> None:
     )
 
 
+@pytest.mark.parametrize("groups", [1, 8])
+def test_a_gradient_that_is_added_in_a_pass_of_its_own_costs_that_pass_whatever_the_tokens(groups: int) -> None:
+    apart = replace(KERNELS, gradient_bytes=10.0)
+
+    def seconds(tokens: int, kernels: Kernels, adds: bool = True) -> float:
+        product = Product(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
+        return kernel_seconds(product, H100, kernels, "bf16", "bf16", 2)
+
+    added = 10 * groups * 4096 * 8192 / (H100.memory_bytes_per_second * KERNELS.memory_share)
+    for tokens in (2048, 16384):
+        assert seconds(tokens, apart) - seconds(tokens, KERNELS) == pytest.approx(added)
+    assert seconds(2048, apart, adds=False) == seconds(2048, KERNELS, adds=False), "a product of tokens is stored"
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward: bool) -> None:
     attention = Attention(1, 8192, 8192, 32, 8, 128, 128, backward)

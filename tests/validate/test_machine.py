@@ -188,3 +188,21 @@ def test_a_tile_is_a_device() -> None:
     case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
     assert isinstance(case, Case)
     assert (case.device, case.hardware) == ("max-1550", load_device("max-1550"))
+    assert case.stack == "torchtitan-xpu-2024"
+
+
+@pytest.mark.parametrize(
+    ("device", "framework", "stack"),
+    [
+        ("MI300X", "Megatron-LM (2025)", "megatron-rocm-2025"),
+        ("MI300X", "torchtitan (2025)", "torchtitan-2025"),
+        ("H100-SXM", "Megatron-LM (2025)", "megatron-2025"),
+        ("MI300X", "somebody's own (2025)", "unknown-2025"),
+    ],
+)
+def test_a_platform_with_kernels_of_its_own_is_another_stack(device: str, framework: str, stack: str) -> None:
+    row = replace(ROWS["torchtitan:6"], source="a page", framework=framework, notes="")
+    hardware = replace(row.hardware, device=device, peak_bf16_flops=None, memory_gb=None)
+    case = translate(replace(row, hardware=hardware))
+    assert isinstance(case, Case)
+    assert case.stack == stack

@@ -28,10 +28,12 @@ class Fitted:
         return Stack(**{**_constants(self.entry(name)), "name": name})
 
     def entry(self, name: str) -> dict[str, Any]:
-        """A stack's constants. What its own entry leaves out is its framework's, then its family's (the first word of its name),
-        then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
+        """A stack's constants. What its own entry leaves out is its framework's, then that of what its name begins with, word by
+        word, then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
         nearest = self._nearest(name) if name not in self.stacks else ""
-        layers = ("default", name.partition("-")[0], nearest, framework_of(name), name)
+        words = framework_of(name).split("-")
+        kin = ["-".join(words[:number]) for number in range(1, len(words))]
+        layers = ("default", *kin, nearest, framework_of(name), name)
         return {key: each for layer in layers for key, each in self.stacks.get(layer, {}).items()}
 
     def _nearest(self, name: str) -> str:
@@ -57,6 +59,7 @@ class Fitted:
             low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,
+            gradient_bytes=stack.gradient_bytes,
             merged_passes=stack.merged_passes,
             fused_attention=stack.fused_attention,
             attention_recomputed=stack.attention_recomputed,

@@ -22,8 +22,8 @@ TILE = 128
 class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
-    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `merged_passes` and what
-    is said of attention: as in `Stack`.
+    `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `gradient_bytes`, `merged_passes` and
+    what is said of attention: as in `Stack`.
     """
 
     product_share: float = 0.8
@@ -46,6 +46,7 @@ class Kernels:
     launch_seconds: float = 2e-6
     fused: float = 0.0
     expert_launches: float = 0.0
+    gradient_bytes: float = 0.0
     merged_passes: frozenset[PassPart] = frozenset()
     fused_attention: bool = True
     attention_recomputed: bool = False
@@ -67,14 +68,21 @@ def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: s
     share *= inner / (inner + kernels.product_half_inner)
     share *= min(1.0, rows / TILE) if rows < TILE else 1.0
     arithmetic = product.flops / (device.peak(dtype) * share)
-    return max(arithmetic, memory_seconds(_product_bytes(product, rows, inner, element_bytes), device, kernels))
+    adds_itself = product.accumulates and not kernels.gradient_bytes
+    moved = memory_seconds(_product_bytes(product, rows, inner, element_bytes, adds_itself), device, kernels)
+    return max(arithmetic, moved)
 
 
-def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int) -> int:
-    """Operands once and the result once; what is accumulated is read too, in a wide format."""
+def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
+    """Operands once and the result once; what it adds itself to is read too, in a wide format."""
     result = product.groups * rows * product.columns
     operands = product.groups * inner * (rows + product.columns) * element_bytes
-    return operands + result * (8 if product.accumulates else element_bytes)
+    return operands + result * (8 if adds_itself else element_bytes)
+
+
+def _added_bytes(product: Product, kernels: Kernels) -> float:
+    """Of adding a weight gradient to the sum over microbatches in a pass of its own."""
+    return kernels.gradient_bytes * product.groups * product.rows * product.columns if product.accumulates else 0.0
 
 
 def _converted_bytes(product: Product, kernels: Kernels) -> float:
@@ -147,6 +155,7 @@ def kernel_seconds(
         seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
         if product_dtype != dtype:
             seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
+        seconds += memory_seconds(_added_bytes(item, kernels), device, kernels)
         return launches(item, kernels) * kernels.launch_seconds + seconds
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)

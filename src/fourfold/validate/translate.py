@@ -99,18 +99,21 @@ def _case(row: Row) -> Case:
     )
 
 
-PLATFORMS = {"max-1550": "xpu"}
-"""What frameworks run on, by the device's key, where it is neither CUDA nor what the framework is for."""
-
-
 def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
-    found = replace(stack_of(row.source, row.notes, row.framework), platform=PLATFORMS.get(device, ""))
+    found = stack_of(row.source, row.notes, row.framework)
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)
     if found.framework != "unknown":
-        return found
+        return replace(found, platform=_platform(found, device))
     usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
     return usual if usual == found else filled.fill("stack", usual)
+
+
+def _platform(stack: Stack, device: str) -> str:
+    """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
+    if device.startswith("mi") and stack.is_megatron_kin:
+        return "rocm"
+    return "xpu" if device == "max-1550" else ""
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:
