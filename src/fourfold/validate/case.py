@@ -101,57 +101,72 @@ class Measured:
 
 @dataclass(frozen=True)
 class Case:
-    """One run to predict. `device`: the key of `hardware`, which may be of no table, and has the memory that the row states;
-    `stack`: framework and year; `attention`: `flash`, `unfused` or `math` kernels; `attention_kernel`: `flash 2` or `flash 3`
-    where the row names one; `attention_dropout`: written attention drops scores out, as GPT's kind does; `peak_flops`: of one
-    device in this precision as the source states it; `vocab_size`: before padding; `even_stages`: all pipeline stages have
-    the same number of blocks, embedding and head come on top; `recompute_open`, `microbatch_open`, `zero_open`,
-    `states_open`: the source does not say what is recomputed, what runs at once, what is sharded, in what format states are;
-    `offloaded`: what lies in the host's memory; `dispatcher`, `merged_experts`, `fused_experts`: as in `cost.Stack`, where
-    the source says; `attention_share`: of causal attention's work that windows and documents leave; `eager`: the source says
-    that nothing is compiled; `graphed`: a step's kernels are started as one graph; `chunked_loss`: the logits of a few tokens
-    are made at a time; `narrow_operands`: what products read is kept for backward in the format multiplied in;
-    `moment_bytes`: of an element of the optimizer's moments, where the row says; `defaults`: what was filled in, or
-    contradicts itself, in words.
-    """
+    """One run to predict: what a row says in the planner's words, and what it was measured to take."""
 
     id: str
     file: str
     source: str
     stack: str
+    """Framework, platform and year."""
     model_name: str
     model: ModelConfig
     vocab_size: int
+    """Before padding."""
     layout: LayoutRequest
     sequence_length: int
     global_sequences: int
     precision: Precision
     device: str
+    """The key of `hardware`, which may be of no table, and has the memory that the row states."""
     hardware: Device
     num_devices: int
     network: Network
     measured: Measured
-    attention: str = "flash"
-    attention_kernel: AttentionKernel | None = None
-    attention_dropout: bool = False
     peak_flops: float | None = None
-    even_stages: bool = False
+    """Of one device in this precision, as the source states it."""
+    from_memory: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
+    """What was filled in, or contradicts itself, in words."""
+
+    # What the source leaves open
+
     recompute_open: bool = False
     microbatch_open: bool = False
     zero_open: bool = False
     states_open: bool = False
-    offloaded: Offloaded | None = None
+    """In what format weights and moments are."""
+
+    # How it runs
+
+    attention: str = "flash"
+    """`flash`, `unfused` or `math` kernels."""
+    attention_kernel: AttentionKernel | None = None
+    """`flash 2` or `flash 3`, where the row names one."""
+    attention_dropout: bool = False
+    """Written attention drops scores out, as GPT's kind does."""
+    attention_share: float = 1.0
+    """Of causal attention's work, what windows and documents leave."""
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False
-    attention_share: float = 1.0
+    """As in `cost.Stack`, where the source says."""
+    even_stages: bool = False
+    """All pipeline stages have the same number of blocks, embedding and head come on top."""
     eager: bool = False
+    """The source says that nothing is compiled."""
     graphed: bool = False
+    """A step's kernels are started as one graph."""
+
+    # What it holds
+
+    offloaded: Offloaded | None = None
+    """What lies in the host's memory."""
     chunked_loss: bool = False
+    """The logits of a few tokens are made at a time."""
     narrow_operands: bool = False
+    """What products read is kept for backward in the format multiplied in."""
     moment_bytes: float | None = None
-    from_memory: tuple[str, ...] = ()
-    defaults: tuple[str, ...] = ()
+    """Of an element of the optimizer's moments, where the row says."""
 
     @property
     def tokens(self) -> int:
