@@ -11,6 +11,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
+from fourfold.simulate.run_prices import Said
 
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
@@ -27,7 +28,7 @@ def model(**more) -> ModelConfig:
 
 
 def request(devices: int, sequences: int = 32, stack: str | None = None, **more) -> Request:
-    own = {key: more.pop(key) for key in ("precision", "prefetch") if key in more}
+    own = {key: more.pop(key) for key in ("precision", "prefetch", "said") if key in more}
     return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack, **own)
 
 
@@ -53,6 +54,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         (64, EXPERTS),
         (32, LATENT),
         (32, LATENT | {"stack": "deepseek-2024"}),
+        (16, {"stack": "nemo-2025", "said": Said(products="fp8")}),
+        (16, EXPERTS | {"stack": "megatron-2025", "said": Said(products="fp8-block")}),
         (16, {"precision": PrecisionSection(compute="fp32")}),
         (16, {"precision": PrecisionSection(compute="fp64"), "prefetch": 0}),
         (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "prefetch": 2}),
@@ -64,6 +67,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         "64 experts",
         "32 latent",
         "32 latent, narrow states, hidden experts",
+        "operands in 8 bits",
+        "operands in 8 bits, experts",
         "fp32",
         "fp64",
         "bf16 gradients",

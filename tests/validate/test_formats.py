@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.cost.fitted import fitted
+from fourfold.cost.memory import kept_bytes
 from fourfold.validate import Case, translate
 from fourfold.validate.predict import case_facts, case_prices, predict_case
 from tests.support.published import CASES, ROWS
@@ -162,7 +163,9 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
     def kept(**changes: object) -> float:
         case = translate(replace(row, **changes))  # type: ignore[arg-type]
         assert isinstance(case, Case)
-        return case_prices(case, case_facts(case), fitted()).stack.saved_share
+        facts = case_facts(case)
+        footprint = facts.footprint(facts.by_name["b1"])
+        return kept_bytes(footprint, case_prices(case, facts, fitted()).stack) / footprint.saved_bytes
 
     case = translate(row)
     assert isinstance(case, Case)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.cost.stack import Stack
+from fourfold.model.footprint import Footprint
 from fourfold.program import Program
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
@@ -13,6 +14,8 @@ DROPOUT_BYTES = 3
 """Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
 
 
+NARROW = {"fp8": 0.5, "fp4": 9 / 32}
+"""Of 16 bits, a number in fewer; in 4 bits with its part of a scale."""
 UNITS = "units"
 BLOCKS = 4
 """In flight at once: gathered ahead, in use, on their way into a reduction and out of it."""
@@ -35,14 +38,24 @@ def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: i
     """Those that the stack has in other sizes."""
     declared = DTYPE_BYTES[facts.master]
     states = {"moments": stack.moment_bytes, "master": stack.master_bytes}
-    if not extra and stack.saved_share == 1 and set(states.values()) == {None}:
+    if not extra and stack.saved_share == 1 and not stack.narrow_operands and set(states.values()) == {None}:
         return
     for name, size in buffers.items():
-        kind = name.partition("/")[0]
-        if kind == "saved" and (extra or stack.saved_share < 1):
-            yield name, int(size * stack.saved_share) + extra
+        kind, _, rest = name.partition("/")
+        if kind == "saved":
+            yield name, kept_bytes(facts.footprint(facts.by_name[rest.partition("/")[0]]), stack) + extra
         elif (held := states.get(kind)) is not None:
             yield name, int(size * held / declared)
+
+
+def kept_bytes(footprint: Footprint, stack: Stack) -> int:
+    """What a block keeps for backward of what it declares. Of operands in fewer bits, attention's output stays beside its narrow
+    copy."""
+    kept = stack.saved_share * footprint.saved_bytes
+    if stack.narrow_operands and stack.products:
+        narrow = NARROW[stack.products]
+        kept -= (1 - narrow) * footprint.operand_bytes - narrow * footprint.attended_bytes
+    return int(kept)
 
 
 def _held(step: Instruction, logits: int, extra: int) -> Instruction:

@@ -104,6 +104,8 @@ class Stack:
     """Of every parameter of embedding, head and four blocks, what ZeRO-3's runtime keeps of them whole."""
     saved_share: float = 1.0
     """How much of the declared a block keeps, where that is in narrower formats."""
+    narrow_operands: bool = False
+    """What products in fewer bits read is kept for backward in their format (Transformer Engine)."""
     logits_bytes: float = 0.0
     """What is live of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
     products of few rows."""

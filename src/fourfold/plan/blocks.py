@@ -6,6 +6,7 @@ recompute policy. There are some hundreds of such shapes and millions of layouts
 
 from dataclasses import dataclass, replace
 
+from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.spec import Segment, build_segments
@@ -150,7 +151,7 @@ def _passes(request: Request, name: str, shape: BlockShape) -> _Passes:
         backward=seconds(Op.BACKWARD),
         weight=seconds(Op.BACKWARD_WEIGHT),
         input_bytes=footprint.output_bytes,
-        kept_bytes=footprint.saved_bytes,
+        kept_bytes=kept_bytes(footprint, request.stack),
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 

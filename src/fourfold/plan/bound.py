@@ -246,12 +246,12 @@ class Bounder:
             zero >= 2, request.gradient_bytes, 0
         )
         share = np.where(pp > 1, EVEN_SHARE, 1.0)
-        each = price.saved_bytes * stack.saved_share / pp
+        each = price.saved_bytes / pp
         full = table.in_flight * each
         # Gradients are made in the first backward: of few microbatches, when the most activations are held there are none yet.
         steady = table.microbatches > table.in_flight + 1
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
-        transient = np.where(steady, price.transient_bytes * stack.saved_share + 0.9 * block * gathered, 0.0)
+        transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
         held = share * (states + peak) + transient
         return held * (1 + stack.slack) + stack.context_bytes
 

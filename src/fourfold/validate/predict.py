@@ -138,21 +138,6 @@ def _fits(held: int, prices: Prices) -> bool:
     return live + stack.context_bytes <= prices.cluster.device.memory_bytes
 
 
-NARROW = {"nvfp4": 9 / 32}
-"""Of 16 bits, a number and its part of a scale; of other narrow formats half."""
-
-
-def _narrow_share(case: Case, facts: Lowering) -> float:
-    """Of what blocks keep for backward, what is left where products keep what they read in their own format. Attention's output
-    stays as it is, with a narrow copy beside it."""
-    if not case.narrow_operands:
-        return 1.0
-    narrow = NARROW.get(case.precision.low or "", 0.5)
-    blocks = [facts.footprint(segment) for segment in facts.segments if segment.kind == "block"]
-    spared = sum((1 - narrow) * block.operand_bytes - narrow * block.attended_bytes for block in blocks)
-    return 1 - spared / sum(block.saved_bytes for block in blocks)
-
-
 def counted_bytes(held: int, case: Case, stack: Stack) -> float:
     """Of what a device holds, what the case's source counts: the allocator's peak, live or reserved, or all of it."""
     kind = case.measured.memory_kind
@@ -219,7 +204,8 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         fine_scales=case.precision.low in ("mxfp8", "nvfp4", "fp8-block"),
         attention_recomputed="core_attn" in case.layout.recompute_modules,
         merged_experts=case.merged_experts,
-        saved_share=min(stack.saved_share, _narrow_share(case, facts)),
+        narrow_operands=stack.narrow_operands or case.narrow_operands,
+        products=low,
         fused_experts=stack.fused_experts or case.fused_experts,
         dispatcher=case.dispatcher or stack.dispatcher,
     )

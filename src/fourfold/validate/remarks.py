@@ -88,9 +88,9 @@ def are_experts_fused(row: Row) -> bool:
     return bool(asserted(row.notes, r"\bfused grouped mlp|cute[- ]?dsl|\bop[- ]fuser"))
 
 
-def runs_transformer_engine(row: Row, stack: Stack) -> bool:
-    """Whether its products in few bits are Transformer Engine's, which keep what they read in that format for backward."""
-    return stack.is_megatron_kin or bool(asserted(f"{row.framework}; {row.notes}", r"transformer[- ]?engine|\bte\b"))
+def runs_transformer_engine(row: Row) -> bool:
+    """Whether its products are said to be Transformer Engine's, which keep what they read in their format for backward."""
+    return bool(asserted(f"{row.framework}; {row.notes}", r"transformer[- ]?engine|\bte\b"))
 
 
 MERGED_SINCE = (2026, 6)

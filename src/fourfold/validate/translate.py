@@ -92,7 +92,7 @@ def _case(row: Row) -> Case:
         merged_experts=are_experts_merged(row, stack, precision.low, filled),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
-        narrow_operands=precision.low is not None and runs_transformer_engine(row, stack),
+        narrow_operands=runs_transformer_engine(row),
         peak_flops=peak,
         from_memory=row.from_memory,
         defaults=tuple(filled.entries),
