@@ -29,6 +29,21 @@ def test_products_in_fewer_bits_are_faster_and_nothing_else_is() -> None:
     assert low.plain.kernel(PRODUCT) == plain.kernel(PRODUCT), "the head's"
 
 
+def test_a_gradient_is_added_in_a_pass_of_its_own_where_formats_differ() -> None:
+    """This project's products add themselves to a sum of their own format."""
+    gradient = replace(PRODUCT, accumulates=True)
+    template = asked().template
+    added = template.stack.gradient_bytes * gradient.rows * gradient.columns
+    apart = template.kernel(gradient) - template.kernel(PRODUCT)
+    assert apart == pytest.approx(
+        added / (template.cluster.device.memory_bytes_per_second * template.kernels.memory_share)
+    )
+    alike = Request.of(
+        MODEL, load_cluster("dgx-h100:8"), 8192, 64, PrecisionSection(compute="bf16", gradients="bf16")
+    ).template
+    assert alike.stack.gradient_bytes == 0.0 < template.stack.gradient_bytes
+
+
 def test_scales_of_blocks_cost_more() -> None:
     whole, blocks = (asked(Said(products=each)).template.kernel(PRODUCT) for each in ("fp8", "fp8-block"))
     assert blocks > whole
