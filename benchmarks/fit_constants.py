@@ -1,12 +1,13 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
     python benchmarks/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 60] [--sweep-rows 150] [--rounds 3] [--jobs 2]
+        [--start src/fourfold/cost/fitted.toml]
 
-DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts. Every constant is its prior
-times the departures of its branch and of itself (`fit_table.py`), each held to none: a device with few rows stays near its
-family, a stack near its framework, a framework near what is known of its code. The loss is the soft L1 of
-log(predicted / measured), every file weighing by the square root of its rows, so that no sweep decides alone. The model is
-linearised (Gauss-Newton) at the constants of the round before.
+DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is where the fit starts, or, with fewer rounds to
+go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
+each held to none: a device with few rows stays near its family, a stack near its framework, a framework near what is known of
+its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so that no
+sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before.
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
 takes an unknown stack for (the framework's constants; of a framework that only it has, those of a trainer that nobody names). It
@@ -143,10 +144,12 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
             continue
         part = {"link": "link", "device": "device"}.get(node.level, "stack")
         start = before.value(part, node.owner, node.name)
+        if start <= 0:
+            continue
         above = family_of(node.owner) if node.level == "device" else framework_of(node.owner)
         made_of = [index, *(nodes[up] for up in [Node(branch.get(node.level, ""), above, node.name)] if up in nodes)]
         low, high = LIMITS[node.name]
-        found.append((made_of, float(np.log(low / start)), float(np.log(high / start))))
+        found.append((made_of, float(np.log(low / start)) if low else -np.inf, float(np.log(high / start))))
     return found
 
 
@@ -221,7 +224,10 @@ def _named(case: Case, known: Fitted) -> Case:
 def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> Outcome:
     """Every row predicted with constants that were fitted without its file."""
     files = sorted({case.file for case in (*model.cases, *held.cases)})
-    tables = {file: fitted_table(model, held, prior, file) for file in ("", *files)}
+    with ProcessPoolExecutor(jobs) as pool:
+        tables = dict(
+            zip(("", *files), pool.map(partial(fitted_table, model, held, prior), (None, *files)), strict=True)
+        )
     constants = {file: constants_of(rounded(table)) for file, table in tables.items()}  # type: ignore[arg-type]
     predict = partial(predict_by_file, constants=constants)
     with ProcessPoolExecutor(jobs) as pool:
@@ -246,6 +252,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--start", type=Path, default=PRIOR, help="the constants that rows are first looked at with")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if options.rounds < 1:
@@ -259,7 +266,7 @@ def main() -> None:
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
-    table = prior
+    table = tomllib.loads(options.start.read_text(encoding="utf-8"))
     for number in range(options.rounds):
         parts = timed.at(table)
         model, held = Model.of(parts, prior), joined(weighed.at(table))

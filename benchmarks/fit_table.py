@@ -68,6 +68,7 @@ SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "stack":
 """How far one of that level is likely to be, beside those. These and the spreads of stacks were chosen on the linearised model: of
 those that predict a file best that was left out, which hardly tells them apart, the widest."""
 LIMITS = {
+    "gradient_bytes": (0.0, 30.0),
     "fused": (0.05, 1.0),
     "share": (0.5, 0.9),
     "network_share": (0.7, 1.15),
