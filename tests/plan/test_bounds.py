@@ -89,11 +89,11 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
 
 
 def test_a_sharper_price_of_the_pipeline_stands_where_the_bounds_own_stood() -> None:
-    asked = Request.of(model(), load_cluster("dgx-h100:64"), 64, 64)
+    asked = Request.of(model(), load_cluster("dgx-h100:64"), 32, 64)
     found = 0
     for shape in list(block_shapes(asked))[::7]:
         bounds = Bounder(asked).bounds(shape)
-        for index in range(0, len(bounds) if bounds is not None else 0, 11):
+        for index in range(0, len(bounds) if bounds is not None else 0, 5):
             parts, seconds = bounds.parts(index), float(bounds.seconds[index])
             assert parts.around(parts.compute) == pytest.approx(seconds)
             assert parts.around(2 * seconds) == pytest.approx(2 * seconds + parts.after)
