@@ -5,7 +5,16 @@ from dataclasses import replace
 from itertools import pairwise
 
 from fourfold.program import Lowering, Op, Program, lower_step, verify
-from tests.support.program_mutations.edits import Mutant, change, double, drop, mutation, starts, with_collective
+from tests.support.program_mutations.edits import (
+    Mutant,
+    change,
+    double,
+    drop,
+    mutation,
+    starts,
+    with_collective,
+    with_wait,
+)
 from tests.support.programs import edited, on_all_ranks, wait_of
 
 # Anything at all
@@ -192,8 +201,7 @@ def one_rank_with_two_collectives_swapped(program: Program, facts: Lowering) -> 
 def one_rank_with_an_extra_collective(program: Program, facts: Lowering) -> Iterator[Mutant]:
     """A scalar that this rank alone sums; its own list is in order apart from that."""
     for index in starts(program, Op.SUM_LOSS):
-        pair = [program.instructions[index], program.instructions[wait_of(program, index)]]
-        mutant = program.with_instructions([*program.instructions, *pair])
+        mutant = program.with_instructions([*program.instructions, *with_wait(program, index)])
         yield from one_rank(program, mutant, facts)
 
 

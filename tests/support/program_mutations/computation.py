@@ -11,7 +11,10 @@ from tests.support.program_mutations.edits import (
     as_unit,
     change,
     drop,
+    moved_with_wait,
     mutation,
+    of_unit,
+    once_more,
     others,
     starts,
     with_collective,
@@ -83,13 +86,10 @@ def backward_split_in_one_half_only(program: Program, facts: Lowering) -> Iterat
 @mutation
 def targets_counted_after_the_first_loss(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.COUNT):
-        wait = wait_of(program, index)
         heads = [i for i in positions(program, Op.BACKWARD) if program.instructions[i].segment == "head"]
         if not heads:
             return
-        head = heads[0]
-        pair = [program.instructions[index], program.instructions[wait]]
-        yield edited(program, (index, []), (wait, []), (head, [program.instructions[head], *pair]))
+        yield moved_with_wait(program, index, heads[0])
 
 
 @mutation
@@ -110,9 +110,7 @@ def scalar_without_a_collective(program: Program, facts: Lowering) -> Iterator[M
 @mutation
 def scalar_summed_twice(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.COUNT, Op.SUM_LOSS):
-        wait = wait_of(program, index)
-        pair = [program.instructions[index], program.instructions[wait]]
-        yield edited(program, (wait, [program.instructions[wait], *pair]))
+        yield once_more(program, index)
 
 
 @mutation
@@ -140,7 +138,7 @@ def update_before_the_norm(program: Program, facts: Lowering) -> Iterator[Mutant
 def update_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in positions(program, Op.UPDATE):
         for unit in others(program.instructions[index].segment, facts):
-            yield edited(program, (index, [as_unit(program.instructions[index], unit)]))
+            yield of_unit(program, index, unit)
 
 
 @mutation
@@ -195,19 +193,15 @@ def norm_before_the_last_reduction(program: Program, facts: Lowering) -> Iterato
 @mutation
 def publish_twice_in_a_row(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.PUBLISH):
-        wait = wait_of(program, index)
-        yield edited(
-            program, (wait, [program.instructions[wait], program.instructions[index], program.instructions[wait]])
-        )
+        yield once_more(program, index)
 
 
 @mutation
 def publish_before_its_update(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.PUBLISH):
-        unit, wait = program.instructions[index].segment, wait_of(program, index)
+        unit = program.instructions[index].segment
         update = next(i for i in positions(program, Op.UPDATE) if program.instructions[i].segment == unit)
-        pair = [program.instructions[index], program.instructions[wait]]
-        yield edited(program, (update, [*pair, program.instructions[update]]), (index, []), (wait, []))
+        yield moved_with_wait(program, index, update, before=True)
 
 
 @mutation

@@ -5,7 +5,17 @@ from itertools import pairwise
 
 from fourfold.program import Instruction, Lowering, Op, Program
 from fourfold.program.instruction import BACKWARD_OPS
-from tests.support.program_mutations.edits import Mutant, as_unit, change, mutation, others, starts, with_collective
+from tests.support.program_mutations.edits import (
+    Mutant,
+    change,
+    moved_with_wait,
+    mutation,
+    of_unit,
+    once_more,
+    others,
+    starts,
+    with_collective,
+)
 from tests.support.programs import edited, moved, positions, wait_of
 
 # Reductions
@@ -26,22 +36,18 @@ def gradients_dropped_before_the_last_microbatch(program: Program, facts: Loweri
 @mutation
 def reduce_twice_in_a_row(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
-        wait = wait_of(program, index)
-        yield edited(
-            program, (wait, [program.instructions[wait], program.instructions[index], program.instructions[wait]])
-        )
+        yield once_more(program, index)
 
 
 @mutation
 def reduce_before_the_last_backward(program: Program, facts: Lowering) -> Iterator[Mutant]:
     """The whole reduction, started and joined after the first microbatch's backward of an accumulation."""
     for index in starts(program, Op.REDUCE):
-        unit, wait = program.instructions[index].segment, wait_of(program, index)
+        unit = program.instructions[index].segment
         if facts.zero_of(unit or "") >= 2 or facts.layout.num_microbatches < 2:
             continue
         early = next(i for i, step in enumerate(program.instructions) if f"grad/{unit}" in step.writes)
-        pair = [program.instructions[index], program.instructions[wait]]
-        yield edited(program, (early, [program.instructions[early], *pair]), (index, []), (wait, []))
+        yield moved_with_wait(program, index, early)
 
 
 @mutation
@@ -99,7 +105,7 @@ def reduce_without_a_collective(program: Program, facts: Lowering) -> Iterator[M
 def reduce_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         for unit in others(program.instructions[index].segment, facts):
-            yield edited(program, (index, [as_unit(program.instructions[index], unit)]))
+            yield of_unit(program, index, unit)
 
 
 # Gathers and frees
@@ -117,7 +123,7 @@ def free_before_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
 def free_by_another_name(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in positions(program, Op.FREE):
         for unit in others(program.instructions[index].segment, facts):
-            yield edited(program, (index, [as_unit(program.instructions[index], unit)]))
+            yield of_unit(program, index, unit)
 
 
 @mutation
@@ -131,7 +137,7 @@ def free_of_what_outlives_the_step(program: Program, facts: Lowering) -> Iterato
 def gather_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER):
         for unit in others(program.instructions[index].segment, facts):
-            yield edited(program, (index, [as_unit(program.instructions[index], unit)]))
+            yield of_unit(program, index, unit)
 
 
 @mutation
@@ -162,8 +168,7 @@ def gather_after_its_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
         wait, buffer = wait_of(program, index), program.instructions[index].writes[0]
         users = (i for i in range(wait, len(program.instructions)) if buffer in program.instructions[i].reads)
         if (use := next(users, None)) is not None:
-            pair = [program.instructions[index], program.instructions[wait]]
-            yield edited(program, (index, []), (wait, []), (use, [program.instructions[use], *pair]))
+            yield moved_with_wait(program, index, use)
 
 
 # Waits

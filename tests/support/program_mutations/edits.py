@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fourfold.program import Instruction, Lowering, Op, Program
 from fourfold.program.instruction import STARTS
-from tests.support.programs import edited, positions
+from tests.support.programs import edited, positions, wait_of
 
 Mutant = Program | list[Program] | dict[int, Program]
 """The program of the pipeline rank that was given; of all pipeline ranks; or of some ranks alone, the others' unchanged."""
@@ -52,6 +52,29 @@ def as_unit(step: Instruction, unit: str) -> Instruction:
         return tuple(f"{name.partition('/')[0]}/{unit}" for name in names)
 
     return step._replace(segment=unit, reads=rename(step.reads), writes=rename(step.writes), frees=rename(step.frees))
+
+
+def of_unit(program: Program, index: int, unit: str) -> Program:
+    return edited(program, (index, [as_unit(program.instructions[index], unit)]))
+
+
+def with_wait(program: Program, index: int) -> list[Instruction]:
+    """A start and the wait that joins it."""
+    return [program.instructions[index], program.instructions[wait_of(program, index)]]
+
+
+def once_more(program: Program, index: int) -> Program:
+    """Started and joined once more behind its own wait."""
+    wait = wait_of(program, index)
+    return edited(program, (wait, [program.instructions[wait], *with_wait(program, index)]))
+
+
+def moved_with_wait(program: Program, index: int, target: int, before: bool = False) -> Program:
+    """A start and its wait, together behind the target, or before it."""
+    pair, there = with_wait(program, index), program.instructions[target]
+    return edited(
+        program, (index, []), (wait_of(program, index), []), (target, [*pair, there] if before else [there, *pair])
+    )
 
 
 def with_collective(program: Program, index: int, which: int, **fields: object) -> Program:

@@ -10,6 +10,7 @@ from tests.support.program_mutations.edits import (
     drop,
     each,
     everywhere,
+    moved_with_wait,
     pipeline_mutation,
     twice,
     with_programs,
@@ -117,13 +118,12 @@ def tied_sum_before_the_data_reduction(programs: list[Program], facts: Lowering)
     """On one stage, and on both: before the last Reduce of the unit, joined there, or before its last Backward."""
     early = []
     for program, index in each(programs, Op.REDUCE_TIED):
-        unit, wait = program.instructions[index].segment, wait_of(program, index)
-        pair = [program.instructions[index], program.instructions[wait]]
+        unit = program.instructions[index].segment
         reduces = [i for i in positions(program, Op.REDUCE) if program.instructions[i].segment == unit]
         writers = [i for i, step in enumerate(program.instructions[:index]) if f"grad/{unit}" in step.writes]
         last = max(i for i in writers if i not in reduces)
         at = [last, *reduces[-1:]]
-        moved_to = [edited(program, (index, []), (wait, []), (i, [*pair, program.instructions[i]])) for i in at]
+        moved_to = [moved_with_wait(program, index, i, before=True) for i in at]
         early.append(moved_to[-1])
         for mutant in moved_to:
             yield with_programs(programs, mutant)

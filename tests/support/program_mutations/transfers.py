@@ -10,6 +10,7 @@ from tests.support.program_mutations.edits import (
     change,
     drop,
     each,
+    moved_with_wait,
     pipeline_mutation,
     twice,
     with_collective,
@@ -140,8 +141,7 @@ def received_after_its_use(programs: list[Program], facts: Lowering) -> Iterator
         use = next(i for i, step in enumerate(program.instructions) if buffer in step.reads)
         join, reader = program.instructions[wait], program.instructions[use]
         yield with_programs(programs, edited(program, (wait, []), (use, [reader, join])))
-        pair = [program.instructions[index], join]
-        yield with_programs(programs, edited(program, (index, []), (wait, []), (use, [reader, *pair])))
+        yield with_programs(programs, moved_with_wait(program, index, use))
 
 
 @pipeline_mutation
@@ -167,6 +167,4 @@ def gradient_awaited_before_the_activation_is_sent(programs: list[Program], fact
         step = program.instructions[index]
         for back in positions(program, Op.RECV_GRADIENT):
             if program.instructions[back].short == f"R< {step.segment} m{step.microbatch} r{step.peer}":
-                wait = wait_of(program, back)
-                pair = [program.instructions[back], program.instructions[wait]]
-                yield with_programs(programs, edited(program, (back, []), (wait, []), (index, [*pair, step])))
+                yield with_programs(programs, moved_with_wait(program, back, index, before=True))
