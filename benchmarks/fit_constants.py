@@ -10,8 +10,8 @@ its code. The loss is the soft L1 of log(predicted / measured), every file weigh
 sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before.
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
-takes an unknown stack for (the framework's constants; of a framework that only it has, those of a trainer that nobody names). It
-predicts every row.
+takes an unknown stack for: the framework's constants; of a framework that only it has, those of what its name begins with
+(Megatron's, of a fork of it), else those of a trainer that nobody names. It predicts every row.
 """
 
 import argparse
@@ -212,8 +212,10 @@ def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
 
 
 def _named(case: Case, known: Fitted) -> Case:
-    """A case whose framework nobody knows is one of a trainer that nobody names."""
-    if framework_of(case.stack) in map(framework_of, known.stacks):
+    """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
+    words = framework_of(case.stack).split("-")
+    kin = {"-".join(words[: number + 1]) for number in range(len(words))}
+    if kin & set(map(framework_of, known.stacks)):
         return case
     layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
     unknown = Stack("unknown", int(year) if year.isdecimal() else 0)

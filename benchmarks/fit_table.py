@@ -59,6 +59,7 @@ STACK = {
     "host_crowded_seconds": 0.15,
     "network_hops": 0.15,
     "conversions": 0.3,
+    "low_speed": 0.05,
     "gradient_bytes": 0.15,
 }
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
@@ -82,6 +83,7 @@ LIMITS = {
     "low_share": (0.5, 1.0),
     "fine_share": (0.7, 1.0),
     "conversions": (0.3, 8.0),
+    "low_speed": (0.6, 1.3),
 }
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
 

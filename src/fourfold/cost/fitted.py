@@ -55,7 +55,7 @@ class Fitted:
             product_share=min(1.0, kernels.product_share * stack.product_speed),
             attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
             attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
-            low_share=kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0),
+            low_share=kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0) * stack.low_speed,
             low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,

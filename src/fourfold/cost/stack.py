@@ -60,6 +60,8 @@ class Stack:
     attention_speed: float = 1.0
     link_speed: float = 1.0
     """Its products, attention and links, beside the device's and the links'."""
+    low_speed: float = 1.0
+    """Its products in a format of fewer bits, beside its others."""
     network_hops: float = 1.0
     """What a hop between nodes costs, beside the links'."""
     products: str | None = None

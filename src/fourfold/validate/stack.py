@@ -161,19 +161,26 @@ def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
 
 
 LARGE = 64
-"""Devices from which on tensor parallelism, or with which a pipeline, is taken for the work of one of Megatron's kin."""
+"""Devices from which on tensor parallelism is taken for the work of one of Megatron's kin."""
 UNNAMED_YEAR = 2024
 
 
 def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Stack:
-    """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline or tensor parallelism on many
-    devices, and no FSDP; else as it is."""
+    """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor parallelism on
+    many devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):
         return Stack("maxtext", year)
-    if num_devices >= LARGE and (tp > 1 or pp > 1) and not fsdp:
-        return Stack("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE)
+    if (pp > 1 or (tp > 1 and num_devices >= LARGE)) and not fsdp:
+        return on_platform(Stack("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE), device)
     return unknown
+
+
+def on_platform(stack: Stack, device: str) -> Stack:
+    """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
+    if device.startswith("mi") and stack.is_megatron_kin:
+        return replace(stack, platform="rocm")
+    return replace(stack, platform="xpu" if device == "max-1550" else "")
 
 
 def _paper_year(source: str) -> int | None:

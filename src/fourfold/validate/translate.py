@@ -23,7 +23,7 @@ from fourfold.validate.remarks import (
     runs_transformer_engine,
 )
 from fourfold.validate.row import Row
-from fourfold.validate.stack import ON_GPU, Stack, stack_of, usual_stack
+from fourfold.validate.stack import ON_GPU, Stack, on_platform, stack_of, usual_stack
 from fourfold.validate.words import attention_kernel_of, attention_of, is_recompute_open
 
 
@@ -104,16 +104,9 @@ def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)
     if found.framework != "unknown":
-        return replace(found, platform=_platform(found, device))
+        return on_platform(found, device)
     usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
     return usual if usual == found else filled.fill("stack", usual)
-
-
-def _platform(stack: Stack, device: str) -> str:
-    """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
-    if device.startswith("mi") and stack.is_megatron_kin:
-        return "rocm"
-    return "xpu" if device == "max-1550" else ""
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:
