@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fit_memory import Held, fit_memory, held_rows, is_measured, is_telling
+from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
-from fit_sample import chosen, says_nothing, telling, tuned_devices, with_memory
+from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
     LIMITS,
     NAMES,
@@ -208,10 +208,10 @@ def rounded(value: object) -> object:
 
 def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
     known = constants.get(case.file) or constants[""]
-    return predict_case(_named(case, known), known)
+    return predict_case(named_as_known(case, known), known)
 
 
-def _named(case: Case, known: Fitted) -> Case:
+def named_as_known(case: Case, known: Fitted) -> Case:
     """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
     words = framework_of(case.stack).split("-")
     kin = {"-".join(words[: number + 1]) for number in range(len(words))}

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fit_rows import Lowered, say
+from fit_sample import is_measured
 from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.stack import Stack
 from fourfold.program.liveness import memory_peak
-from fourfold.validate import Case, Prediction
+from fourfold.validate import Case
 from fourfold.validate.predict import case_prices
 
 STEP = 0.1
@@ -21,8 +22,6 @@ SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_by
 """How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
 LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5, "unit_bytes": 1.5}
 SMALL_ERROR, REWEIGHTED = 0.03, 10
-NEAR = 0.7
-"""Of a device's memory: what is predicted to hold less is no news where it ran."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +46,6 @@ class Held:
     def _kept(self, which: list[bool]) -> "Held":
         kept = [i for i, keeps in enumerate(which) if keeps]
         return Held([self.cases[i] for i in kept], self.parts[kept])
-
-
-def is_measured(case: Case) -> bool:
-    return bool(case.measured.memory_bytes) and not case.measured.failed
-
-
-def is_telling(case: Case, found: Prediction) -> bool:
-    """Whether its memory was measured, or it came as near to its device's as the constants may be wrong."""
-    if is_measured(case):
-        return True
-    share = (found.memory_bytes or 0.0) / case.hardware.memory_bytes
-    return share < 1 / NEAR if case.measured.failed else share > NEAR
 
 
 def held_rows(rows: list[Lowered], table: Table) -> Held:
@@ -105,19 +92,19 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
     member = np.zeros((len(held.cases), len(nodes)))
     for row, case in enumerate(held.cases):
         member[row, [columns["framework", framework_of(case.stack)], columns["stack", case.stack]]] = 1.0
-    moved, weights = np.zeros_like(spread), weights_of(held.cases)
+    moved, weights, bounds = np.zeros_like(spread), weights_of(held.cases), held.bounds
     for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
         inner = held.parts[:, 0] + (held.parts[:, 1:] * now[:, 1:]).sum(1)
         error = (1 + now[:, 0]) * inner - 1
         slope = np.concatenate([inner[:, None], (1 + now[:, :1]) * held.parts[:, 1:]], 1)
         matrix = (member[:, :, None] * slope[:, None, :] * spread).reshape(len(error), -1)
-        wrong = (held.bounds == 0) | (held.bounds * error > 0)
+        wrong = (bounds == 0) | (bounds * error > 0)
         weighted = matrix * (weights**2 * wrong * 10 / np.maximum(np.abs(error), SMALL_ERROR))[:, None]
         at = (moved / spread).ravel()
         found = np.linalg.solve(weighted.T @ matrix + np.eye(len(at)), weighted.T @ (matrix @ at - error))
         moved = (at + 0.7 * (found - at)).reshape(spread.shape) * spread
-    exact, beyond = held.bounds == 0, (held.bounds * error > 0).sum()
+    exact, beyond = bounds == 0, (bounds * error > 0).sum()
     off = np.abs(error[exact]).mean() if exact.any() else 0.0
     say(f"memory: {exact.sum()} rows, mean |error| {off:.3f}; {beyond} of {(~exact).sum()} beyond their bounds")
     for owner in owners:

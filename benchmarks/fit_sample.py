@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from fit_table import MEASURED, family_of
-from fourfold.validate import DEVICE_KEYS, Case
+from fourfold.validate import DEVICE_KEYS, Case, Prediction
 
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
@@ -26,6 +26,8 @@ Neither do runs on a device of no table: what is not known of it would be taken 
 UNEXPLAINED = ("nanotron_playbook_failed",)
 """Files of runs that failed, for want of memory or otherwise."""
 SWEEP_FACTOR = 4.0
+NEAR = 0.7
+"""Of a device's memory: what is predicted to hold less is no news where it ran."""
 
 
 def telling(cases: list[Case]) -> list[Case]:
@@ -64,14 +66,26 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
     return kept
 
 
+def is_measured(case: Case) -> bool:
+    """Whether it says what a run that ended well held."""
+    return bool(case.measured.memory_bytes) and not case.measured.failed
+
+
+def is_telling(case: Case, found: Prediction) -> bool:
+    """Whether its memory was measured, or it came as near to its device's as the constants may be wrong."""
+    if is_measured(case):
+        return True
+    share = (found.memory_bytes or 0.0) / case.hardware.memory_bytes
+    return share < 1 / NEAR if case.measured.failed else share > NEAR
+
+
 def with_memory(cases: list[Case], per_file: int) -> list[Case]:
     """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory. Where none was
     measured, those that say all that memory depends on, and ran, or ran out of it."""
     generator, by_file = random.Random(11), defaultdict(list)
     for case in cases:
         left_open = case.microbatch_open or case.recompute_open or case.zero_open
-        bounded = not left_open and case.file not in UNEXPLAINED
-        told = bounded if case.measured.failed or not case.measured.memory_bytes else True
+        told = is_measured(case) or not (left_open or case.file in UNEXPLAINED)
         if told and not case.offloaded and case.layout.pp <= 16:
             by_file[case.file].append(case)
     return [case for mine in by_file.values() for case in generator.sample(mine, min(len(mine), per_file))]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from fourfold.config.hardware import device_names
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import Fitted, fitted
 from fourfold.validate import Case, translate
 from tests.support.published import ROWS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from fit_constants import HOLD, OUTLIER, Model, fitted_table  # noqa: E402
+from fit_constants import HOLD, OUTLIER, Model, fitted_table, named_as_known  # noqa: E402
 from fit_memory import LARGEST, UNITS, Held, fit_memory  # noqa: E402
 from fit_rows import Timed  # noqa: E402
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of  # noqa: E402
@@ -116,6 +116,20 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
     without = fitted_table(model, held, PRIOR, "gone")
     assert not [name for name in without["stack"] if name.startswith("halo")]
     assert Constants(without).value("stack", "halo-2026", "product_speed") == PRIOR["stack"]["default"]["product_speed"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "name"),
+    [
+        ("megatron-fork-2023", "megatron-fork-2023"),
+        ("megatron-2026", "megatron-2026"),
+        ("halo-2026", "unknown-2026"),
+        ("megatronlike-2023", "unknown-2023"),
+    ],
+)
+def test_a_stack_that_is_left_out_is_what_its_name_begins_with_or_nobodys(stack: str, name: str) -> None:
+    known = Fitted({}, {"default": {}, "megatron": {}, "megatron-2024": {}}, {})
+    assert named_as_known(replace(case("file", "torchtitan, 2024"), stack=stack), known).stack == name
 
 
 def test_software_that_nobody_knows_is_not_fitted() -> None:

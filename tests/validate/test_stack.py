@@ -2,7 +2,7 @@
 
 import pytest
 
-from fourfold.validate.stack import stack_of
+from fourfold.validate.stack import Stack, stack_of, usual_stack
 
 
 @pytest.mark.parametrize(
@@ -88,3 +88,21 @@ def test_releases_that_changed_much_are_stacks_of_their_own() -> None:
     assert names == ["nemo-2025", "nemo-2026", "nemo-2026.06", "nemo-2026.06"]
     assert stack_of("NVIDIA/NeMo-Framework-Launcher README.md (NeMo Framework 23.07 and before)").name == "nemo-2023"
     assert stack_of("exercises; Megatron-Bridge, NeMo 25.11, 2025-2026").name == "nemo-2025"
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "degrees", "name"),
+    [
+        ("h100-sxm", 8, (1, 2, False), "megatron-2024"),
+        ("h100-sxm", 8, (8, 1, False), "unknown"),
+        ("h100-sxm", 64, (8, 1, False), "megatron-2024"),
+        ("h100-sxm", 64, (8, 2, True), "unknown"),
+        ("mi300x", 8, (1, 2, False), "megatron-rocm-2024"),
+        ("tpu-v5p", 8, (1, 1, True), "maxtext-2024"),
+    ],
+)
+def test_a_trainer_without_a_name_is_known_by_what_it_does(
+    device: str, devices: int, degrees: tuple[int, int, bool], name: str
+) -> None:
+    tp, pp, fsdp = degrees
+    assert usual_stack(Stack("unknown", 0), device, devices, tp, pp, fsdp).name == name

@@ -69,13 +69,13 @@ class Stack:
     fine_scales: bool = False
     """The scales of `products` are of blocks, not of tensors."""
     fused_attention: bool = True
-    """Flash attention; else the matrix of scores is written,"""
+    """Flash attention; else the matrix of scores is written."""
     attention_recomputed: bool = False
-    """again in backward,"""
+    """A matrix of scores that is written is made again in backward."""
     attention_dropout: bool = True
-    """with dropout,"""
+    """There is dropout on such a matrix."""
     wide_scores: bool = False
-    """in fp32 (torch's own operators)."""
+    """Such a matrix is in fp32 (torch's own operators)."""
 
     # Experts
 

@@ -146,14 +146,14 @@ def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
     """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
     `unknown` where none is known. What a framework or notes deny counts for nothing."""
     everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
-    for text, known in (
-        (framework, (*_TRAINERS, *_ON_TORCH)),
-        (source, everything),
-        (said, everything),
-        (source, _MAKERS),
+    for says, text, known in (
+        (asserted, framework, (*_TRAINERS, *_ON_TORCH)),
+        (_mentions, source, everything),
+        (asserted, said, everything),
+        (_mentions, source, _MAKERS),
     ):
         for word, stack in known:
-            if re.search(word, text, re.I) if text is source else asserted(text, word):
+            if says(text, word):
                 year = _paper_year(source) if word in _DATED_BY_PAPER else None
                 dated = replace(stack, year=year) if year else stack
                 return _with_year(_variant(dated, notes), source, framework)
@@ -181,6 +181,10 @@ def on_platform(stack: Stack, device: str) -> Stack:
     if device.startswith("mi") and stack.is_megatron_kin:
         return replace(stack, platform="rocm")
     return replace(stack, platform="xpu" if device == "max-1550" else "")
+
+
+def _mentions(text: str, pattern: str) -> bool:
+    return bool(re.search(pattern, text, re.I))
 
 
 def _paper_year(source: str) -> int | None:
