@@ -9,7 +9,7 @@ from fourfold.config import UserError
 from fourfold.plan.bound import Bounder
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
-from fourfold.plan.prescription import prescribed
+from fourfold.plan.prescription import MICROBATCHES, prescribed
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
 from fourfold.plan.search import pareto, search
@@ -94,6 +94,16 @@ def test_the_prescription_keeps_tensors_in_the_node() -> None:
     assert priced is not None
     assert priced.candidate.tp == 8
     assert priced.candidate.dp * priced.candidate.pp * priced.candidate.tp == 64
+
+
+def test_the_prescription_takes_the_microbatch_that_is_fastest() -> None:
+    asked = request(64, 512)
+    pricer, priced = Pricer(asked), prescribed(asked)
+    assert priced is not None
+    others = [replace(priced.candidate, microbatch_sequences=each) for each in MICROBATCHES]
+    found = [each for each in map(pricer.price, others) if isinstance(each, Priced)]
+    assert len(found) > 1
+    assert priced.seconds == min(each.seconds for each in found if each.memory_bytes <= asked.memory_bytes)
 
 
 def test_what_fits_nowhere_says_how_many_devices_would_do() -> None:

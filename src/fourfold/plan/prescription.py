@@ -2,10 +2,11 @@
 
 As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
 links are fast, as many stages as the memory needs and no more, at least as many microbatches as stages where the batch has them,
-ZeRO-1 over what is left, one sequence a microbatch; of recomputing nothing, some and all, whichever is then the fastest.
+ZeRO-1 over what is left; of recomputing nothing, some and all, and of a few sizes of a microbatch, whichever is then the fastest.
 """
 
 from dataclasses import fields
+from itertools import product
 
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
@@ -13,9 +14,12 @@ from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import RECOMPUTE, splits_tensors
 
+MICROBATCHES = (1, 2, 4, 8)
+"""Sequences of a microbatch that are tried."""
+
 
 def prescribed(request: Request) -> Priced | None:
-    """The fastest, over recompute policies, of the first layouts of the prescription that fit; None if none does."""
+    """The fastest, over recompute policies and microbatches, of the first layouts of the prescription that fit; None if none."""
     node, model = request.cluster.node_devices, request.model
     tensor = max(
         d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
@@ -24,16 +28,10 @@ def prescribed(request: Request) -> Priced | None:
     if model.num_experts:
         experts = max(d for d in range(1, node + 1) if model.num_experts % d == 0 and request.devices % d == 0)
         tensor = 1
-    ranks = request.devices // tensor
-    divisions: list[tuple[bool, int]] = []
-    for pp in range(1, min(request.devices, model.num_layers + 2) + 1):
-        microbatches, rest = divmod(request.global_sequences * pp, ranks)
-        if ranks % pp == 0 and rest == 0 and microbatches:
-            divisions.append((microbatches < pp, pp))
     bounder, pricer, fitting = Bounder(request), Pricer(request), list[Priced]()
-    for policy in RECOMPUTE:
-        candidates = (_candidate(request, pp, tensor, experts, policy) for _, pp in sorted(divisions))
-        for candidate in candidates:
+    for policy, sequences in product(RECOMPUTE, MICROBATCHES):
+        for pp in _stages(request, request.devices // tensor, sequences):
+            candidate = _candidate(request, pp, tensor, experts, policy, sequences)
             if _least_bytes(bounder, candidate) > request.memory_bytes:
                 continue
             found = pricer.price(candidate)
@@ -41,6 +39,16 @@ def prescribed(request: Request) -> Priced | None:
                 fitting.append(found)
                 break
     return min(fitting, key=lambda each: each.seconds, default=None)
+
+
+def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
+    """Numbers of stages that divide the ranks and the batch, those first that have as many microbatches as stages."""
+    divisions: list[tuple[bool, int]] = []
+    for pp in range(1, min(request.devices, request.model.num_layers + 2) + 1):
+        microbatches, rest = divmod(request.global_sequences * pp, ranks * sequences)
+        if ranks % pp == 0 and rest == 0 and microbatches:
+            divisions.append((microbatches < pp, pp))
+    return [pp for _, pp in sorted(divisions)]
 
 
 def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
@@ -53,7 +61,7 @@ def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
     return float(rows.memory_bytes.min())
 
 
-def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str) -> Candidate:
+def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str, sequences: int) -> Candidate:
     stages = max(1, min(4, (request.model.num_layers + 2) // pp)) if pp > 1 else 1
     return Candidate(
         pp=pp,
@@ -67,6 +75,6 @@ def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str
         tp=tensor,
         ep=experts,
         etp=1,
-        microbatch_sequences=1,
+        microbatch_sequences=sequences,
         recompute=policy,
     )

@@ -212,7 +212,8 @@ def overhead_words(stack: Stack) -> str:
 
 def software_words(prices: Prices) -> str:
     """Whose software, and the format of its products where that is not the compute format."""
-    products = f", products in {prices.product_dtype}" if prices.product_dtype != prices.dtype else ""
+    scales = " with a scale a block" if prices.stack.fine_scales else ""
+    products = f", products in {prices.product_dtype}{scales}" if prices.product_dtype != prices.dtype else ""
     return f"{prices.stack.name}{products}"
 
 
