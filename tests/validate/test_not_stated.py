@@ -152,7 +152,7 @@ def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
     assert settle(whole, fitted())[1].fits is False
 
 
-def test_recomputation_that_is_not_stated_is_full_where_selective_would_be_far_from_fitting() -> None:
+def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_needed() -> None:
     stated, layout = ROWS["torchtitan:1"], StatedLayout(tp=1, pp=1, cp=8)
     row = replace(stated, layout=layout, recompute=None, global_sequences=1, microbatch_sequences=1)
 
@@ -163,7 +163,26 @@ def test_recomputation_that_is_not_stated_is_full_where_selective_would_be_far_f
         return case.layout.recompute, case.layout.zero, found.fits
 
     assert settled(8192)[0] == "none"
-    assert settled(262_144) == ("full", 3, True), "parameters are sharded over the ranks of context parallelism"
+    assert settled(262_144) == ("selective", 3, True), "parameters are sharded over the ranks of context parallelism"
+
+
+def test_where_scores_are_written_megatron_makes_them_again_before_anything_else() -> None:
+    row = replace(ROWS["vendor:0"], recompute=None)
+    case = translate(row)
+    assert isinstance(case, Case)
+    assert (case.attention, case.layout.recompute, case.even_stages) == ("flash", "none", True)
+
+    def settled(attention: str, room: float) -> tuple[tuple[str, ...], float]:
+        hardware = replace(case.hardware, memory_bytes=int(room))
+        lighter, found = settle(replace(case, attention=attention, hardware=hardware), fitted())
+        return lighter.layout.recompute_modules, found.memory_bytes or 0.0
+
+    (no_whole, whole), (no_flash, held) = settled("unfused", 1e15), settled("flash", 1e15)
+    assert no_whole == no_flash == ()
+    assert whole > 1.2 * held
+    assert settled("unfused", 0.5 * (whole + held)) == (("core_attn",), pytest.approx(held, rel=0.01))
+    assert "core_attn" in settled("unfused", 0.5 * held)[0]
+    assert "core_attn" not in settled("flash", 0.5 * held)[0]
 
 
 def test_unbalanced_routing_is_not_asked() -> None:

@@ -54,8 +54,8 @@ DEFAULTS: dict[str, str] = {
     "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
-    "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, selective; full where that "
-    "too would be a quarter beyond the memory.",
+    "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, the matrix of scores alone "
+    "in Megatron and its kin that write it, then selective; it counts as fitting where it would in full.",
     "offload_optimizer": "Of optimizer states in the host's memory each parameter's 16 bytes (gradient, moments, new values) "
     "pass a link of 25 GB/s after every step; memory is not predicted.",
     "offload_activations": "Activations that lie in the host's memory are taken to travel beside computation; memory is "

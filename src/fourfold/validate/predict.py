@@ -15,7 +15,7 @@ from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.whole import check_size
-from fourfold.validate.case import Case, Prediction
+from fourfold.validate.case import ATTENTION_CORE, Case, Prediction
 from fourfold.validate.machine import BLACKWELL, HOPPER, usual_tiers
 
 HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
@@ -26,8 +26,6 @@ FLASH_2_ON_HOPPER, FLASH_2_ON_BLACKWELL, FLASH_3_SPEED = 0.95, 0.45, 1.6
 """Of attention beside the device's constant: by runs of TRL at a million tokens on H100, 1.75 x apart, and at 65,536 on B200."""
 CHUNKED_LOGITS_BYTES = 1.0
 """Of every logit of a microbatch, where a few tokens' are made at a time: one in sixteen of them, with its gradient, in fp32."""
-FAR = 1.25
-"""Times a device's memory: further beyond it than memory is mistaken."""
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
@@ -41,9 +39,8 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
 
 def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
     """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
-    `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation; whoever may choose comes
-    closer to the limit than memory is predicted, so that its time is taken only where less is `FAR` from fitting. Raises
-    `UserError`."""
+    `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not taken:
+    whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
     usual, found = case, _predicted(case, constants)
     for lighter in _lighter(case):
         if found.fits is not False:
@@ -54,11 +51,7 @@ def settle(case: Case, constants: Fitted) -> tuple[Case, Prediction]:
             continue
     if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
         full = replace(case, layout=replace(case.layout, recompute="full"))
-        fullest = _predicted(full, constants)
-        if (found.memory_bytes or 0) > FAR * case.hardware.memory_bytes:
-            case, found = full, fullest
-        else:
-            found = replace(found, fits=fullest.fits)
+        found = replace(found, fits=_predicted(full, constants).fits)
     return _said(case, usual), found
 
 
@@ -81,8 +74,9 @@ def _said(case: Case, usual: Case) -> Case:
 
 def _lighter(case: Case) -> Iterator[Case]:
     """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
-    selective recomputation; parameters sharded too, without a pipeline and outside Megatron and its kin; on one device, outside
-    the same, weights and moments in 16 bits, with all of that once more."""
+    selective recomputation, in Megatron and its kin of the matrix of scores alone first; parameters sharded too, without a
+    pipeline and outside Megatron and its kin; on one device, outside the same, weights and moments in 16 bits, with all of that
+    once more."""
     yield from _lighter_layouts(case)
     compute = case.precision.compute
     wide = case.precision.master == "fp32" != compute
@@ -102,7 +96,10 @@ def _lighter_layouts(case: Case) -> Iterator[Case]:
         layout = replace(layout, zero=1)
         yield replace(case, layout=layout)
     if case.recompute_open and layout.recompute == "none":
-        layout = replace(layout, recompute="selective")
+        if case.even_stages and case.attention != "flash":
+            layout = replace(layout, recompute="selective", recompute_modules=ATTENTION_CORE)
+            yield replace(case, layout=layout)
+        layout = replace(layout, recompute="selective", recompute_modules=(*layout.recompute_modules, "mlp"))
         yield replace(case, layout=layout)
     if shared and layout.zero < 3 and layout.pp == 1 and not case.even_stages:
         layout = replace(layout, zero=3)
