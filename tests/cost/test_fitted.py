@@ -1,7 +1,7 @@
 """The file of fitted constants: every entry known, in range, with the rows it was fitted on; a stack for every name."""
 
 import tomllib
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import resources
 
 import pytest
@@ -37,6 +37,7 @@ def test_shares_are_shares() -> None:
             kernels = constants.kernels(device, constants.stack(stack))
             shares = (
                 kernels.product_share,
+                kernels.product_share * kernels.low_share,
                 kernels.attention_share,
                 kernels.memory_share,
                 kernels.attention_backward_share,
@@ -108,3 +109,15 @@ def test_constants_reach_the_kernels_of_the_stack() -> None:
     )
     assert constants.kernels("x", constants.stack("s")).product_share == pytest.approx(0.25)
     assert constants.kernels("y", constants.stack("none")).product_share == pytest.approx(0.8)
+
+
+def test_products_of_few_bits_have_a_speed_of_their_own_beside_the_others() -> None:
+    device = {"product_share": 0.8, "low_share": 0.9, "fine_share": 0.5}
+    stacks = {"s": {"product_speed": 0.5, "low_speed": 1.2}, "fast": {"low_speed": 3.0}}
+    constants = Fitted({"default": device}, {"default": {}, **stacks}, {})
+    slow = constants.kernels("x", constants.stack("s"))
+    assert (slow.product_share, slow.low_share) == pytest.approx((0.4, 0.9 * 1.2))
+    fine = constants.kernels("x", replace(constants.stack("s"), fine_scales=True))
+    assert fine.low_share == pytest.approx(0.5 * 0.9 * 1.2)
+    fast = constants.kernels("x", constants.stack("fast"))
+    assert fast.product_share * fast.low_share == pytest.approx(1.0), "no product passes its peak"

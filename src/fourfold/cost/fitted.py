@@ -50,12 +50,14 @@ class Fitted:
         constants = {**self.devices.get("default", {}), **self.devices.get(device, {})}
         known = {field.name for field in fields(Kernels)}
         kernels = Kernels(**{k: v for k, v in _constants(constants).items() if k in known})
+        product_share = min(1.0, kernels.product_share * stack.product_speed)
+        low_share = kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0) * stack.low_speed
         return replace(
             kernels,
-            product_share=min(1.0, kernels.product_share * stack.product_speed),
+            product_share=product_share,
             attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
             attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
-            low_share=kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0) * stack.low_speed,
+            low_share=min(1.0 / product_share, low_share),
             low_bytes=kernels.low_bytes * stack.conversions,
             fused=stack.fused,
             expert_launches=stack.expert_launches,
