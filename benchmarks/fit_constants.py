@@ -44,7 +44,7 @@ from fit_table import (
     weights_of,
 )
 from fourfold.config import UserError
-from fourfold.cost.fitted import Fitted, framework_of
+from fourfold.cost.fitted import Fitted, framework_of, kin_of
 from fourfold.validate import Case, Outcome, Prediction, Skip, read_rows, translate
 from fourfold.validate import validate as compare
 from fourfold.validate.predict import predict_case
@@ -213,9 +213,7 @@ def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
 
 def named_as_known(case: Case, known: Fitted) -> Case:
     """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
-    words = framework_of(case.stack).split("-")
-    kin = {"-".join(words[: number + 1]) for number in range(len(words))}
-    if kin & set(map(framework_of, known.stacks)):
+    if not set(kin_of(case.stack)).isdisjoint(map(framework_of, known.stacks)):
         return case
     layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
     unknown = Stack("unknown", int(year) if year.isdecimal() else 0)

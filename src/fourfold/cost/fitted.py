@@ -31,9 +31,8 @@ class Fitted:
         """A stack's constants. What its own entry leaves out is its framework's, then that of what its name begins with, word by
         word, then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
         nearest = self._nearest(name) if name not in self.stacks else ""
-        words = framework_of(name).split("-")
-        kin = ["-".join(words[:number]) for number in range(1, len(words))]
-        layers = ("default", *kin, nearest, framework_of(name), name)
+        *kin, framework = kin_of(name)
+        layers = ("default", *kin, nearest, framework, name)
         return {key: each for layer in layers for key, each in self.stacks.get(layer, {}).items()}
 
     def _nearest(self, name: str) -> str:
@@ -83,6 +82,12 @@ def framework_of(stack: str) -> str:
     """A stack's name without its year."""
     framework, _, date = stack.rpartition("-")
     return framework if framework and _months(date) is not None else stack
+
+
+def kin_of(stack: str) -> list[str]:
+    """What a stack's framework begins with, word by word: what it is a fork of; the framework itself last."""
+    words = framework_of(stack).split("-")
+    return ["-".join(words[:number]) for number in range(1, len(words) + 1)]
 
 
 def _months(date: str) -> int | None:

@@ -96,10 +96,11 @@ def _lighter_layouts(case: Case) -> Iterator[Case]:
         layout = replace(layout, zero=1)
         yield replace(case, layout=layout)
     if case.recompute_open and layout.recompute == "none":
+        layout = replace(layout, recompute="selective")
         if case.even_stages and case.attention != "flash":
-            layout = replace(layout, recompute="selective", recompute_modules=ATTENTION_CORE)
+            layout = replace(layout, recompute_modules=ATTENTION_CORE)
             yield replace(case, layout=layout)
-        layout = replace(layout, recompute="selective", recompute_modules=(*layout.recompute_modules, "mlp"))
+            layout = replace(layout, recompute_modules=(*ATTENTION_CORE, "mlp"))
         yield replace(case, layout=layout)
     if shared and layout.zero < 3 and layout.pp == 1 and not case.even_stages:
         layout = replace(layout, zero=3)

@@ -178,9 +178,8 @@ def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int,
 
 def on_platform(stack: Stack, device: str) -> Stack:
     """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
-    if device.startswith("mi") and stack.is_megatron_kin:
-        return replace(stack, platform="rocm")
-    return replace(stack, platform="xpu" if device == "max-1550" else "")
+    rocm = device.startswith("mi") and stack.is_megatron_kin
+    return replace(stack, platform="rocm" if rocm else "xpu" if device == "max-1550" else "")
 
 
 def _mentions(text: str, pattern: str) -> bool:

@@ -65,8 +65,8 @@ def with_wait(program: Program, index: int) -> list[Instruction]:
 
 def once_more(program: Program, index: int) -> Program:
     """Started and joined once more behind its own wait."""
-    wait = wait_of(program, index)
-    return edited(program, (wait, [program.instructions[wait], *with_wait(program, index)]))
+    start, join = with_wait(program, index)
+    return edited(program, (wait_of(program, index), [join, start, join]))
 
 
 def moved_with_wait(program: Program, index: int, target: int, before: bool = False) -> Program:
@@ -112,6 +112,6 @@ def everywhere(programs: list[Program], edit: Callable[[Instruction], Instructio
 
 
 def twice(program: Program, index: int) -> Program:
-    """Started and joined, then once more."""
+    """Started and joined at once, and then started where it stood, and joined by its own wait."""
     step = program.instructions[index]
     return edited(program, (index, [step, Instruction(Op.WAIT, handle=step.short), step]))
