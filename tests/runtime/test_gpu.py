@@ -5,7 +5,7 @@ import torch
 
 from fourfold.config import parse_run, resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.segments import Microbatch
+from fourfold.model.microbatch import Microbatch
 from fourfold.program import lower_step, memory_peak
 from fourfold.program.facts import Lowering
 from fourfold.runtime.executor import Executor

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fourfold.config import ModelConfig, parse_run, resolve_model
 from fourfold.config.huggingface import to_config
 from fourfold.layout import resolve_layout
-from fourfold.model.weights import torch_dtype
+from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.facts import Lowering
 from fourfold.runtime.initialize import fill_range
 from tests.support.double import compute_in_double

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.model.rope import rope_tables
-from fourfold.model.segments import Microbatch
-from fourfold.model.weights import torch_dtype
+from fourfold.model.rope_tables import rope_tables
+from fourfold.model.microbatch import Microbatch
+from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.facts import Lowering
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}

@@ -11,7 +11,7 @@ from fourfold.config.huggingface import to_config
 from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.rope import rope_tables
+from fourfold.model.rope_tables import rope_tables
 from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import FlatUnit, Weights

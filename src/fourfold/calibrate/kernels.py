@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from fourfold.calibrate.clock import seconds_each
-from fourfold.model.context.flash import attend, attend_backward
-from fourfold.model.weights import torch_dtype
+from fourfold.model.torch_attention import attend, attend_backward
+from fourfold.model.torch_operations import torch_dtype
 
 PRODUCT_SIZES = (32, 96, 256, 640, 1536)
 QUERIES = (32, 64, 128, 256, 512, 1024)

@@ -18,7 +18,7 @@ from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
 from fourfold.config.huggingface import to_config
 from fourfold.model.spec import build_segments
-from fourfold.model.weights import torch_dtype
+from fourfold.model.torch_operations import torch_dtype
 
 _DTYPE_NAMES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}
 

@@ -1,50 +1,13 @@
 """A unit's parameters as one flat buffer whose shards are contiguous ranges, of the part that one model-parallel rank holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 from fourfold.layout.mesh import Layout
-from fourfold.model.spec import Domain, ParameterSpec, Segment, UnitSpec
+from fourfold.model.local_parameter import LocalParameter, local_parameter
+from fourfold.model.spec import Domain, Segment, UnitSpec
 
 ALIGNMENT_ELEMENTS = 16
-
-
-@dataclass(frozen=True)
-class LocalParameter:
-    """One rank's part of a parameter: the whole of it, or an even part along some dims.
-
-    `splits`: (dim, axis, degree) of every dim that is split; the rank's coordinate on the axis says which part it has.
-    """
-
-    spec: ParameterSpec
-    splits: tuple[tuple[int, str, int], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        sizes = list(self.spec.shape)
-        for dim, _, degree in self.splits:
-            sizes[dim] //= degree
-        return tuple(sizes)
-
-    @property
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def weight_decay(self) -> bool:
-        return self.spec.weight_decay
-
-    def box(self, coordinates: Mapping[str, int]) -> tuple[tuple[int, int], ...]:
-        """[start, end) along every dim of the whole parameter, for the rank at these coordinates."""
-        starts = [0] * len(self.shape)
-        for dim, axis, _ in self.splits:
-            starts[dim] = coordinates[axis] * self.shape[dim]
-        return tuple((start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
 
 @dataclass(frozen=True)
@@ -108,7 +71,7 @@ def _copies(parameter: LocalParameter) -> str | None:
 
 def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
     """The flat buffer of a unit's local part, padded so that the shards of any data-parallel group are whole and aligned."""
-    parameters = tuple(_local(spec, unit.domain, layout) for spec in unit.parameters)
+    parameters = tuple(local_parameter(spec, unit.domain, layout.degree) for spec in unit.parameters)
     replicas, shards = layout.domain_degrees(unit.domain)
     multiple = ALIGNMENT_ELEMENTS * replicas * shards
     padded = -(-sum(p.numel for p in parameters) // multiple) * multiple
@@ -120,17 +83,6 @@ def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
 def flat_layouts(segments: Iterable[Segment], layout: Layout) -> dict[str, FlatLayout]:
     """Every unit's flat buffer, by unit name."""
     return {unit.name: flat_layout(unit, layout) for segment in segments for unit in segment.own}
-
-
-def _local(spec: ParameterSpec, domain: Domain, layout: Layout) -> LocalParameter:
-    splits: list[tuple[int, str, int]] = []
-    if domain == "expert" and layout.ep > 1:
-        splits.append((0, "ep", layout.ep))
-    if spec.tensor_dim is not None:
-        axis = "etp" if domain == "expert" else "tp_head" if spec.kv_heads else "tp"
-        if layout.degree(axis) > 1:
-            splits.append((spec.tensor_dim, axis, layout.degree(axis)))
-    return LocalParameter(spec, tuple(splits))
 
 
 def _sums(flat: FlatLayout, layout: Layout) -> tuple[tuple[str, int, int], ...]:

@@ -3,72 +3,69 @@
 Symbols: T tokens of a microbatch, t those whose hidden states this rank has.
 """
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from fourfold.model.parallel import ALONE, Parallel
+from fourfold.model.environment import Environment
+from fourfold.model.operations import Array
+from fourfold.model.parallel import Parallel
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import EmbeddingWeights, Weight
 
 
-def embedding_forward(
-    tokens: Tensor, weights: EmbeddingWeights, parallel: Parallel = ALONE, positions: Tensor | None = None
-) -> Tensor:
+def embedding_forward(env: Environment, tokens: Array, w: EmbeddingWeights, positions: Array | None = None) -> Array:
     """tokens and, for learned positions, positions [batch, seq] -> hidden [t, hidden]. Of a table split by rows each rank gives
     its tokens' rows and zeros for others."""
-    rows, elsewhere = _local_rows(tokens, weights.tokens, parallel)
-    out = F.embedding(rows, weights.tokens.data)
+    ops = env.ops
+    rows, elsewhere = _local_rows(env, tokens, w.tokens)
+    with ops.fused():
+        out = ops.embedding(rows, w.tokens.data)
+        if elsewhere is not None:
+            out.masked_fill_(elsewhere, 0)
     if elsewhere is not None:
-        out = sum_partial(out.masked_fill_(elsewhere, 0), parallel).wait()
-    if weights.positions is not None and positions is not None:
-        out.add_(F.embedding(_own_tokens(positions, parallel), weights.positions.data))
+        out = sum_partial(out, env.parallel).wait()
+    if w.positions is not None and positions is not None:
+        with ops.fused():
+            out.add_(ops.embedding(_own_tokens(positions, env.parallel), w.positions.data))
     return out
 
 
 def embedding_backward(
-    tokens: Tensor,
-    grad: Tensor,
-    weights: EmbeddingWeights,
-    parallel: Parallel = ALONE,
-    positions: Tensor | None = None,
+    env: Environment, tokens: Array, grad: Array, w: EmbeddingWeights, positions: Array | None = None
 ) -> None:
     """Adds the tables' gradients. tokens, positions [batch, seq], grad [t, hidden]."""
-    arriving = gather_tokens(grad, parallel)
-    if weights.positions is not None and positions is not None:
-        values = grad.to(weights.positions.grad.dtype)
-        _add_rows(weights.positions, _own_tokens(positions, parallel), values)
+    arriving = gather_tokens(grad, env.parallel)
+    if w.positions is not None and positions is not None:
+        values = grad.to(w.positions.grad.dtype)
+        _add_rows(env, w.positions, _own_tokens(positions, env.parallel), values)
         del values
-    index, elsewhere = _local_rows(tokens, weights.tokens, parallel)
-    whole = arriving.wait()
-    values = whole.to(weights.tokens.grad.dtype)
-    if elsewhere is not None:
-        values = values.masked_fill(elsewhere, 0) if values is grad else values.masked_fill_(elsewhere, 0)
-    _add_rows(weights.tokens, index, values)
+    index, elsewhere = _local_rows(env, tokens, w.tokens)
+    full = arriving.wait()
+    with env.ops.fused():
+        values = full.to(w.tokens.grad.dtype)
+        if elsewhere is not None:
+            values = values.masked_fill(elsewhere, 0) if values is grad else values.masked_fill_(elsewhere, 0)
+        _add_rows(env, w.tokens, index, values)
 
 
-def _add_rows(weight: Weight, index: Tensor, values: Tensor) -> None:
+def _add_rows(env: Environment, weight: Weight, index: Array, values: Array) -> None:
     """Adds values [n, hidden] to the rows `index` [n] of a table's gradient."""
     weight.clear_if_fresh()
-    if values.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
-        weight.grad.index_put_((index,), values, accumulate=True)
-    else:
-        weight.grad.index_add_(0, index, values)
+    env.ops.add_rows(weight.grad, index, values)
 
 
-def _own_tokens(x: Tensor, parallel: Parallel) -> Tensor:
-    """Of one number a token, [batch, seq], those of the tokens whose hidden states this rank has [t]."""
+def _own_tokens(x: Array, parallel: Parallel) -> Array:
+    """From one number a token, [batch, seq], those of the tokens whose hidden states this rank has [t]."""
     flat = x.view(-1)
     if parallel.tp is None or not parallel.sequence:
         return flat
     return flat.view(parallel.tp.size, -1)[parallel.tp.index]
 
 
-def _local_rows(tokens: Tensor, weight: Weight, parallel: Parallel) -> tuple[Tensor, Tensor | None]:
+def _local_rows(env: Environment, tokens: Array, weight: Weight) -> tuple[Array, Array | None]:
     """Every token's row in this rank's part of the table [T], and where that is another rank's [T, 1] (the row is then any)."""
-    flat = tokens.view(-1)
-    if parallel.tp is None:
+    flat, tp = tokens.view(-1), env.parallel.tp
+    if tp is None:
         return flat, None
     size = weight.data.shape[0]
-    rows = flat - parallel.tp.index * size
-    elsewhere = (rows < 0) | (rows >= size)
-    return rows.masked_fill_(elsewhere, 0), elsewhere.unsqueeze(-1)
+    with env.ops.fused():
+        rows = flat - tp.index * size
+        elsewhere = (rows < 0) | (rows >= size)
+        return rows.masked_fill_(elsewhere, 0), elsewhere.unsqueeze(-1)

@@ -8,80 +8,80 @@ over `tp`, no rank sees a whole row of logits: three numbers a token are exchang
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from fourfold.config import ModelConfig
-from fourfold.model.norm import normalize, normalize_backward, wide
-from fourfold.model.parallel import ALONE, Group, Parallel
+from fourfold.model.environment import Environment
+from fourfold.model.norm import normalize, normalize_backward
+from fourfold.model.operations import Array
+from fourfold.model.parallel import Group
 from fourfold.model.shape import chunk_tokens
 from fourfold.model.tensor_parallel import gather_tokens, sum_partial
 from fourfold.model.weights import HeadWeights
 
 
-def head_loss(
-    x: Tensor, targets: Tensor, weights: HeadWeights, model: ModelConfig, parallel: Parallel = ALONE
-) -> Tensor:
+def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Array:
     """The sum of the token losses, a scalar in fp32 (fp64 for fp64), the same on every rank of `tp`.
 
     x [t, hidden], targets [batch, seq].
     """
-    normed, _ = normalize(x, weights, model.norm_eps)
-    normed = gather_tokens(normed, parallel).wait()
-    total = wide(normed.new_zeros(()))
-    for part, target in _chunks(normed, targets, weights):
-        total += _exponentiate(wide(F.linear(part, weights.unembedding.data)), target, parallel.tp).loss
+    ops = env.ops
+    normed, _ = normalize(ops, x, w, env.model.norm_eps)
+    normed = gather_tokens(normed, env.parallel).wait()
+    total = normed.new_zeros((), dtype=ops.wide_format(normed))
+    for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
+        logits = ops.linear(part, w.unembedding.data)
+        with ops.fused():
+            logits = ops.wide(logits)
+            softmax = _exponentiate(env, logits, target)
+            total.add_(softmax.loss)
     return total
 
 
-def head_logits(x: Tensor, weights: HeadWeights, model: ModelConfig) -> Tensor:
+def head_logits(env: Environment, x: Array, w: HeadWeights) -> Array:
     """Logits of every position. x [tokens, hidden] -> [tokens, vocab]; one process."""
-    normed, _ = normalize(x, weights, model.norm_eps)
-    return F.linear(normed, weights.unembedding.data)
+    normed, _ = normalize(env.ops, x, w, env.model.norm_eps)
+    return env.ops.linear(normed, w.unembedding.data)
 
 
 def head_loss_backward(
-    x: Tensor,
-    targets: Tensor,
-    weights: HeadWeights,
-    model: ModelConfig,
-    num_targets: Tensor,
-    parallel: Parallel = ALONE,
-    share: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+    env: Environment, x: Array, targets: Array, w: HeadWeights, num_targets: Array, share: float = 1.0
+) -> tuple[Array, Array]:
     """The microbatch's loss sum and the gradient of (share * loss sum / num_targets) with respect to x; adds weight gradients,
-    at once even while others are put off.
+    at once even while others are deferred.
 
     `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
-    normed, statistics = normalize(x, weights, model.norm_eps)
-    normed = gather_tokens(normed, parallel).wait()
-    total = wide(normed.new_zeros(()))
+    ops = env.ops
+    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    normed = gather_tokens(normed, env.parallel).wait()
+    total = normed.new_zeros((), dtype=ops.wide_format(normed))
     divisor = num_targets.clamp(min=1)
-    for part, target in _chunks(normed, targets, weights):
-        logits = wide(F.linear(part, weights.unembedding.data))
-        softmax = _exponentiate(logits, target, parallel.tp)
-        total += softmax.loss
-        scale = softmax.valid.to(logits.dtype) / divisor
-        if share != 1:
-            scale.mul_(share)
-        logits.mul_((softmax.factor * scale).unsqueeze(-1))
-        scale.masked_fill_(~softmax.here, 0).neg_()
-        grad = logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)
-        del logits, softmax
-        weights.unembedding.add_product_now(grad, part)
-        torch.mm(grad, weights.unembedding.data, out=part)  # the chunk of `normed` now holds its own gradient
+    for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
+        logits = ops.linear(part, w.unembedding.data)
+        with ops.fused():
+            logits = ops.wide(logits)
+            softmax = _exponentiate(env, logits, target)
+            total.add_(softmax.loss)
+        with ops.fused():
+            grad = _logits_gradient(env, [logits], softmax, divisor, share, part)
+            del logits, softmax
+        w.unembedding.add_product_now(ops, grad, part)
+        ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
         del grad, part
-    grad_normed = sum_partial(normed, parallel)
+    arriving = sum_partial(normed, env.parallel)
     del normed
-    return total, normalize_backward(grad_normed.wait(), x, statistics, weights)
+    grad = arriving.wait()
+    del arriving
+    with ops.fused():
+        return total, normalize_backward(ops, grad, x, statistics, w)
 
 
-def _chunks(normed: Tensor, targets: Tensor, weights: HeadWeights) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(env: Environment, normed: Array, targets: Array, w: HeadWeights) -> Iterator[tuple[Array, Array]]:
     """normed [T, hidden] and targets in parts of as many tokens as logits may exist for."""
-    size = chunk_tokens(weights.unembedding.data.shape[0], normed.is_cuda)
+    size = chunk_tokens(w.unembedding.data.shape[0], env.ops.on_accelerator(normed))
     return zip(normed.split(size), targets.view(-1).split(size), strict=True)
+
+
+def _tokens(chunk: tuple[Array, Array]) -> int:
+    return len(chunk[1])
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,17 @@ class Softmax:
     """A chunk's softmax, [tokens] each: probability = what `_exponentiate` left in the logits x `factor`; `column`: the target's
     among this rank's, where it is `here` and `valid`; `loss`: the sum of the chunk's losses."""
 
-    loss: Tensor
-    factor: Tensor
-    column: Tensor
-    valid: Tensor
-    here: Tensor
+    loss: Array
+    factor: Array
+    column: Array
+    valid: Array
+    here: Array
 
 
-def _exponentiate(logits: Tensor, target: Tensor, tp: Group | None) -> Softmax:
+def _exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place. target [tokens], -100: none."""
-    columns = logits.shape[-1]
-    valid = target != -100
+    columns, tp = logits.shape[-1], env.parallel.tp
+    valid = target >= 0
     column = target if tp is None else target - tp.index * columns
     here = valid if tp is None else valid & (column >= 0) & (column < columns)
     column = column.clamp(0, columns - 1)
@@ -108,15 +108,30 @@ def _exponentiate(logits: Tensor, target: Tensor, tp: Group | None) -> Softmax:
     total = logits.sub_(maximum.unsqueeze(-1)).exp_().sum(-1)
     highest = maximum
     if tp is not None:
-        highest, total, picked = _combine(torch.stack((maximum, total, picked)), tp)
+        highest, total, picked = _combine(env, [maximum, total, picked], tp)
     loss = (total.log() + (highest - picked)).masked_fill_(~valid, 0).sum()
     return Softmax(loss, maximum.sub_(highest).exp_().div_(total), column, valid, here)
 
 
-def _combine(local: Tensor, tp: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """(maximum, sum of exponentials, target's logit) of each token over all ranks, from each rank's own. local [3, tokens]."""
-    every = local.new_empty((tp.size, *local.shape))
-    tp.all_gather(every, local).wait()
+def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Array, Array]:
+    """(maximum, sum of exponentials, target's logit) of each token over all ranks, from each rank's own, [tokens] each."""
+    own = env.ops.stack(local)
+    every = own.new_empty((tp.size, *own.shape))
+    tp.all_gather(every, own).wait()
     maxima, sums, picked = every.unbind(1)
     highest = maxima.amax(0)
     return highest, (maxima - highest).exp_().mul_(sums).sum(0), picked.sum(0)
+
+
+def _logits_gradient(
+    env: Environment, given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array
+) -> Array:
+    """The gradient of the logits [tokens, this rank's vocabulary] in the format of `part`, in place where formats allow.
+    `given`: what `_exponentiate` left of them, taken out of the list."""
+    logits = given.pop()
+    scale = softmax.valid.to(logits.dtype) / divisor
+    if share != 1:
+        scale.mul_(share)
+    logits.mul_((softmax.factor * scale).unsqueeze(-1))
+    scale.masked_fill_(~softmax.here, 0).neg_()
+    return logits.scatter_add_(-1, softmax.column.unsqueeze(-1), scale.unsqueeze(-1)).to(part.dtype)

@@ -1,194 +1,185 @@
-"""Multi-head latent attention's projections (DeepSeek-V2, Liu et al. 2024, section 2.1) as one differentiable operator.
+"""The attention half of a block with multi-head latent attention (MLA; DeepSeek-V2, Liu et al. 2024, section 2.1).
 
 Queries, keys and values come from low-rank latents, which every rank of `tp` computes of its own tokens; under sequence
-parallelism the normed latents are brought together, not the hidden states. Symbols: T tokens of a microbatch, t those whose
-hidden states this rank has, c query_rank, r key_value_rank, d rope_head_dim; heads are this rank's.
-"""
+parallelism the normed latents are brought together, not the hidden states. With `rope_interleave` pairs are neighbours and
+stay where they are, in q and k alike, so that scores are those of transformers, which sorts them apart. YaRN's factor of the
+scores is in q. Symbols: T tokens of a microbatch, t those whose hidden states this rank has, c q_lora_rank (hidden where
+queries have no latent), r kv_lora_rank, d rope_head_dim; heads are this rank's."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.config import ModelConfig
-from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
-from fourfold.model.parallel import Parallel
+from fourfold.model.attention import output_backward, output_forward
+from fourfold.model.context.attention import attend_backward, attend_forward
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.microbatch import Microbatch
+from fourfold.model.norm import apply_rms, normalize, normalize_again, normalize_backward, rms_norm, rms_norm_backward
+from fourfold.model.operations import Array
 from fourfold.model.rope import rotate_
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
 from fourfold.model.weights import LatentWeights, Weight
 from fourfold.model.yarn import score_scale
 
 LATENT_NORM_EPS = 1e-6
-"""Of the latents' norms, in the released models and in transformers whatever the blocks' `norm_eps`."""
+"""The epsilon of the latents' norms, in the released models and in transformers whatever the blocks' `norm_eps`."""
 
 
-class LatentQueryKeyValue(torch.autograd.Function):
-    """Norm, projection to latents, their norms, projection to heads, rotation of the part of each head that has positions.
+def latent_forward(env: Environment, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved) -> Array:
+    """x + attention(norm(x)) @ W_out^T. x [t, hidden] -> the same."""
+    parts = latent_query_key_value(env, x, w, batch, saved)
+    return output_forward(env, attend_forward(env, parts, batch.document_lengths, saved), x, w, saved)
 
-    x [t, hidden] -> q and k [batch, seq, heads, nope_head_dim + rope_head_dim], v [batch, seq, heads, value_head_dim], and x
-    itself, so that the residual's gradient comes back here. `sequences`: batch. cos, sin [seq or batch x seq, 1, d / 2]. With
-    `rope_interleave` pairs are neighbours and stay where they are, in q and k alike, so that scores are those of
-    transformers, which sorts them apart. YaRN's factor of the scores is in q.
-    """
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weights: LatentWeights,
-        model: ModelConfig,
-        sequences: int,
-        cos: Tensor,
-        sin: Tensor,
-        parallel: Parallel,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        normed, ctx.scale = rms_norm(x, weights.norm.data, model.norm_eps)
-        query, key_value, rope_key = _latents(normed, weights)
-        parts = (key_value.rebuild(), rope_key, query.rebuild() if query is not None else normed)
-        latent, rope_key, query_input = _gather(parts, parallel)
-        ctx.normed = normed if keep else None
-        del normed, parts
-        if not keep:
-            key_value.forget()
-            if query is not None:
-                query.forget()
-        q = _heads(query_input, weights.query_up, sequences, model.head_dim)
-        del query_input
-        rotate_pairs_(q[..., model.nope_head_dim :], cos, sin, model.rope_interleave)
+def latent_backward(
+    env: Environment, grad: Array, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved
+) -> Array:
+    """grad [t, hidden] -> the gradient of x; adds the weights' gradients."""
+    grads = attend_backward(env, [output_backward(env, grad, w, saved)], saved)
+    return latent_query_key_value_backward(env, grads, grad, x, w, batch, saved)
+
+
+def latent_query_key_value(
+    env: Environment, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved
+) -> list[Array]:
+    """Norm, projection to latents, their norms, projection to heads, rotation of the part of each head that has positions. x [t,
+    hidden] -> q and k [batch, seq, heads, nope_head_dim + d], v [batch, seq, heads, value_head_dim]."""
+    ops, model = env.ops, env.model
+    rank, rope = w.key_value_norm.data.shape[0], model.rope_head_dim
+    normed, statistics = normalize(ops, x, w, model.norm_eps)
+    saved.keep(statistics_1=statistics, normed_1=normed)
+    down = ops.linear(normed, w.key_value_down.data)
+    latent, rope_key = down.split((rank, rope), dim=1)
+    normed_latent = _norm_latent(env, latent, w.key_value_norm, "latent", saved)
+    query_input = normed
+    if w.query_down is not None and w.query_norm is not None:
+        query_input = _norm_latent(env, ops.linear(normed, w.query_down.data), w.query_norm, "query", saved)
+    del normed, statistics, latent, down
+    given = [normed_latent, rope_key, query_input]
+    del normed_latent, rope_key, query_input
+    _gather(env, given)
+    q = _heads(env, given.pop(), w.query_up, batch, model.head_dim)
+    with ops.fused():
+        rotate_(q[..., model.nope_head_dim :], batch.cos, batch.sin, model.rope_interleave)
         if score_scale(model) != 1:
             q.mul_(score_scale(model))
-        k, v = _keys_and_values(latent, rope_key, weights, sequences, cos, sin, model)
-        ctx.x, ctx.query, ctx.key_value, ctx.weights, ctx.model = x, query, key_value, weights, model
-        ctx.cos, ctx.sin, ctx.parallel = cos, sin, parallel
-        return q, k, v, x
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, grad_residual: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        weights, parallel, query, key_value = ctx.weights, ctx.parallel, ctx.query, ctx.key_value
-        ctx.query = ctx.key_value = None
-        grad_query, grad_key_value, grad_rope_key = _heads_backward(grad_q, grad_k, grad_v, ctx)
-        del grad_q, grad_k, grad_v
-        normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
-        ctx.normed = None
-        inputs = ColumnInput(weights.query_up, query.rebuild() if query is not None else normed, parallel)
-        latents = ColumnInput(weights.key_value_up, key_value.rebuild(), parallel)
-        parts = [grad_key_value @ weights.key_value_up.data, grad_rope_key, grad_query @ weights.query_up.data]
-        widths = [part.shape[1] for part in parts]
-        summed = sum_partial(torch.cat(parts, dim=1), parallel)
-        del parts, grad_rope_key
-        inputs.add_product(grad_query)
-        latents.add_product(grad_key_value)
-        del inputs, latents, grad_query, grad_key_value
-        grad_latent, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
-        del summed
-        grad_down = torch.cat((key_value.backward(grad_latent), grad_rope_key), dim=1)
-        del grad_latent, grad_rope_key
-        grad = _project_backward(grad_down, weights.key_value_down, normed)
-        del grad_down
-        if query is not None:
-            grad_input = _project_backward(query.backward(grad_input), weights.query_down, normed)
-        grad.add_(grad_input)
-        del normed, grad_input, query, key_value
-        grad_x = rms_norm_backward(grad, ctx.x, ctx.scale, weights.norm)
-        ctx.x = ctx.scale = None
-        return grad_x.add_(grad_residual), None, None, None, None, None, None, None
-
-
-class _Latent:
-    """A latent [t, rank] and its norm: what the backward needs are the latent, 1/rms [t, 1] and, unless it is rebuilt, the norm's
-    output [t, rank]."""
-
-    def __init__(self, latent: Tensor, norm: Weight) -> None:
-        self._latent, self._norm = latent, norm
-        self.normed: Tensor | None
-        self.normed, self._scale = rms_norm(latent, norm.data, LATENT_NORM_EPS)
-
-    def forget(self) -> None:
-        self.normed = None
-
-    def rebuild(self) -> Tensor:
-        if self.normed is not None:
-            return self.normed
-        return apply_rms(self._latent, self._scale, self._norm.data)
-
-    def backward(self, grad: Tensor) -> Tensor:
-        """The latent's gradient from that of the norm's output, both [t, rank]; adds the norm's own."""
-        return rms_norm_backward(grad, self._latent, self._scale, self._norm)
-
-
-def _latents(x: Tensor, weights: LatentWeights) -> tuple[_Latent | None, _Latent, Tensor]:
-    """x [t, hidden] -> the queries' latent, if any, that of keys and values, and the keys' shared part [t, d] before rotation."""
-    rank = weights.key_value_norm.data.shape[0]
-    down = F.linear(x, weights.key_value_down.data)
-    key_value, rope_key = _Latent(down[:, :rank], weights.key_value_norm), down[:, rank:]
-    if weights.query_down is None or weights.query_norm is None:
-        return None, key_value, rope_key
-    return _Latent(F.linear(x, weights.query_down.data), weights.query_norm), key_value, rope_key
-
-
-def _project_backward(grad: Tensor, down: Weight, x: Tensor) -> Tensor:
-    """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
-    down.add_product(grad, x)
-    return grad @ down.data
-
-
-def _gather(parts: tuple[Tensor, ...], parallel: Parallel) -> Sequence[Tensor]:
-    """All tokens' latents, each [t, ...] -> [T, ...], in one collective."""
-    if parallel.tp is None or not parallel.sequence:
-        return parts
-    whole = gather_tokens(torch.cat(parts, dim=1), parallel).wait()
-    return whole.split([part.shape[1] for part in parts], dim=1)
-
-
-def _heads(x: Tensor, up: Weight, sequences: int, width: int) -> Tensor:
-    return F.linear(x, up.data).view(sequences, -1, up.data.shape[0] // width, width)
-
-
-def _keys_and_values(
-    latent: Tensor,
-    rope_key: Tensor,
-    weights: LatentWeights,
-    sequences: int,
-    cos: Tensor,
-    sin: Tensor,
-    model: ModelConfig,
-) -> tuple[Tensor, Tensor]:
-    """latent [T, r], rope_key [T, d] -> k [batch, seq, heads, nope + d], v [batch, seq, heads, value]."""
+    rope_key, latent = given.pop(), given.pop()
     widths = (model.nope_head_dim, model.value_head_dim)
-    key, value = _heads(latent, weights.key_value_up, sequences, sum(widths)).split(widths, dim=-1)
-    shared = rope_key.reshape(*key.shape[:2], 1, -1).clone()
-    rotate_pairs_(shared, cos, sin, model.rope_interleave)
-    return torch.cat((key, shared.expand(*key.shape[:3], -1)), dim=-1), value.contiguous()
+    key, value = _heads(env, latent, w.key_value_up, batch, sum(widths)).split(widths, dim=-1)
+    del latent
+    with ops.fused():
+        shared = ops.copy(rope_key.reshape(*key.shape[:2], 1, -1))
+        del rope_key
+        rotate_(shared, batch.cos, batch.sin, model.rope_interleave)
+        k = ops.concatenate((key, shared.expand(*key.shape[:3], -1)), dim=-1)
+        v = value.contiguous()
+        del shared
+    return [q, k, v]
 
 
-def _heads_backward(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, ctx: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of both up projections' outputs [T, heads x ...] and of the shared key [T, d], the last over this rank's heads."""
-    model, nope = ctx.model, ctx.model.nope_head_dim
-    grad_query = grad_q.clone(memory_format=torch.contiguous_format)
-    if score_scale(model) != 1:
-        grad_query.mul_(score_scale(model))
-    rotate_pairs_(grad_query[..., nope:], ctx.cos, ctx.sin, model.rope_interleave, inverse=True)
-    grad_rope_key = grad_k[..., nope:].sum(-2, keepdim=True)
-    rotate_pairs_(grad_rope_key, ctx.cos, ctx.sin, model.rope_interleave, inverse=True)
-    grad_key_value = torch.cat((grad_k[..., :nope], grad_v), dim=-1)
-    tokens = grad_q.shape[0] * grad_q.shape[1]
-    return grad_query.view(tokens, -1), grad_key_value.view(tokens, -1), grad_rope_key.view(tokens, -1)
+def latent_query_key_value_backward(
+    env: Environment,
+    grads: list[Array],
+    residual: Array,
+    x: Array,
+    w: LatentWeights,
+    batch: Microbatch,
+    saved: Saved,
+) -> Array:
+    """The gradient of x [t, hidden], `residual` [t, hidden] included. `grads`: of q, k and v, taken out of the list."""
+    ops, eps = env.ops, env.model.norm_eps
+    given = _heads_backward(env, grads, batch)
+    statistics = saved.take("statistics_1")
+    normed = saved.take_if_kept("normed_1")
+    if normed is None:
+        normed = normalize_again(ops, x, statistics, w, eps)
+    query_norm = w.query_norm
+    query_input = normed if query_norm is None else _latent_again(env, query_norm, "query", saved)
+    inputs = ColumnInput(env, w.query_up, query_input)
+    latents = ColumnInput(env, w.key_value_up, _latent_again(env, w.key_value_norm, "latent", saved))
+    del query_input
+    grad_query, grad_key_value, grad_rope_key = given
+    given.clear()
+    parts = [ops.matmul(grad_key_value, w.key_value_up.data), grad_rope_key, ops.matmul(grad_query, w.query_up.data)]
+    del grad_rope_key
+    widths = [part.shape[1] for part in parts]
+    with ops.fused():
+        summed = sum_partial(ops.concatenate(parts, dim=1), env.parallel)
+    parts.clear()
+    inputs.add_product(grad_query)
+    latents.add_product(grad_key_value)
+    del inputs, latents, grad_query, grad_key_value
+    grad_latent, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
+    del summed
+    with ops.fused():
+        grad_latent = rms_norm_backward(ops, grad_latent, *_taken(saved, "latent"), w.key_value_norm)
+        grad_down = ops.concatenate((grad_latent, grad_rope_key), dim=1)
+        del grad_latent, grad_rope_key
+    grad = _project_backward(env, grad_down, w.key_value_down, normed)
+    del grad_down
+    if query_norm is not None and w.query_down is not None:
+        with ops.fused():
+            grad_input = rms_norm_backward(ops, grad_input, *_taken(saved, "query"), query_norm)
+        grad_input = _project_backward(env, grad_input, w.query_down, normed)
+    with ops.fused():
+        grad.add_(grad_input)
+        del normed, grad_input
+        return normalize_backward(ops, grad, x, statistics, w).add_(residual)
 
 
-def rotate_pairs_(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool, inverse: bool = False) -> None:
-    """Rotates x [batch, seq, heads, d] in place, each pair where it stands: neighbours, or half of d apart."""
-    if not interleave:
-        rotate_(x, cos, sin, inverse)
+def _norm_latent(env: Environment, latent: Array, norm: Weight, name: str, saved: Saved) -> Array:
+    """The norm of a latent [t, rank], kept with the latent itself and its 1/rms."""
+    with env.ops.fused():
+        normed, scale = rms_norm(env.ops, latent, norm.data, LATENT_NORM_EPS)
+    saved.keep(**{name: latent, f"scale_{name}": scale, f"normed_{name}": normed})
+    return normed
+
+
+def _latent_again(env: Environment, norm: Weight, name: str, saved: Saved) -> Array:
+    """A latent's norm, kept or made again."""
+    normed = saved.take_if_kept(f"normed_{name}")
+    if normed is None:
+        with env.ops.fused():
+            normed = apply_rms(env.ops, saved.see(name), saved.see(f"scale_{name}"), norm.data)
+    return normed
+
+
+def _taken(saved: Saved, name: str) -> tuple[Array, Array]:
+    """A latent and its 1/rms, no longer kept."""
+    return saved.take(name), saved.take(f"scale_{name}")
+
+
+def _project_backward(env: Environment, grad: Array, down: Weight, x: Array) -> Array:
+    """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
+    down.add_product(env.ops, grad, x)
+    return env.ops.matmul(grad, down.data)
+
+
+def _gather(env: Environment, parts: list[Array]) -> None:
+    """In place on the list: all tokens' latents, each [t, ...] -> [T, ...], in one collective."""
+    if env.parallel.tp is None or not env.parallel.sequence:
         return
-    first, second = x[..., 0::2], x[..., 1::2]
-    sign = -1 if inverse else 1
-    carried = first * sin
-    first.mul_(cos).addcmul_(second, sin, value=-sign)
-    second.mul_(cos).add_(carried, alpha=sign)
+    widths = [part.shape[1] for part in parts]
+    with env.ops.fused():
+        local = env.ops.concatenate(parts, dim=1)
+    full = gather_tokens(local, env.parallel).wait()
+    parts[:] = full.split(widths, dim=1)
+
+
+def _heads(env: Environment, x: Array, up: Weight, batch: Microbatch, width: int) -> Array:
+    return env.ops.linear(x, up.data).view(batch.tokens.shape[0], -1, up.data.shape[0] // width, width)
+
+
+def _heads_backward(env: Environment, grads: list[Array], batch: Microbatch) -> list[Array]:
+    """Gradients of both up projections' outputs [T, heads x ...] and of the shared key [T, d], the last over this rank's heads."""
+    ops, model, nope = env.ops, env.model, env.model.nope_head_dim
+    grad_q, grad_k, grad_v = grads
+    grads.clear()
+    with ops.fused():
+        grad_query = grad_q.contiguous()
+        del grad_q
+        if score_scale(model) != 1:
+            grad_query.mul_(score_scale(model))
+        rotate_(grad_query[..., nope:], batch.cos, batch.sin, model.rope_interleave, inverse=True)
+    with ops.fused():
+        grad_rope_key = grad_k[..., nope:].sum(-2, keepdim=True)
+        rotate_(grad_rope_key, batch.cos, batch.sin, model.rope_interleave, inverse=True)
+        grad_key_value = ops.concatenate((grad_k[..., :nope], grad_v), dim=-1)
+    tokens = grad_query.shape[0] * grad_query.shape[1]
+    return [x.view(tokens, -1) for x in (grad_query, grad_key_value, grad_rope_key)]

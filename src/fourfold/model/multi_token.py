@@ -1,4 +1,4 @@
-"""Modules of multi-token prediction (DeepSeek-V3, 2024, section 2.2), each one a block on a hidden state and an embedding ahead.
+"""MTP modules, multi-token prediction (DeepSeek-V3, 2024, section 2.2): each a block on a hidden state and an embedding ahead.
 
 h'_i = W [norm_e(Emb(t_{i+k})); norm_h(h^{k-1}_i)],  h^k = block(h')       (equations 21 and 22; in the released weights' order)
 
@@ -6,106 +6,78 @@ Symbols: t tokens whose hidden states this rank has. Between the last block and 
 together: the k-th module takes [k t, hidden], which is h^0 .. h^{k-1} one after the other, and appends h^k.
 """
 
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.config import ModelConfig
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.experts.balance import Balancing
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.microbatch import Microbatch
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
-from fourfold.model.parallel import ALONE, Parallel
-from fourfold.model.segments import Microbatch, block_forward
-from fourfold.model.weights import ModuleWeights
+from fourfold.model.operations import Array
+from fourfold.model.weights import ModuleWeights, Weight
 
 
-def module_forward(
-    x: Tensor,
-    weights: ModuleWeights,
-    model: ModelConfig,
+def combine_forward(env: Environment, x: Array, w: ModuleWeights, batch: Microbatch, depth: int, saved: Saved) -> Array:
+    """x [k t, hidden] -> the input of the module's block [t, hidden]. `depth`: k, from 1."""
+    ops, eps = env.ops, env.model.norm_eps
+    assert batch.ahead_tokens is not None
+    embedded = embedding_forward(env, batch.ahead_tokens[depth - 1], w.embedding)
+    both = x.new_empty((embedded.shape[0], 2 * embedded.shape[1]))
+    into = both.chunk(2, dim=1)
+    for half, source, norm, name in _halves(w, embedded, _last(x, depth)):
+        with ops.fused():
+            normed, scale = rms_norm(ops, source, norm.data, eps)
+            into[half].copy_(normed)
+            del normed
+        saved.keep(**{f"scale_{name}": scale})
+    saved.keep(embedded=embedded, both=both)
+    return ops.linear(both, w.projection.data)
+
+
+def combine_backward(
+    env: Environment,
+    given: list[Array],
+    x: Array,
+    w: ModuleWeights,
     batch: Microbatch,
     depth: int,
-    parallel: Parallel = ALONE,
-    keep: bool = True,
-    balancing: Balancing | None = None,
-) -> Tensor:
-    """The module of `depth` k, from 1. x [k t, hidden] -> [(k + 1) t, hidden]. The rest as in `block_forward`."""
+    saved: Saved,
+) -> Array:
+    """The gradient of x [k t, hidden]. `given`: gradients of the block's input [t, hidden], and of x as it goes on unchanged
+    [k t, hidden], taken out of the list. Adds the weights' gradients."""
+    ops, (grad, grad_on) = env.ops, given
+    given.clear()
     assert batch.ahead_tokens is not None
-    combined, x = Combine.apply(x, batch.ahead_tokens[depth - 1], weights, model, depth, parallel, keep)
-    return Append.apply(x, block_forward(combined, weights.block, model, batch, parallel, keep, balancing))
+    last, embedded, both = _last(x, depth), saved.take("embedded"), saved.take_if_kept("both")
+    if both is None:
+        both = grad.new_empty((grad.shape[0], 2 * grad.shape[1]))
+        into = both.chunk(2, dim=1)
+        for half, source, norm, name in _halves(w, embedded, last):
+            with ops.fused():
+                into[half].copy_(apply_rms(ops, source, saved.see(f"scale_{name}"), norm.data))
+        del into
+    w.projection.add_product(ops, grad, both)
+    del both
+    columns = w.projection.data.chunk(2, dim=1)
+    grad_embedded = ops.matmul(grad, columns[0])
+    with ops.fused():
+        scale = saved.take("scale_embedding")
+        grad_embedded = rms_norm_backward(ops, grad_embedded, embedded, scale, w.embedding_norm)
+    del embedded, scale
+    embedding_backward(env, batch.ahead_tokens[depth - 1], grad_embedded, w.embedding)
+    del grad_embedded
+    grad_last = ops.matmul(grad, columns[1])
+    del grad
+    with ops.fused():
+        grad_last = rms_norm_backward(ops, grad_last, last, saved.take("scale_hidden"), w.hidden_norm)
+        grad_x = ops.copy(grad_on)
+        _last(grad_x, depth).add_(grad_last)
+        del grad_last
+    return grad_x
 
 
-class Combine(torch.autograd.Function):
-    """x [k t, hidden], tokens [batch, seq] -> the module's input to its block [t, hidden], and x itself, so that the gradient of
-    what goes on unchanged comes back here. `keep` False: the norms' outputs are rebuilt in backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        tokens: Tensor,
-        weights: ModuleWeights,
-        model: ModelConfig,
-        depth: int,
-        parallel: Parallel,
-        keep: bool,
-    ) -> tuple[Tensor, Tensor]:
-        embedded = embedding_forward(tokens, weights.embedding, parallel)
-        both = x.new_empty(embedded.shape[0], 2 * embedded.shape[1])
-        halves = both.chunk(2, dim=1)
-        normed, ctx.embedding_scale = rms_norm(embedded, weights.embedding_norm.data, model.norm_eps)
-        halves[0].copy_(normed)
-        del normed
-        normed, ctx.hidden_scale = rms_norm(_last(x, depth), weights.hidden_norm.data, model.norm_eps)
-        halves[1].copy_(normed)
-        del normed
-        ctx.x, ctx.tokens, ctx.embedded, ctx.both = x, tokens, embedded, both if keep else None
-        ctx.weights, ctx.depth, ctx.parallel = weights, depth, parallel
-        return F.linear(both, weights.projection.data), x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_on: Tensor) -> tuple[Tensor | None, ...]:
-        weights, width = ctx.weights, grad.shape[1]
-        last = _last(ctx.x, ctx.depth)
-        both = ctx.both
-        if both is None:
-            both = grad.new_empty(grad.shape[0], 2 * width)
-            halves = both.chunk(2, dim=1)
-            halves[0].copy_(apply_rms(ctx.embedded, ctx.embedding_scale, weights.embedding_norm.data))
-            halves[1].copy_(apply_rms(last, ctx.hidden_scale, weights.hidden_norm.data))
-        ctx.both = None
-        weights.projection.add_product(grad, both)
-        del both
-        columns = weights.projection.data.chunk(2, dim=1)
-        grad_embedded = rms_norm_backward(grad @ columns[0], ctx.embedded, ctx.embedding_scale, weights.embedding_norm)
-        ctx.embedded = ctx.embedding_scale = None
-        embedding_backward(ctx.tokens, grad_embedded, weights.embedding, ctx.parallel)
-        del grad_embedded
-        grad_last = rms_norm_backward(grad @ columns[1], last, ctx.hidden_scale, weights.hidden_norm)
-        ctx.x = ctx.hidden_scale = None
-        grad_x = grad_on.clone()
-        _last(grad_x, ctx.depth).add_(grad_last)
-        return grad_x, None, None, None, None, None, None
+def _halves(w: ModuleWeights, embedded: Array, last: Array) -> tuple[tuple[int, Array, Weight, str], ...]:
+    """The two halves of the projection's input: which, what is normed, by which norm, its name."""
+    return (0, embedded, w.embedding_norm, "embedding"), (1, last, w.hidden_norm, "hidden")
 
 
-class Append(torch.autograd.Function):
-    """x [k t, hidden] and the new hidden states [t, hidden], one after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, new: Tensor) -> Tensor:
-        ctx.rows = x.shape[0]
-        return torch.cat((x, new))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad[: ctx.rows], grad[ctx.rows :]
-
-
-def _last(x: Tensor, depth: int) -> Tensor:
+def _last(x: Array, depth: int) -> Array:
     """h^{k-1} of x [k t, hidden]."""
     return x.chunk(depth)[-1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from fourfold.model.operations import Array
 
 
 class Work(Protocol):
@@ -20,29 +20,29 @@ class Group(Protocol):
     size: int
     index: int
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> Work:
+    def all_gather(self, whole: Array, shard: Array) -> Work:
         """Fills `whole` [size * n, ...] with every rank's `shard` [n, ...]."""
         ...
 
-    def sum_scatter(self, whole: Tensor, into: Tensor) -> Work:
+    def sum_scatter(self, whole: Array, into: Array) -> Work:
         """`into` [n, ...] = this rank's part of the sum of every rank's `whole` [size * n, ...]."""
         ...
 
-    def all_reduce(self, whole: Tensor) -> Work:
+    def all_reduce(self, whole: Array) -> Work:
         """Sums `whole` over the group in place."""
         ...
 
     def all_to_all(
         self,
-        received: Tensor,
-        sent: Tensor,
+        received: Array,
+        sent: Array,
         received_rows: Sequence[int] | None = None,
         sent_rows: Sequence[int] | None = None,
     ) -> Work:
         """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Parts: so many rows each, or equal."""
         ...
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Work:
+    def shift(self, received: Sequence[Array], sent: Sequence[Array]) -> Work:
         """`sent` goes to the next rank of the group, `received` comes from the one before (a ring)."""
         ...
 

@@ -61,10 +61,10 @@ class Shape:
         """Whether norms work on converted copies (bf16)."""
         return self.wide_bytes != self.element_bytes
 
+    def degree(self, axis: str) -> int:
+        """The degree of a model-parallel axis."""
+        return self.tp // self.tp_copies if axis == "tp_head" else int(getattr(self, axis))
+
     def heads(self, model: ModelConfig) -> tuple[int, int]:
         """(query heads, key and value heads) of one rank."""
         return model.num_heads // self.tp, model.num_kv_heads * self.tp_copies // self.tp
-
-    def product_temporary(self, rows: int, columns: int) -> int:
-        """Bytes of a weight gradient's product where it cannot be added in place, formats differing."""
-        return 0 if self.compute == self.gradients else rows * columns * self.element_bytes

@@ -1,42 +1,43 @@
-"""Hidden states across the ranks of `tp`: gathered before column-parallel products, summed after row-parallel ones.
+"""Hidden states across the ranks of `tp`: gathered before column-parallel matmuls, summed after row-parallel ones.
 
 Shoeybi et al. 2019, section 3; with `parallel.sequence` also Korthikanti et al. 2022, section 4.2.2. Symbols: T tokens of a
 microbatch, t the part of them whose hidden states this rank has (t = T without sequence parallelism).
 """
 
-from torch import Tensor
-
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.norm import Normed, Statistics, normalize_again, normalize_backward
+from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Parallel, Work
 from fourfold.model.weights import Weight
 
 
 class Arriving:
-    """A tensor that a collective, if any, is filling."""
+    """An array that a collective, if any, is filling."""
 
-    __slots__ = ("_tensor", "_work")
+    __slots__ = ("_array", "_work")
 
-    def __init__(self, tensor: Tensor, work: Work | None = None) -> None:
-        self._tensor = tensor
+    def __init__(self, array: Array, work: Work | None = None) -> None:
+        self._array = array
         self._work = work
 
-    def wait(self) -> Tensor:
-        """The tensor, complete."""
+    def wait(self) -> Array:
+        """The array, complete."""
         if self._work is not None:
             self._work.wait()
             self._work = None
-        return self._tensor
+        return self._array
 
 
-def gather_tokens(x: Tensor, parallel: Parallel) -> Arriving:
+def gather_tokens(x: Array, parallel: Parallel) -> Arriving:
     """Starts bringing all tokens together. x [t, n] -> [T, n]; x itself where every rank has them all."""
     tp = parallel.tp
     if tp is None or not parallel.sequence:
         return Arriving(x)
-    whole = x.new_empty((x.shape[0] * tp.size, x.shape[1]))
-    return Arriving(whole, tp.all_gather(whole, x))
+    full = x.new_empty((x.shape[0] * tp.size, x.shape[1]))
+    return Arriving(full, tp.all_gather(full, x))
 
 
-def sum_partial(x: Tensor, parallel: Parallel) -> Arriving:
+def sum_partial(x: Array, parallel: Parallel) -> Arriving:
     """Starts the sum of every rank's x [T, n] -> [t, n]. x belongs to the sum from now on."""
     tp = parallel.tp
     if tp is None:
@@ -48,19 +49,19 @@ def sum_partial(x: Tensor, parallel: Parallel) -> Arriving:
 
 
 class ColumnInput:
-    """The input of a column-parallel product, for its weight's gradient: gathered from now on, so that the gather runs beside
-    what is computed until `add_product`; where the product is put off, gathered then, from this rank's tokens alone."""
+    """The input of a column-parallel matmul, for its weight's gradient: gathered from now on, so that the gather runs beside the
+    kernels until `add_product`; where the matmul is deferred, gathered then, from this rank's tokens alone."""
 
-    def __init__(self, weight: Weight, local: Tensor, parallel: Parallel) -> None:
+    def __init__(self, env: Environment, weight: Weight, local: Array) -> None:
         """`local` [t, in] must stay as it is."""
-        self._weight, self._local, self._parallel = weight, local, parallel
-        self._whole: Arriving | None = None
-        self._grad_output: Tensor | None = None
+        self._env, self._weight, self._local = env, weight, local
+        self._full: Arriving | None = None
+        self._grad_output: Array | None = None
         if weight.deferred is None:
             self._gather()
 
-    def add_product(self, grad_output: Tensor) -> None:
-        """weight.grad += grad_output^T @ input, now or put off. grad_output [T, out] must stay as it is if put off."""
+    def add_product(self, grad_output: Array) -> None:
+        """weight.grad += grad_output^T @ input, now or deferred. grad_output [T, out] must stay as it is if deferred."""
         self._grad_output = grad_output
         if self._weight.deferred is None:
             self._multiply()
@@ -68,10 +69,59 @@ class ColumnInput:
             self._weight.deferred.append(self._multiply, self._gather)
 
     def _gather(self) -> None:
-        self._whole = gather_tokens(self._local, self._parallel)
+        self._full = gather_tokens(self._local, self._env.parallel)
 
     def _multiply(self) -> None:
-        assert self._whole is not None
-        assert self._grad_output is not None
-        self._weight.add_product_now(self._grad_output, self._whole.wait())
-        self._whole = self._grad_output = None
+        assert self._full is not None
+        self._weight.add_product_now(self._env.ops, self._grad_output, self._full.wait())
+        self._full = self._grad_output = None
+
+
+def norm_linear_backward(
+    env: Environment,
+    norm: Normed,
+    weight: Weight,
+    bias: Weight | None,
+    saved: Saved,
+    which: str,
+    x: Array,
+    grads: list[Array],
+) -> Array:
+    """Backward of norm(x) @ weight^T + bias in the residual stream: the gradient of x [t, hidden], the residual's included.
+
+    `grads`: the gradient of the matmul's output [T, out] and of the residual [t, hidden], taken out of the list, so that the first
+    is freed as soon as its last reader has run. `which`: 1 or 2, the norm of the block. Adds the weights' gradients.
+    """
+    ops, eps = env.ops, env.model.norm_eps
+    grad_output, residual = grads
+    grads.clear()
+    statistics: Statistics = saved.take(f"statistics_{which}")
+    normed = saved.take_if_kept(f"normed_{which}")
+    if normed is None:
+        normed = normalize_again(ops, x, statistics, norm, eps)
+    inputs = ColumnInput(env, weight, normed)
+    del normed
+    arriving = sum_partial(ops.matmul(grad_output, weight.data), env.parallel)
+    inputs.add_product(grad_output)
+    add_bias(ops, bias, grad_output)
+    del inputs, grad_output
+    grad = arriving.wait()
+    del arriving
+    with ops.fused():
+        return normalize_backward(ops, grad, x, statistics, norm).add_(residual)
+
+
+def row_parallel(env: Environment, x: Array, weight: Weight, residual: Array, bias: Weight | None = None) -> Array:
+    """residual + bias + the sum over `tp` of x @ W^T. x [T, in], residual [t, out], bias [out] -> [t, out]."""
+    if env.parallel.tp is None:
+        out = env.ops.linear_add(residual, x, weight.data)
+    else:
+        out = sum_partial(env.ops.linear(x, weight.data), env.parallel).wait().add_(residual)
+    return out if bias is None else out.add_(bias.data)
+
+
+def add_bias(ops: Operations, bias: Weight | None, grad: Array) -> None:
+    """Adds a bias's gradient, at once: the sum of grad [tokens, out] over tokens."""
+    if bias is not None:
+        with ops.fused():
+            bias.add(grad.sum(0, dtype=bias.grad.dtype))

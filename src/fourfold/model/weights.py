@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
+from fourfold.model.operations import Array, Operations
 
 
 class Deferred:
@@ -26,7 +25,6 @@ class Deferred:
     def __len__(self) -> int:
         return len(self._additions)
 
-    @torch.no_grad()
     def run(self) -> None:
         """Adds all that was put off, once."""
         self._begin(0)
@@ -51,34 +49,30 @@ class Weight:
 
     __slots__ = ("data", "deferred", "fresh", "grad")
 
-    def __init__(self, data: Tensor, grad: Tensor) -> None:
+    def __init__(self, data: Array, grad: Array) -> None:
         self.data = data
         self.grad = grad
         self.fresh = False
         self.deferred: Deferred | None = None
 
-    def add_product(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """grad += grad_output^T @ inputs, now or put off. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
-        self.add_later(lambda: self.add_product_now(grad_output, inputs))
+    def add_product(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+        """grad += grad_output^T @ inputs, now or deferred. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
+        self.add_later(lambda: self.add_product_now(ops, grad_output, inputs))
 
     def add_later(self, addition: Callable[[], None]) -> None:
-        """Runs a function that adds to this gradient, now or put off; what it reads must stay as it is until then."""
+        """Runs a function that adds to this gradient, now or deferred; what it reads must stay as it is until then."""
         if self.deferred is None:
             addition()
         else:
             self.deferred.append(addition)
 
-    def add_product_now(self, grad_output: Tensor, inputs: Tensor) -> None:
-        """grad += grad_output^T @ inputs, whatever is put off: from within a deferred addition, or where it cannot wait."""
-        if self.grad.dtype != inputs.dtype:
-            self.add(grad_output.t() @ inputs)
-        elif self.fresh:
-            torch.mm(grad_output.t(), inputs, out=self.grad)
-            self.fresh = False
-        else:
-            self.grad.addmm_(grad_output.t(), inputs)
+    def add_product_now(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+        """grad += grad_output^T @ inputs even while others are deferred: from within a deferred addition, or where it cannot
+        wait."""
+        ops.accumulate(self.grad, grad_output, inputs, self.fresh)
+        self.fresh = False
 
-    def add(self, grad: Tensor) -> None:
+    def add(self, grad: Array) -> None:
         """Adds a gradient at once: sums for norms and biases are cheap."""
         if self.fresh:
             self.grad.copy_(grad)
@@ -104,32 +98,49 @@ class Shaped(Protocol):
     def numel(self) -> int: ...
 
 
-class FlatUnit:
-    """One unit's flat parameters and gradients with a named view for each run of consecutive parameters."""
+class Unit:
+    """Named weights that are brought together, deferred and reduced as one."""
 
-    def __init__(self, contents: Sequence[Shaped], parameters: Tensor, gradients: Tensor) -> None:
-        self.parameters = parameters
-        self.gradients = gradients
-        self.numel = sum(spec.numel for spec in contents)
-        self._ranges: dict[str, tuple[int, int, Shaped]] = {}
+    def __init__(self) -> None:
         self._weights: dict[tuple[str, str | None], Weight] = {}
-        offset = 0
-        for spec in contents:
-            self._ranges[spec.name] = (offset, offset + spec.numel, spec)
-            offset += spec.numel
 
     def weight(self, first: str, last: str | None = None) -> Weight:
         """The parameter `first`, or the consecutive run `first`..`last` stacked along dim 0 (q, k, v as one matrix). The same
         object every time, so that segments which share a parameter add to it as one."""
         weight = self._weights.get((first, last))
         if weight is None:
-            start, end, spec = self._ranges[first]
-            if last is not None:
-                end = self._ranges[last][1]
-            shape = (-1, *spec.shape[1:])
-            weight = Weight(self.parameters[start:end].view(shape), self.gradients[start:end].view(shape))
-            self._weights[first, last] = weight
+            weight = self._weights[first, last] = self.make(first, last)
         return weight
+
+    def make(self, first: str, last: str | None) -> Weight:
+        """A weight that nobody has asked for yet."""
+        raise NotImplementedError
+
+    def set_deferred(self, deferred: Deferred | None) -> None:
+        for weight in self._weights.values():
+            weight.deferred = deferred
+
+
+class FlatUnit(Unit):
+    """One unit's flat parameters and gradients with a named view for each run of consecutive parameters."""
+
+    def __init__(self, contents: Sequence[Shaped], parameters: Array, gradients: Array) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self.gradients = gradients
+        self.numel = sum(spec.numel for spec in contents)
+        self._ranges: dict[str, tuple[int, int, Shaped]] = {}
+        offset = 0
+        for spec in contents:
+            self._ranges[spec.name] = (offset, offset + spec.numel, spec)
+            offset += spec.numel
+
+    def make(self, first: str, last: str | None) -> Weight:
+        start, end, spec = self._ranges[first]
+        if last is not None:
+            end = self._ranges[last][1]
+        shape = (-1, *spec.shape[1:])
+        return Weight(self.parameters[start:end].view(shape), self.gradients[start:end].view(shape))
 
     def begin_gradients(self) -> None:
         """The gradient buffer is new: its padding is cleared, the rest is assigned by the first gradients."""
@@ -142,13 +153,9 @@ class FlatUnit:
         for weight in self._weights.values():
             weight.clear_if_fresh()
 
-    def set_deferred(self, deferred: Deferred | None) -> None:
-        for weight in self._weights.values():
-            weight.deferred = deferred
-
 
 @contextmanager
-def deferring(units: Iterable[FlatUnit]) -> Iterator[Deferred]:
+def deferring(units: Iterable[Unit]) -> Iterator[Deferred]:
     """Within the block, the units' weight gradients that are matrix products are put off into the object that it gives."""
     units, deferred = list(units), Deferred()
     for unit in units:
@@ -197,6 +204,7 @@ class LatentWeights:
     key_value_norm: Weight
     key_value_up: Weight
     output: Weight
+    norm_bias: Weight | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +240,7 @@ class RoutedWeights:
     gate_up: Weight
     down: Weight
     shared: FeedForwardWeights | None
+    norm_bias: Weight | None = None
 
 
 @dataclass(frozen=True)
@@ -265,8 +274,3 @@ class ModuleWeights:
 
 
 Weights = EmbeddingWeights | BlockWeights | ModuleWeights | HeadWeights
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch format of a `fp64`, `fp32` or `bf16` of the run file."""
-    return {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[name]

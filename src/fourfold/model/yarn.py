@@ -1,29 +1,8 @@
-"""YaRN (Peng et al. 2023): rotary frequencies, and factors of cosines and of scores, for a longer context."""
+"""YaRN (Peng et al. 2023): factors of cosines and of scores for a longer context."""
 
 import math
 
-import torch
-from torch import Tensor
-
 from fourfold.config import ModelConfig
-
-
-def yarn_frequencies(frequencies: Tensor, model: ModelConfig) -> Tensor:
-    """frequencies [d / 2] of unscaled rotary embedding -> those with `model.yarn_scaling`: kept where a position turns more than
-    `beta_fast` times within the original context, divided by `factor` where less than `beta_slow`, blended between (eq. 23)."""
-    scaling = model.yarn_scaling
-    assert scaling is not None
-    pairs = frequencies.numel()
-
-    def pair_of(turns: float) -> float:
-        wavelengths = math.log(scaling.original_max_position / (turns * 2 * math.pi))
-        return 2 * pairs * wavelengths / (2 * math.log(model.rope_theta))
-
-    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_of(scaling.beta_slow)), 2 * pairs - 1)
-    width = high - low if high != low else 0.001
-    slowed = ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0, 1).to(frequencies.dtype)
-    return frequencies / scaling.factor * slowed + frequencies * (1 - slowed)
 
 
 def table_scale(model: ModelConfig) -> float:
@@ -37,7 +16,7 @@ def table_scale(model: ModelConfig) -> float:
 
 
 def score_scale(model: ModelConfig) -> float:
-    """What latent attention's scores are multiplied by, beside 1/sqrt(head_dim)."""
+    """The factor that MLA's scores are multiplied by, beside 1/sqrt(head_dim)."""
     scaling = model.yarn_scaling
     if scaling is None or not scaling.mscale_all_dim:
         return 1.0

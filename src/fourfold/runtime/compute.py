@@ -1,17 +1,18 @@
-"""The computing instructions: a segment's function on buffers by name, its backward on its own graph."""
+"""The computing instructions: a segment's forward and backward on buffers by name."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
+from fourfold.model import torch_operations
+from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.multi_token import module_forward
+from fourfold.model.environment import SELECTIVE, Environment, Saved
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import Parallel
-from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction, buffers
@@ -38,7 +39,7 @@ class Compute:
         self._units = units
         self._flats = flats
         self._weights = weights
-        self._parallel = parallel
+        self._env = Environment(torch_operations, facts.model, parallel)
         self._live = live
         self._routers = routers
         self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not facts.model.num_experts
@@ -53,15 +54,13 @@ class Compute:
         batch: Microbatch = self._live[buffers.batch(m)]
         weights = self._weights[segment.name]
         if segment.kind == "embedding":
-            out = embedding_forward(batch.tokens, weights, self._parallel, batch.positions)
+            out = embedding_forward(self._env, batch.tokens, weights, batch.positions)
         elif segment.kind == "head":
-            x = self._live[hidden("head", m)]
-            self._record(losses(x, batch, weights, self._facts.model, self._parallel))
+            self._record(losses(self._env, self._live[hidden("head", m)], batch, weights))
             return
-        elif saved(segment.name, m) in step.writes:
-            out = self._run_with_graph(segment.name, m)
         else:
-            out = self._run_block(segment, m, self._live[hidden(segment.name, m)], False)
+            kept = saved(segment.name, m)
+            out = self._run_block(segment, m, kept if kept in step.writes else None)
         self._live[hidden(self._facts.following[segment.name], m)] = out
 
     def _record(self, sums: Tensor) -> None:
@@ -70,24 +69,22 @@ class Compute:
             self.loss[0] += sums[0]
             self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
 
-    def _run_block(self, segment: Segment, m: int, x: Tensor, keep: bool) -> Tensor:
-        model, batch = self._facts.model, self._live[buffers.batch(m)]
-        weights, balancing = self._weights[segment.name], self._routers.balancing(segment.name, self.loss[1:3])
-        if segment.depth:
-            return module_forward(x, weights, model, batch, segment.depth, self._parallel, keep, balancing)
-        return block_forward(x, weights, model, batch, self._parallel, keep, balancing)
+    def _run_block(self, segment: Segment, m: int, kept: str | None) -> Tensor:
+        """A block's forward; what its backward reads is kept under the name, if any."""
+        rebuilt = SELECTIVE if self._facts.policy(segment) == "selective" else ()
+        arrays = Saved(rebuilt, keeps=kept is not None)
+        if kept is not None:
+            self._live[kept] = arrays
+        x, batch = self._live[hidden(segment.name, m)], self._live[buffers.batch(m)]
+        weights, balancing = self._weights[segment.name], self._balancing(segment)
+        return block_forward(self._env, x, weights, batch, arrays, balancing, segment.depth)
+
+    def _balancing(self, segment: Segment) -> Balancing | None:
+        return self._routers.balancing(segment.name, self.loss[1:3])
 
     def recompute(self, step: Instruction) -> None:
-        self._run_with_graph(step.segment or "", _microbatch(step))
-
-    def _run_with_graph(self, name: str, m: int) -> Tensor:
-        """A block's forward on a detached input; its graph is kept by its root, so the output itself can be freed."""
-        x = self._live[hidden(name, m)].detach().requires_grad_()
-        segment = self._facts.by_name[name]
-        with torch.enable_grad():
-            out = self._run_block(segment, m, x, self._facts.policy(segment) != "selective")
-        self._live[saved(name, m)] = (x, get_gradient_edge(out))
-        return out.detach()
+        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        self._run_block(segment, m, saved(segment.name, m))
 
     def backward(self, step: Instruction) -> None:
         self._allocate_gradients(step)
@@ -95,22 +92,22 @@ class Compute:
         weights = self._weights[segment.name]
         if segment.kind == "head":
             x, batch = self._live[hidden("head", m)], self._live[buffers.batch(m)]
-            sums, grad = losses_backward(x, batch, weights, self._facts.model, self.num_targets, self._parallel)
+            sums, grad = losses_backward(self._env, x, batch, weights, self.num_targets)
             self._record(sums)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
             upstream = self._live[dhidden(self._facts.following[segment.name], m)]
             batch = self._live[buffers.batch(m)]
-            embedding_backward(batch.tokens, upstream, weights, self._parallel, batch.positions)
+            embedding_backward(self._env, batch.tokens, upstream, weights, batch.positions)
         else:
-            self._input_gradient(segment.name, m)
+            self._input_gradient(segment, m)
         self._settle(segment.units)
 
     def backward_input(self, step: Instruction) -> None:
         self._allocate_gradients(step)
         segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
         with deferring(self._flats[unit] for unit in segment.units) as pending:
-            self._input_gradient(segment.name, m)
+            self._input_gradient(segment, m)
         self._live[deferred(segment.name, m)] = pending
 
     def backward_weight(self, step: Instruction) -> None:
@@ -119,10 +116,13 @@ class Compute:
         self._live[deferred(segment.name, m)].run()
         self._settle(segment.units)
 
-    def _input_gradient(self, name: str, m: int) -> None:
-        upstream = self._live[dhidden(self._facts.following[name], m)]
-        x, edge = self._live[saved(name, m)]
-        (self._live[dhidden(name, m)],) = torch.autograd.grad(edge, [x], [upstream])
+    def _input_gradient(self, segment: Segment, m: int) -> None:
+        name, batch = segment.name, self._live[buffers.batch(m)]
+        upstream, x = self._live[dhidden(self._facts.following[name], m)], self._live[hidden(name, m)]
+        weights, balancing = self._weights[name], self._balancing(segment)
+        self._live[dhidden(name, m)] = block_backward(
+            self._env, upstream, x, weights, batch, self._live[saved(name, m)], balancing, segment.depth
+        )
 
     def _allocate_gradients(self, step: Instruction) -> None:
         for name in step.writes:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fourfold.model.experts.balance import Balancing, update_bias
+from fourfold.model.experts.balance import Balancing
 from fourfold.model.parallel import Group
 from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import Group as RuntimeGroup
@@ -53,3 +53,10 @@ class Routers:
                 update_bias(self.biases[name], counts, self._facts.model.balance_bias_speed)
         for load in self._loads.values():
             load.zero_()
+
+
+def update_bias(bias: Tensor, counts: Tensor, speed: float) -> None:
+    """bias += speed x sign(mean - count), in place, both [experts] (Wang et al. 2024, algorithm 1). `counts`: of the whole global
+    batch, the same on every rank."""
+    loads = counts.to(bias.dtype)
+    bias.add_(torch.sign(loads.mean() - loads), alpha=speed)

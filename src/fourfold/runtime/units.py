@@ -10,7 +10,8 @@ from fourfold.config.schema import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
-from fourfold.model.weights import FlatUnit, Weights, torch_dtype
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.model.weights import FlatUnit, Weights
 from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import Group
 from fourfold.runtime.optimizer import ShardOptimizer

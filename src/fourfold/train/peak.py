@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from fourfold.model.weights import torch_dtype
+from fourfold.model.torch_operations import torch_dtype
 
 
 def measure_peak_flops(compute: str, device: torch.device) -> float:

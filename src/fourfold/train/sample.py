@@ -10,12 +10,15 @@ from fourfold.checkpoint import latest_checkpoint, read_parameters
 from fourfold.checkpoint.released import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
 from fourfold.data.prepared import open_prepared
+from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
+from fourfold.model.block import block_forward
 from fourfold.model.embedding import embedding_forward
+from fourfold.model.environment import Environment, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
-from fourfold.model.rope import rope_tables
-from fourfold.model.segments import Microbatch, block_forward
+from fourfold.model.microbatch import Microbatch
+from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights
 from fourfold.train.state import checkpoint_root
@@ -44,12 +47,13 @@ class Generator:
         embedding, *blocks, head = self._weights
         assert isinstance(embedding, EmbeddingWeights)
         assert isinstance(head, HeadWeights)
-        x = embedding_forward(batch.tokens, embedding, positions=torch.arange(len(tokens)).unsqueeze(0))
+        env = Environment(torch_operations, self._model)
+        x = embedding_forward(env, batch.tokens, embedding, torch.arange(len(tokens)).unsqueeze(0))
         for block, bias in zip(blocks, self._biases, strict=True):
             assert isinstance(block, BlockWeights)
             balancing = Balancing(1, len(tokens), 1, bias=bias)
-            x = block_forward(x, block, self._model, batch, keep=False, balancing=balancing)
-        return head_logits(x[-1:], head, self._model)[0]
+            x = block_forward(env, x, block, batch, Saved(keeps=False), balancing)
+        return head_logits(env, x[-1:], head)[0]
 
 
 def generate(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:

@@ -1,60 +1,84 @@
-"""Causal attention over a sequence split across ranks: the entry, which composes ring or gather with head exchange."""
+"""Causal attention over a sequence split across ranks: the entry, which composes ring or gather with head exchange.
+
+Ring attention: Liu, Zaharia & Abbeel 2023; the zig-zag is Brandon et al. 2023's balance by two chunks. Gathered keys: Llama 3
+(2024), section 3.3.2. Head exchange: Jacobs et al. 2023 (DeepSpeed-Ulysses); both together: Fang & Zhao 2024 (USP)."""
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from fourfold.model.context.gather import GatherAttention
-from fourfold.model.context.local import LocalAttention
-from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
-from fourfold.model.context.ring import RingAttention
-from fourfold.model.context.ulysses import HeadsToSequence, SequenceToHeads
+from fourfold.model.context.gather import gather_backward, gather_forward
+from fourfold.model.context.local import local_backward, local_forward
+from fourfold.model.context.pieces import Documents
+from fourfold.model.context.ring import ring_backward, ring_forward
+from fourfold.model.context.ulysses import (
+    heads_to_sequence,
+    heads_to_sequence_backward,
+    sequence_to_heads,
+    sequence_to_heads_backward,
+)
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel
 
+WHOLE = ContextParallel()
+"""One rank has the whole sequence."""
 
-def context_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    context: ContextParallel,
-    document_lengths: Sequence[Sequence[int]] | None = None,
-    scale: float | None = None,
-) -> Tensor:
+
+def attend_forward(
+    env: Environment, parts: list[Array], document_lengths: Sequence[Sequence[int]] | None, saved: Saved
+) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
-    q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads, value_dim] ->
-    [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its documents over the whole sequence.
-    `scale`: of the scores, 1 / sqrt(head_dim) unless given. All ranks of `ring` and of `ulysses` call it together, in forward and
-    in backward. With more than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks.
-
-    Ring attention: Liu, Zaharia & Abbeel 2023; the zig-zag is Brandon et al. 2023's balance by two chunks. Gathered keys: Llama 3
-    (2024), section 3.3.2. Head exchange: Jacobs et al. 2023 (DeepSpeed-Ulysses); both together: Fang & Zhao 2024 (USP).
+    `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
+    value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
+    documents over the whole sequence. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
+    than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks.
     """
-    scale = scale if scale is not None else q.shape[-1] ** -0.5
+    context = env.parallel.context or WHOLE
     if context.ulysses is not None:
-        q, k, v = SequenceToHeads.apply(q, k, v, context.ulysses)
-    out = _attend_sequence(q, k, v, context, document_lengths, scale)
-    return out if context.ulysses is None else HeadsToSequence.apply(out, context.ulysses)
+        kv_heads = parts[1].shape[2]
+        sequence_to_heads(env, parts, context.ulysses)
+        saved.keep(kv_heads=kv_heads)
+    ring = context.ring
+    length = parts[0].shape[1] * (ring.size if ring is not None else 1)
+    documents = Documents(parts[0].shape[0], length, document_lengths)
+    if ring is None:
+        out = local_forward(env, parts, documents, saved)
+    elif context.gather:
+        out = gather_forward(env, parts, ring, documents, saved)
+    else:
+        out = ring_forward(env, parts, ring, documents, saved)
+    if context.ulysses is None:
+        return out.view(*out.shape[:2], -1)
+    saved.keep(heads_out=out)
+    given = [out.view(*out.shape[:2], -1)]
+    del out
+    return heads_to_sequence(env, given, context.ulysses)
 
 
-def _attend_sequence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    context: ContextParallel,
-    document_lengths: Sequence[Sequence[int]] | None,
-    scale: float,
-) -> Tensor:
-    """The same for ranks that have whole chunks."""
-    group = context.ring
-    batch, length = q.shape[0], q.shape[1] * (group.size if group is not None else 1)
-    documents = Documents(batch, length, document_lengths)
-    if group is None:
-        return LocalAttention.apply(q, k, v, own_pieces(0, 1, length, documents), scale)
-    rank, size = group.index, group.size
-    own = own_pieces(rank, size, length, documents)
-    if context.gather:
-        front, back = gathered_pieces(rank, size, length, documents)
-        return GatherAttention.apply(q, k, v, group, own, front, back, scale)
-    others = [ring_pieces(rank, (rank - step) % size, size, length, documents) for step in range(1, size)]
-    return RingAttention.apply(q, k, v, group, [own, *others], scale)
+def attend_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:
+    """Gradients of q, k and v. `given`: the gradient of the output [T, heads * value_dim], taken out of the list."""
+    context = env.parallel.context or WHOLE
+    attention = saved.take("attention")
+    if context.ulysses is not None:
+        del attention
+        out = saved.take("heads_out")
+        grad = given.pop()
+        given.append(grad.view(out.shape[0], -1, grad.shape[1]))
+        del grad
+        heads_to_sequence_backward(env, given, context.ulysses)
+    else:
+        q = saved.see("qkv")[0]
+        out = attention.view(*q.shape[:3], -1)
+        del attention, q
+    given[0] = given[0].view(*out.shape)
+    given.append(out)
+    del out
+    if context.ring is None:
+        grads = local_backward(env, given, saved)
+    elif context.gather:
+        grads = gather_backward(env, given, context.ring, saved)
+    else:
+        grads = ring_backward(env, given, context.ring, saved)
+    if context.ulysses is not None:
+        sequence_to_heads_backward(env, grads, context.ulysses, saved.take("kv_heads"))
+    return grads

@@ -4,16 +4,10 @@ Front chunks and back chunks are gathered apart, so that the keys which some que
 all queries see the front chunks of the ranks before; the back chunk's queries see both chunks of the ranks after.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.model.context.flash import kernel_width, widen
 from fourfold.model.context.partial import (
-    Saved,
+    AttentionInputs,
     add_key_gradients,
     add_query_gradients,
     halves,
@@ -21,97 +15,94 @@ from fourfold.model.context.partial import (
     merge_output,
     own_output,
     own_work_in_two,
-    wide,
+    padded_halves,
 )
-from fourfold.model.context.pieces import Piece
+from fourfold.model.context.pieces import Documents, Piece, gathered_pieces, own_pieces
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
+from fourfold.model.tensor_parallel import Arriving
 
 
 class Gathering:
     """All ranks' keys and values, in flight. `finish` joins and gives the front chunks, then the back chunks, each a view
     [batch, ranks * chunk, kv_heads, head_dim + value_dim] in rank order."""
 
-    def __init__(self, group: Group, k: Tensor, v: Tensor) -> None:
+    def __init__(self, ops: Operations, group: Group, k: Array, v: Array) -> None:
         # Tokens first, so that the ranks' chunks stand one after the other whatever the batch.
-        shards = joined(k.transpose(0, 1), v.transpose(0, 1)).chunk(2)
-        wholes = [shard.new_empty(group.size * shard.shape[0], *shard.shape[1:]) for shard in shards]
-        self._works = [group.all_gather(*pair) for pair in zip(wholes, shards, strict=True)]
-        self._tensors = list(zip(wholes, shards, strict=True))
+        shards = joined(ops, k.transpose(0, 1), v.transpose(0, 1)).chunk(2)
+        fulls = [shard.new_empty((group.size * shard.shape[0], *shard.shape[1:])) for shard in shards]
+        self._works = [group.all_gather(*pair) for pair in zip(fulls, shards, strict=True)]
+        self._arrays = list(zip(fulls, shards, strict=True))
 
-    def finish(self) -> Iterator[Tensor]:
-        for work, (whole, _) in zip(self._works, self._tensors, strict=True):
+    def finish(self) -> Iterator[Array]:
+        for work, (full, _) in zip(self._works, self._arrays, strict=True):
             work.wait()
-            yield whole.transpose(0, 1)
+            yield full.transpose(0, 1)
 
 
-class GatherAttention(torch.autograd.Function):
-    """q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads, value_dim]
-    -> [batch, seq_local, heads * value_dim]. `own`, `front`, `back`: the pieces against the rank's keys, and against the
-    gathered front and back chunks of others. Keeps q, k, v, the output and its log-sum-exp."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        group: Group,
-        own: Sequence[Piece],
-        front: Sequence[Piece],
-        back: Sequence[Piece],
-        scale: float,
-    ) -> Tensor:
-        width = kernel_width(q, v)
-        wide_q = widen(q, width)
-        gathering = Gathering(group, k, v)
-        out, lse = own_output(wide_q, widen(k, width), widen(v, width), own, scale, wide(q.dtype))
-        for kv, pieces in zip(gathering.finish(), (front, back), strict=True):
-            keys, values = (widen(x, width) for x in halves(kv, q.shape[-1]))
-            merge_output(out, lse, wide_q, keys, values, pieces, scale)
-            del keys, values
-        del gathering, kv
-        out = out[..., : v.shape[-1]].to(q.dtype).contiguous()
-        ctx.inputs, ctx.out, ctx.lse = (q, k, v), out, lse
-        ctx.group, ctx.pieces, ctx.scale = group, (own, front, back), scale
-        return out.view(*out.shape[:2], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (q, k, v), group, (own, front, back) = ctx.inputs, ctx.group, ctx.pieces
-        width, head_dim = kernel_width(q, v), q.shape[-1]
-        gathering = Gathering(group, k, v)
-        grad = grad.view_as(ctx.out)
-        saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
-        first, second = own_work_in_two(own, k.shape[2])
-        d_q = torch.zeros_like(saved.q, dtype=wide(q.dtype))
-        own_shares = add_query_gradients(saved, widen(k, width), widen(v, width), first[0], d_q, first[1])
-        scatterings = []
-        for kv, pieces in zip(gathering.finish(), (front, back), strict=True):
-            keys, values = (widen(x, width) for x in halves(kv, head_dim))
-            shares = add_query_gradients(saved, keys, values, pieces, d_q)
-            whole = torch.zeros(kv.transpose(0, 1).shape, dtype=d_q.dtype, device=kv.device)
-            add_key_gradients(shares, *halves(whole.transpose(0, 1), head_dim))
-            scatterings.append(_scatter(whole, group))
-            del keys, values, shares, whole
-        del gathering, kv
-        own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
-        d_kv = torch.cat([finish() for finish in scatterings]).transpose(0, 1)
-        add_key_gradients(own_shares, *halves(d_kv, head_dim))
-        del scatterings, own_shares
-        ctx.inputs = ctx.out = ctx.lse = None
-        d_k, d_v = halves(d_kv.to(q.dtype), head_dim)
-        return d_q[..., :head_dim].to(q.dtype), d_k, d_v, *(None,) * 5
+Pieces = tuple[list[Piece], list[Piece], list[Piece]]
+"""The pieces against the rank's own keys, and against the gathered front and back chunks of others."""
 
 
-def _scatter(whole: Tensor, group: Group) -> Callable[[], Tensor]:
-    """Starts the sum over ranks of the gradients of all ranks' chunks, [ranks * chunk, ...]; calling what it returns joins it
-    and gives this rank's, [chunk, ...]."""
-    into = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
-    work = group.sum_scatter(whole, into)
+def _pieces(group: Group, length: int, documents: Documents) -> Pieces:
+    rank, size, length = group.index, group.size, length * group.size
+    return own_pieces(rank, size, length, documents), *gathered_pieces(rank, size, length, documents)
 
-    def finish() -> Tensor:
-        work.wait()
-        return into
 
-    return finish
+def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
+    """As `attend_forward`, over the ranks of the group -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the
+    log-sum-exp."""
+    ops, (q, k, v) = env.ops, parts
+    saved.keep(qkv=(q, k, v))
+    parts.clear()
+    width, head_dim, value_dim = ops.kernel_width(q, v), q.shape[-1], v.shape[-1]
+    pieces = _pieces(group, q.shape[1], documents)
+    own, *chunks = pieces
+    scale, dtype = head_dim**-0.5, q.dtype
+    q = ops.pad_last(q, width)
+    gathering = Gathering(ops, group, k, v)
+    given = [q, ops.pad_last(k, width), ops.pad_last(v, width)]
+    del k, v
+    out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
+    for kv, others in zip(gathering.finish(), chunks, strict=True):
+        merge_output(ops, out, lse, q, padded_halves(ops, kv, head_dim, width), others, scale)
+    del gathering, kv, q
+    saved.keep(lse=lse, pieces=pieces)
+    return out[..., :value_dim].to(dtype).contiguous()
+
+
+def gather_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
+    """Gradients of q, k and v. `given`: gradient and output [batch, seq_local, heads, value_dim], taken out of the list."""
+    ops, (grad, out) = env.ops, given
+    given.clear()
+    q, k, v = saved.take("qkv")
+    width, head_dim, dtype = ops.kernel_width(q, v), q.shape[-1], q.dtype
+    own, *chunks = saved.take("pieces")
+    gathering = Gathering(ops, group, k, v)
+    lse = saved.take("lse")
+    inputs = AttentionInputs(
+        ops, ops.pad_last(grad, width), ops.pad_last(q, width), ops.pad_last(out, width), lse, head_dim**-0.5
+    )
+    del grad, out, q, lse
+    first, second = own_work_in_two(own, k.shape[2])
+    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
+    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
+    own_shares = add_query_gradients(inputs, mine, first[0], d_q, first[1])
+    scatterings = []
+    for kv, pieces in zip(gathering.finish(), chunks, strict=True):
+        shares = add_query_gradients(inputs, padded_halves(ops, kv, head_dim, width), pieces, d_q)
+        batch, tokens, *rest = kv.shape
+        full = kv.new_zeros((tokens, batch, *rest), dtype=d_q.dtype)
+        add_key_gradients(shares, *halves(full.transpose(0, 1), head_dim))
+        into = full.new_empty((tokens // group.size, batch, *rest))
+        scatterings.append(Arriving(into, group.sum_scatter(full, into)))
+        del shares, full, into
+    del gathering, kv
+    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
+    own_shares += add_query_gradients(inputs, mine, second[0], d_q, second[1])
+    del inputs, k, v
+    d_kv = ops.concatenate([arriving.wait() for arriving in scatterings]).transpose(0, 1)
+    del scatterings
+    add_key_gradients(own_shares, *halves(d_kv, head_dim))
+    return [d_q[..., :head_dim].to(dtype), *halves(d_kv.to(dtype), head_dim)]

@@ -1,36 +1,40 @@
-"""Causal attention of whole sequences on one rank, document by document."""
+"""Causal attention of sequences that one rank holds, document by document."""
 
-from collections.abc import Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.model.context.flash import kernel_width, widen
-from fourfold.model.context.partial import Saved, own_gradients, own_output
-from fourfold.model.context.pieces import Piece
+from fourfold.model.context.partial import AttentionInputs, own_gradients, own_output
+from fourfold.model.context.pieces import Documents, own_pieces
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.operations import Array
 
 
-class LocalAttention(torch.autograd.Function):
-    """q [batch, seq, heads, head_dim], k [batch, seq, kv_heads, head_dim], v [batch, seq, kv_heads, value_dim]
-    -> [batch, seq, heads * value_dim]. Keeps q, k, v, the output and its log-sum-exp."""
+def local_forward(env: Environment, parts: list[Array], documents: Documents, saved: Saved) -> Array:
+    """As `attend_forward`, for whole sequences -> [batch, seq, heads, value_dim]. Keeps q, k, v and the log-sum-exp."""
+    ops, (q, k, v) = env.ops, parts
+    saved.keep(qkv=(q, k, v))
+    parts.clear()
+    width = ops.kernel_width(q, v)
+    pieces = own_pieces(0, 1, q.shape[1], documents)
+    given = [ops.pad_last(x, width) for x in (q, k, v)]
+    out, lse = own_output(ops, given, pieces, q.shape[-1] ** -0.5, q.dtype)
+    saved.keep(lse=lse, pieces=pieces)
+    return out[..., : v.shape[-1]].contiguous()
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, pieces: Sequence[Piece], scale: float) -> Tensor:
-        width = kernel_width(q, v)
-        out, ctx.lse = own_output(widen(q, width), widen(k, width), widen(v, width), pieces, scale, q.dtype)
-        out = out[..., : v.shape[-1]].contiguous()
-        ctx.inputs, ctx.out, ctx.pieces, ctx.scale = (q, k, v), out, pieces, scale
-        return out.view(*out.shape[:2], -1)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        (q, k, v), pieces = ctx.inputs, ctx.pieces
-        width = kernel_width(q, v)
-        grad = grad.view_as(ctx.out)
-        saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
-        d_q, d_k, d_v = own_gradients(saved, widen(k, width), widen(v, width), pieces, q.dtype)
-        ctx.inputs = ctx.out = ctx.lse = None
-        return d_q[..., : q.shape[-1]], d_k[..., : k.shape[-1]], d_v[..., : v.shape[-1]], None, None
+def local_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:
+    """Gradients of q, k and v. `given`: gradient and output [batch, seq, heads, value_dim], taken out of the list."""
+    ops, (grad, out) = env.ops, given
+    given.clear()
+    q, k, v = saved.take("qkv")
+    width, sizes = ops.kernel_width(q, v), (q.shape[-1], k.shape[-1], v.shape[-1])
+    inputs = AttentionInputs(
+        ops,
+        ops.pad_last(grad, width),
+        ops.pad_last(q, width),
+        ops.pad_last(out, width),
+        saved.take("lse"),
+        sizes[0] ** -0.5,
+    )
+    del grad, out
+    keys = [ops.pad_last(k, width), ops.pad_last(v, width)]
+    del q, k, v
+    grads = own_gradients(inputs, keys, saved.take("pieces"))
+    return [x[..., :size] for x, size in zip(grads, sizes, strict=True)]

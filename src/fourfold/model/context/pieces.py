@@ -24,6 +24,12 @@ class Piece(NamedTuple):
     causal: bool
 
 
+def extent(piece: Piece) -> tuple[int, int, int, bool]:
+    """How many rows, queries and keys a piece has."""
+    rows, queries, keys, causal = piece
+    return rows[1] - rows[0], queries[1] - queries[0], keys[1] - keys[0], causal
+
+
 class Run(NamedTuple):
     """Consecutive positions [start, stop) of the sequence, held from index `offset` on."""
 
@@ -51,17 +57,10 @@ class Documents:
             self.rows.append([(a, b) for a, b in pairwise(accumulate(sizes, initial=0)) if a < b])
 
     def pieces(self, causal: bool, of_row: Callable[[list[Span]], list[tuple[Span, Span]]]) -> list[Piece]:
-        """`of_row` of every row's documents, equal results of neighbouring rows joined in one piece each."""
+        """`of_row` of every row's documents; all rows in one piece where each is one document."""
         if len(self.rows) == 1:
             return [Piece((0, self.batch), *spans, causal) for spans in of_row(self.rows[0])]
-        result: list[Piece] = []
-        first, before = 0, of_row(self.rows[0])
-        for row in range(1, self.batch + 1):
-            spans = of_row(self.rows[row]) if row < self.batch else None
-            if spans != before:
-                result += [Piece((first, row), *pair, causal) for pair in before]
-                first, before = row, spans or []
-        return result
+        return [Piece((row, row + 1), *spans, causal) for row, each in enumerate(self.rows) for spans in of_row(each)]
 
 
 def rank_runs(rank: int, ring: int, sequence_length: int) -> list[Run]:

@@ -6,15 +6,10 @@ R - 1 steps, where the own share, half of which was computed while they were on 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.model.context.flash import kernel_width, widen
 from fourfold.model.context.partial import (
-    Saved,
+    AttentionInputs,
     add_key_gradients,
     add_query_gradients,
     halves,
@@ -22,93 +17,106 @@ from fourfold.model.context.partial import (
     merge_output,
     own_output,
     own_work_in_two,
-    wide,
+    padded_halves,
 )
-from fourfold.model.context.pieces import Piece
+from fourfold.model.context.pieces import Documents, Piece, own_pieces, ring_pieces
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.operations import Array
 from fourfold.model.parallel import Group, Work
 
 
 class Rotation:
-    """A tensor that goes round a ring: `start` sends what is here, `finish` puts what came in its place. Two buffers."""
+    """An array that goes round a ring: `start` sends what is here, `finish` puts what came in its place. Two buffers."""
 
-    def __init__(self, group: Group, tensor: Tensor) -> None:
-        self.here = tensor
+    def __init__(self, group: Group, array: Array = None) -> None:
+        self.here = array
         self._group = group
-        self._other: Tensor | None = None
+        self._other: Array | None = None
         self._work: Work | None = None
 
     def start(self) -> None:
         if self._other is None:
-            self._other = torch.empty_like(self.here)
+            self._other = self.here.new_empty(self.here.shape)
         self._work = self._group.shift([self._other], [self.here])
 
     def finish(self) -> None:
         if self._work is not None:
-            assert self._other is not None
             self._work.wait()
             self.here, self._other, self._work = self._other, self.here, None
 
 
-class RingAttention(torch.autograd.Function):
-    """q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads, value_dim]
-    -> [batch, seq_local, heads * value_dim]. `steps[t]`: the pieces against the keys of the rank t places before.
+def _pieces_of_steps(group: Group, length: int, documents: Documents) -> list[Sequence[Piece]]:
+    """The pieces against the keys of the rank t places before, for every step t."""
+    rank, size, length = group.index, group.size, length * group.size
+    others = [ring_pieces(rank, (rank - step) % size, size, length, documents) for step in range(1, size)]
+    return [own_pieces(rank, size, length, documents), *others]
 
-    Keeps q, k, v, the output and its log-sum-exp: nothing grows with the ring.
-    """
 
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, steps: Sequence[Sequence[Piece]], scale: float
-    ) -> Tensor:
-        width, head_dim = kernel_width(q, v), q.shape[-1]
-        wide_q = widen(q, width)
-        rotation = Rotation(group, joined(k, v))
-        rotation.start()
-        out, lse = own_output(wide_q, widen(k, width), widen(v, width), steps[0], scale, wide(q.dtype))
-        for step, pieces in enumerate(steps[1:], 1):
-            rotation.finish()
-            if step + 1 < group.size:
-                rotation.start()
-            keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
-            merge_output(out, lse, wide_q, keys, values, pieces, scale)
-            del keys, values
-        del rotation
-        out = out[..., : v.shape[-1]].to(q.dtype).contiguous()
-        ctx.inputs, ctx.out, ctx.lse = (q, k, v), out, lse
-        ctx.group, ctx.steps, ctx.scale = group, steps, scale
-        return out.view(*out.shape[:2], -1)
+def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
+    """What tells a step apart: the first and the last start other transfers."""
+    return step[0] == 1, step[0] + 1 == size, tuple(step[1])
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        (q, k, v), group, steps = ctx.inputs, ctx.group, ctx.steps
-        width, head_dim = kernel_width(q, v), q.shape[-1]
-        grad = grad.view_as(ctx.out)
-        saved = Saved(widen(grad, width), widen(q, width), widen(ctx.out, width), ctx.lse, ctx.scale)
-        first, second = own_work_in_two(steps[0], k.shape[2])
-        rotation = Rotation(group, joined(k, v))
-        sums = Rotation(group, torch.empty(0))
-        rotation.start()
-        d_q = torch.zeros_like(saved.q, dtype=wide(q.dtype))
-        own_shares = add_query_gradients(saved, widen(k, width), widen(v, width), first[0], d_q, first[1])
-        for step, pieces in enumerate(steps[1:], 1):
-            rotation.finish()
-            if step + 1 < group.size:
-                rotation.start()
-            keys, values = (widen(x, width) for x in halves(rotation.here, head_dim))
-            shares = add_query_gradients(saved, keys, values, pieces, d_q)
-            sums.finish()
-            if step == 1:
-                sums.here = torch.zeros_like(rotation.here, dtype=d_q.dtype)
-            add_key_gradients(shares, *halves(sums.here, head_dim))
-            del shares, keys, values
-            sums.start()
-        del rotation
-        own_shares += add_query_gradients(saved, widen(k, width), widen(v, width), second[0], d_q, second[1])
+
+def ring_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
+    """As `attend_forward`, over the ranks of the ring -> [batch, seq_local, heads, value_dim]. Keeps q, k, v and the log-sum-exp:
+    nothing grows with the ring."""
+    ops, (q, k, v) = env.ops, parts
+    saved.keep(qkv=(q, k, v))
+    parts.clear()
+    width, head_dim, value_dim = ops.kernel_width(q, v), q.shape[-1], v.shape[-1]
+    steps = _pieces_of_steps(group, q.shape[1], documents)
+    own, *others = steps
+    scale, dtype = head_dim**-0.5, q.dtype
+    q = ops.pad_last(q, width)
+    rotation = Rotation(group, joined(ops, k, v))
+    rotation.start()
+    given = [q, ops.pad_last(k, width), ops.pad_last(v, width)]
+    del k, v
+    out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
+    for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
+        rotation.finish()
+        if step + 1 < group.size:
+            rotation.start()
+        merge_output(ops, out, lse, q, padded_halves(ops, rotation.here, head_dim, width), pieces, scale)
+    del rotation, q
+    saved.keep(lse=lse, steps=steps)
+    return out[..., :value_dim].to(dtype).contiguous()
+
+
+def ring_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
+    """Gradients of q, k and v. `given`: gradient and output [batch, seq_local, heads, value_dim], taken out of the list."""
+    ops, (grad, out) = env.ops, given
+    given.clear()
+    q, k, v = saved.take("qkv")
+    width, head_dim, dtype = ops.kernel_width(q, v), q.shape[-1], q.dtype
+    own, *others = saved.take("steps")
+    lse = saved.take("lse")
+    inputs = AttentionInputs(
+        ops, ops.pad_last(grad, width), ops.pad_last(q, width), ops.pad_last(out, width), lse, head_dim**-0.5
+    )
+    del grad, out, q, lse
+    first, second = own_work_in_two(own, k.shape[2])
+    rotation, sums = Rotation(group, joined(ops, k, v)), Rotation(group)
+    rotation.start()
+    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
+    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
+    own_shares = add_query_gradients(inputs, mine, first[0], d_q, first[1])
+    for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
+        rotation.finish()
+        if step + 1 < group.size:
+            rotation.start()
+        shares = add_query_gradients(inputs, padded_halves(ops, rotation.here, head_dim, width), pieces, d_q)
         sums.finish()
-        d_kv = sums.here
-        add_key_gradients(own_shares, *halves(d_kv, head_dim))
-        del sums, own_shares
-        ctx.inputs = ctx.out = ctx.lse = None
-        d_k, d_v = halves(d_kv.to(q.dtype), head_dim)
-        return d_q[..., :head_dim].to(q.dtype), d_k, d_v, None, None, None
+        if step == 1:
+            sums.here = rotation.here.new_zeros(rotation.here.shape, dtype=d_q.dtype)
+        add_key_gradients(shares, *halves(sums.here, head_dim))
+        sums.start()
+    del rotation, shares
+    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
+    own_shares += add_query_gradients(inputs, mine, second[0], d_q, second[1])
+    del inputs, k, v
+    sums.finish()
+    d_kv = sums.here
+    del sums
+    add_key_gradients(own_shares, *halves(d_kv, head_dim))
+    return [d_q[..., :head_dim].to(dtype), *halves(d_kv.to(dtype), head_dim)]

@@ -1,4 +1,1 @@
-"""The routed feed-forward half of a block: router, dispatch to experts on other ranks, their products, the way back, balancing.
-
-`cost.py` declares its bytes and arithmetic without torch; everything else needs it.
-"""
+"""The routed feed-forward half of a block: router, dispatch to experts on other ranks, their matmuls, the way back, balancing."""

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
 from fourfold.config import ModelConfig
-from fourfold.model.experts.grouped import Groups
+from fourfold.model.experts.groups import Groups
 from fourfold.model.experts.router import Choice
+from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group, Work
 from fourfold.model.tensor_parallel import Arriving
 
@@ -24,9 +21,10 @@ class Route:
     """Where every row goes. `pairs` [s]: the pair of each row sent; `places` [N, k]: the row of each pair, s where it was dropped;
     `order` [m]: for each row sorted by expert the row received (None: they arrive sorted); `groups`: the sorted rows' experts."""
 
-    pairs: Tensor
-    places: Tensor
-    order: Tensor | None
+    ops: Operations
+    pairs: Array
+    places: Array
+    order: Array | None
     groups: Groups
     sent_rows: tuple[int, ...]
     received_rows: tuple[int, ...]
@@ -41,10 +39,10 @@ class Route:
 class Transfer:
     """Rows on their way. What they are copied from lives until they have arrived."""
 
-    def __init__(self, work: Work | None, sent: Tensor, received: Tensor, finish: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, work: Work | None, sent: Array, received: Array, finish: Callable[[Array], Array]) -> None:
         self._work, self._sent, self._received, self._finish = work, sent, received, finish
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Array:
         """The rows in their final order. To be called once."""
         if self._work is not None:
             self._work.wait()
@@ -53,106 +51,143 @@ class Transfer:
         return self._finish(received)
 
 
-def keep_within_capacity(choice: Choice, model: ModelConfig) -> Tensor:
+def keep_within_capacity(ops: Operations, choice: Choice, model: ModelConfig) -> Array:
     """The experts [n, top_k] of a rank's n tokens, `num_experts` (none) where an expert already has
     ceil(capacity_factor x top_k x n / num_experts) tokens before, by position (Lepikhin et al. 2020, algorithm 1)."""
     if model.capacity_factor is None:
         return choice.experts
-    capacity = ceil(model.capacity_factor * choice.experts.numel() / model.num_experts)
+    with ops.fused():
+        return _kept(ops, choice, model, model.capacity_factor)
+
+
+def _kept(ops: Operations, choice: Choice, model: ModelConfig, capacity_factor: float) -> Array:
     flat = choice.experts.view(-1)
+    capacity = ceil(capacity_factor * flat.numel() / model.num_experts)
     by_expert = flat.argsort(stable=True)
-    counts = flat.new_zeros(model.num_experts).scatter_add_(0, flat, torch.ones_like(flat))
+    counts = _count(flat, model.num_experts)
     starts = counts.cumsum(0) - counts
-    experts = flat[by_expert]
-    place = torch.arange(len(flat), device=flat.device) - starts[experts]
-    kept = torch.where(place < capacity, experts, model.num_experts)
-    return torch.empty_like(flat).scatter_(0, by_expert, kept).view_as(choice.experts)
+    experts = ops.take(flat, by_expert)
+    place = ops.arange(0, flat.numel(), flat) - ops.take(starts, experts)
+    kept = ops.where(place < capacity, experts, model.num_experts)
+    return flat.new_empty(flat.shape).scatter_(0, by_expert, kept).view_as(choice.experts)
 
 
-def plan_route(experts: Tensor, num_experts: int, ep: Group | None) -> Route:
+def _count(experts: Array, number: int) -> Array:
+    """How often each of `number` experts occurs: experts [pairs] -> [number]."""
+    return experts.new_zeros((number,)).scatter_add_(0, experts, experts.new_ones(experts.shape))
+
+
+def plan_route(ops: Operations, experts: Array, num_experts: int, ep: Group | None) -> Route:
     """The route of N tokens' pairs. experts [N, k]; `num_experts` stands for none. Exchanges the counts over `ep`."""
     flat = experts.view(-1)
-    counts = flat.new_zeros(num_experts + 1).scatter_add_(0, flat, torch.ones_like(flat))[:num_experts].contiguous()
     ranks = ep.size if ep is not None else 1
-    incoming = counts.view(ranks, -1)
+    with ops.fused():
+        counts = _count(flat, num_experts + 1)[:num_experts].view(ranks, -1)
+    incoming = counts
     if ep is not None:
-        incoming = torch.empty_like(incoming)
-        ep.all_to_all(incoming, counts.view(ranks, -1)).wait()
-    totals = torch.cat((counts.view(ranks, -1).sum(1), incoming.sum(1), incoming.sum(0)))
-    sums = totals.tolist()  # waits for the device, once
-    sent, received, sizes = sums[:ranks], sums[ranks : 2 * ranks], sums[2 * ranks :]
-    pairs = flat.argsort(stable=True)[: sum(sent)]
-    places = torch.full_like(flat, sum(sent))
-    places[pairs] = torch.arange(sum(sent), device=flat.device)
-    order = _local_order(incoming, sum(received)) if ranks > 1 and incoming.shape[1] > 1 else None
-    groups = Groups(tuple(sizes), incoming.sum(0).cumsum(0).to(torch.int32))
-    return Route(pairs, places.view_as(experts), order, groups, tuple(sent), tuple(received), ep)
+        incoming = counts.new_empty(counts.shape)
+        ep.all_to_all(incoming, counts).wait()
+    local = incoming.shape[1]
+    with ops.fused():
+        totals = ops.concatenate((counts.sum(1), incoming.sum(1), incoming.sum(0)))
+    sent, received, sizes = ops.host_counts(totals, (ranks, ranks, local), flat.numel())
+    with ops.fused():
+        pairs = flat.argsort(stable=True)[: sum(sent)]
+        places = flat.new_full(flat.shape, sum(sent))
+        ops.put(places, pairs, ops.arange(0, sum(sent), flat))
+        order = _local_order(ops, incoming, sum(received)) if ranks > 1 and local > 1 else None
+        groups = Groups(sizes, incoming.sum(0).cumsum(0).to(ops.int32))
+    return Route(ops, pairs, places.view_as(experts), order, groups, sent, received, ep)
 
 
-def _local_order(incoming: Tensor, rows: int) -> Tensor:
+def _local_order(ops: Operations, incoming: Array, rows: int) -> Array:
     """Received rows come by rank, then expert; sorts them by expert, then rank. incoming [ranks, local experts] -> [m]."""
-    experts = torch.arange(incoming.shape[1], device=incoming.device).repeat(incoming.shape[0])
-    return experts.repeat_interleave(incoming.view(-1), output_size=rows).argsort(stable=True)
+    ranks, local = incoming.shape
+    experts = ops.arange(0, local, incoming).expand(ranks, local).reshape(-1)
+    return ops.repeat(experts, incoming.view(-1), rows).argsort(stable=True)
 
 
-def dispatch(route: Route, tokens: Tensor) -> Transfer:
+def dispatch(route: Route, tokens: Array) -> Transfer:
     """Each token's row to each of its experts: tokens [N, ...] -> [m, ...], sorted by expert."""
-    return _send(route, tokens[route.pairs // route.places.shape[1]])
+    with route.ops.fused("sent" if route.ep is not None else ""):
+        rows = route.ops.take(tokens, route.pairs // route.places.shape[1])
+    return _send(route, rows)
 
 
-def dispatch_pairs(route: Route, values: Tensor) -> Transfer:
+def dispatch_pairs(route: Route, values: Array) -> Transfer:
     """One value a pair: values [N, k] -> [m], sorted by expert."""
-    return _send(route, values.reshape(-1)[route.pairs])
+    with route.ops.fused("sent" if route.ep is not None else ""):
+        rows = route.ops.take(values.reshape(-1), route.pairs)
+    return _send(route, rows)
 
 
-def combine(route: Route, rows: Tensor) -> Transfer:
-    """Sums each token's rows where it came from: [m, hidden], sorted by expert -> [N, hidden]."""
+def combine(route: Route, rows: list[Array]) -> Transfer:
+    """Sums each token's rows where it came from: [m, hidden], sorted by expert, taken out of the list -> [N, hidden]."""
     dropped = len(route.pairs) if route.drops else None
-    return _return(route, rows, lambda back: F.embedding_bag(route.places, back, mode="sum", padding_idx=dropped))
+
+    def add(back: Array) -> Array:
+        with route.ops.fused("sent" if route.ep is not None else ""):
+            return route.ops.sum_rows(route.places, back, dropped)
+
+    return _return(route, rows, add)
 
 
-def combine_pairs(route: Route, values: Tensor) -> Transfer:
+def combine_pairs(route: Route, values: Array) -> Transfer:
     """One value a pair, 0 where it was dropped: [m], sorted by expert -> [N, k]."""
 
-    def spread(back: Tensor) -> Tensor:
-        back[len(route.pairs) :] = 0
-        return back[route.places]
+    def spread(back: Array) -> Array:
+        with route.ops.fused():
+            if route.drops:
+                back[len(route.pairs) :].zero_()
+            return route.ops.take(back, route.places)
 
-    return _return(route, values, spread)
+    return _return(route, [values], spread)
 
 
-def _send(route: Route, rows: Tensor) -> Transfer:
+def _send(route: Route, rows: Array) -> Transfer:
     if route.ep is None:
         return Transfer(None, rows, rows, lambda received: received)
     received = rows.new_empty((sum(route.received_rows), *rows.shape[1:]))
     work = route.ep.all_to_all(received, rows, route.received_rows, route.sent_rows)
-    return Transfer(work, rows, received, lambda there: there if route.order is None else there[route.order])
+
+    def sort(there: Array) -> Array:
+        if route.order is None:
+            return there
+        with route.ops.fused("sorted"):
+            return route.ops.take(there, route.order)
+
+    return Transfer(work, rows, received, sort)
 
 
-def _return(route: Route, rows: Tensor, finish: Callable[[Tensor], Tensor]) -> Transfer:
+def _return(route: Route, given: list[Array], finish: Callable[[Array], Array]) -> Transfer:
     """The way back, with one row more where dropped pairs need something to point at."""
+    rows = given.pop()
     if route.ep is None and not route.drops:
         return Transfer(None, rows, rows, finish)
     sent = len(route.pairs)
     back = rows.new_empty((sent + route.drops, *rows.shape[1:]))
     if route.ep is None:
-        back[:sent] = rows
+        back[:sent].copy_(rows)
         return Transfer(None, rows, back, finish)
     if route.order is not None:
-        rows = torch.empty_like(rows).index_copy_(0, route.order, rows)
+        with route.ops.fused("sorted"):
+            unsorted = rows.new_empty(rows.shape)
+            route.ops.put(unsorted, route.order, rows)
+        rows = unsorted
+        del unsorted
     work = route.ep.all_to_all(back[:sent], rows, route.sent_rows, route.received_rows)
     return Transfer(work, rows, back, finish)
 
 
-def gather_over(x: Tensor, group: Group | None) -> Arriving:
+def gather_over(x: Array, group: Group | None) -> Arriving:
     """Starts bringing every rank's rows together: [n, ...] -> [size x n, ...]; x itself without a group."""
     if group is None:
         return Arriving(x)
-    whole = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
-    return Arriving(whole, group.all_gather(whole, x))
+    full = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
+    return Arriving(full, group.all_gather(full, x))
 
 
-def scatter_over(x: Tensor, group: Group | None) -> Arriving:
+def scatter_over(x: Array, group: Group | None) -> Arriving:
     """Starts summing every rank's rows and leaving each its own: [size x n, ...] -> [n, ...]; x itself without a group."""
     if group is None:
         return Arriving(x)

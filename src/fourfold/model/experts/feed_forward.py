@@ -1,17 +1,14 @@
-"""The routed feed-forward half of a block as one operator: x + routed(norm(x)) + shared(norm(x)).
+"""The routed feed-forward half of a block: x + routed(norm(x)) + shared(norm(x)).
+
+A mixture of experts (Shazeer et al. 2017; DeepSeekMoE, Dai et al. 2024). Tokens are routed by one rank of `tp` each; `etp`
+ranks of an expert see the same tokens; rows travel over `ep` while the shared experts compute, forward and backward, and
+their gradients while the gate and up gradient is added.
 
 Symbols: T tokens of a microbatch on one rank of `tp`, t those whose hidden states this rank holds (T/tp under sequence
 parallelism, else T), n = T/tp those that it routes, N = n x etp those whose experts it serves, m rows that its experts get.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
-
-from fourfold.config import ModelConfig
+from fourfold.model.environment import Environment, Saved
 from fourfold.model.experts.balance import Balancing, balance_gradient, count_choices, z_gradient
 from fourfold.model.experts.dispatch import (
     Route,
@@ -26,146 +23,132 @@ from fourfold.model.experts.dispatch import (
     scatter_over,
 )
 from fourfold.model.experts.router import Choice, choose, score, score_backward, weights_backward
-from fourfold.model.experts.shared import SharedState, begin_sum, join, own_tokens, shared_backward, shared_forward
+from fourfold.model.experts.shared import join, own_tokens, shared_backward, shared_forward
 from fourfold.model.experts.swiglu import experts_backward, experts_forward
-from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward, wide
-from fourfold.model.parallel import Parallel
+from fourfold.model.norm import normalize, normalize_again, normalize_backward
+from fourfold.model.operations import Array
 from fourfold.model.tensor_parallel import Arriving, gather_tokens
 from fourfold.model.weights import RoutedWeights, Weight
 
 
-@dataclass
-class RoutedState:
-    """Kept for backward: the choice, the route, the experts' rows [m, hidden], their routing weights [m], gate_up [m, 2 ffn]."""
-
-    choice: Choice
-    route: Route
-    rows: Tensor
-    scale: Tensor
-    gate_up: Tensor
-    shared: SharedState | None
-
-
-class RoutedFeedForward(torch.autograd.Function):
-    """A mixture of experts after a norm (Shazeer et al. 2017; DeepSeekMoE, Dai et al. 2024). x [t, hidden] -> the same.
-
-    Tokens are routed by one rank of `tp` each; `etp` ranks of an expert see the same tokens; rows travel over `ep` while the
-    shared experts compute, forward and backward, and their gradients while the gate and up gradient is added.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weights: RoutedWeights,
-        model: ModelConfig,
-        balancing: Balancing,
-        parallel: Parallel,
-        keep: bool,
-    ) -> Tensor:
-        normed, ctx.scale = rms_norm(x, weights.norm.data, model.norm_eps)
-        gathered = gather_tokens(normed, parallel) if weights.shared is not None else None
-        own = own_tokens(normed, parallel)
-        choice = choose(own, weights.router.data, balancing.bias, model)
-        route, rows, scale = _to_experts(own, choice, model, parallel)
-        ctx.normed = normed if keep else None
-        del normed, own
-        partial, shared = None, None
-        if weights.shared is not None and gathered is not None:
-            partial, shared = _begin_shared(gathered, weights, parallel, keep)
-            del gathered
-        state_rows, state_scale = rows.wait(), scale.wait()
-        output, gate_up = experts_forward(state_rows, state_scale, weights, route.groups)
-        routed = scatter_over(combine(route, output).wait(), parallel.etp).wait()
-        del output
-        ctx.x, ctx.weights, ctx.model, ctx.balancing, ctx.parallel = x, weights, model, balancing, parallel
-        ctx.state = RoutedState(choice, route, state_rows, state_scale, gate_up, shared)
+def routed_forward(env: Environment, x: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Array:
+    """x [t, hidden] -> the same."""
+    ops, parallel = env.ops, env.parallel
+    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
+    del statistics
+    gathered = gather_tokens(normed, parallel) if w.shared is not None else None
+    own = own_tokens(normed, parallel)
+    choice = choose(ops, own, w.router.data, balancing.bias, env.model)
+    route, rows, scale = _to_experts(env, own, choice)
+    saved.keep(choice=choice, route=route)
+    del normed, own, choice
+    partial = None
+    if w.shared is not None and gathered is not None:
+        arriving = [gathered]
+        del gathered
+        partial = shared_forward(env, arriving, w.shared, saved)
+    expert_rows, row_scale = rows.wait(), scale.wait()
+    del rows, scale
+    output, gate_up = experts_forward(ops, expert_rows, row_scale, w, route.groups)
+    saved.keep(rows=expert_rows, row_scale=row_scale, expert_gate_up=gate_up)
+    del expert_rows, row_scale, gate_up
+    given = [output]
+    del output
+    returned = combine(route, given)
+    routed = scatter_over(returned.wait(), parallel.etp).wait()
+    del returned
+    with ops.fused():
         return join(routed, partial, parallel).add_(x)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weights, parallel, state = ctx.weights, ctx.parallel, ctx.state
-        ctx.state = None
-        grad = grad.contiguous()
-        gathered = gather_tokens(grad, parallel) if weights.shared is not None else None
-        spread = gather_over(own_tokens(grad, parallel), parallel.etp).wait()
-        incoming = dispatch(state.route, spread)
-        del spread
-        counts = count_choices(state.choice, ctx.balancing, ctx.model, parallel)
-        normed = ctx.normed if ctx.normed is not None else apply_rms(ctx.x, ctx.scale, weights.norm.data)
-        ctx.normed = None
-        partial = None
-        if weights.shared is not None and gathered is not None:
-            partial = shared_backward(gathered, state.shared, normed, weights.shared, parallel)
-            state.shared = None
-            del gathered
-        grad_own, grad_weights = _from_experts(incoming, state, weights, parallel)
-        del incoming
-        grad_logits = _logits_backward(grad_weights, counts, state.choice, ctx)
-        grad_own.add_(grad_logits @ wide(weights.router.data))
-        _add_router_product(weights.router, grad_logits, own_tokens(normed, parallel))
-        del normed, state, grad_logits
-        grad_x = rms_norm_backward(join(grad_own, partial, parallel), ctx.x, ctx.scale, weights.norm)
-        ctx.x = ctx.scale = None
-        return grad_x.add_(grad), None, None, None, None, None
+
+def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: Balancing, saved: Saved) -> Array:
+    """grad [t, hidden] -> the gradient of x; adds the weights' gradients, and records loads and auxiliary losses."""
+    ops, parallel = env.ops, env.parallel
+    grad = grad.contiguous()
+    x, statistics = saved.take("x_2"), saved.take("statistics_2")
+    choice, route = saved.take("choice"), saved.take("route")
+    gathered = gather_tokens(grad, parallel) if w.shared is not None else None
+    spread = gather_over(own_tokens(grad, parallel), parallel.etp).wait()
+    incoming = dispatch(route, spread)
+    del spread
+    counts = count_choices(env, choice, balancing)
+    normed = saved.take_if_kept("normed_2")
+    if normed is None:
+        normed = normalize_again(ops, x, statistics, w, env.model.norm_eps)
+    partial = None
+    if w.shared is not None and gathered is not None:
+        given = [gathered]
+        del gathered
+        partial = shared_backward(env, given.pop(), normed, w.shared, saved)
+    grad_own, grad_weights = _from_experts(env, incoming, route, w, saved)
+    del incoming, route
+    grad_logits = _logits_backward(env, grad_weights, counts, choice, balancing)
+    del choice, counts, grad_weights
+    router_gradient = ops.matmul(grad_logits, ops.wide(w.router.data))
+    with ops.fused():
+        grad_own.add_(router_gradient)
+    del router_gradient
+    _add_router_product(env, w.router, grad_logits, own_tokens(normed, parallel))
+    del normed, grad_logits
+    with ops.fused():
+        joined = join(grad_own, partial, parallel)
+        del grad_own, partial
+        return normalize_backward(ops, joined, x, statistics, w).add_(grad)
 
 
-def _to_experts(
-    own: Tensor, choice: Choice, model: ModelConfig, parallel: Parallel
-) -> tuple[Route, Transfer, Transfer]:
+def _to_experts(env: Environment, own: Array, choice: Choice) -> tuple[Route, Transfer, Transfer]:
     """Starts sending own [n, hidden] and the choice's weights to the experts."""
-    etp = parallel.etp
+    etp = env.parallel.etp
     arriving = (
         gather_over(own, etp),
-        gather_over(keep_within_capacity(choice, model), etp),
+        gather_over(keep_within_capacity(env.ops, choice, env.model), etp),
         gather_over(choice.weights, etp),
     )
     tokens, experts, weights = (part.wait() for part in arriving)
-    route = plan_route(experts, model.num_experts, parallel.ep)
+    route = plan_route(env.ops, experts, env.model.num_experts, env.parallel.ep)
     return route, dispatch(route, tokens), dispatch_pairs(route, weights)
 
 
-def _begin_shared(
-    gathered: Arriving, weights: RoutedWeights, parallel: Parallel, keep: bool
-) -> tuple[Arriving, SharedState]:
-    assert weights.shared is not None
-    partial, state = shared_forward(gathered, weights.shared, keep)
-    return begin_sum(partial, parallel), state
-
-
 def _from_experts(
-    incoming: Transfer, state: RoutedState, weights: RoutedWeights, parallel: Parallel
-) -> tuple[Tensor, Tensor]:
+    env: Environment, incoming: Transfer, route: Route, w: RoutedWeights, saved: Saved
+) -> tuple[Array, Array]:
     """The gradient of the experts' output [m, hidden], as it comes in -> gradients of this rank's tokens [n, hidden] and of their
     routing weights [n, top_k]."""
-    grad_rows, grad_scale, add_gate_up = experts_backward(
-        incoming.wait(), state.rows, state.scale, state.gate_up, weights, state.route.groups
-    )
-    del state.rows, state.gate_up
-    back, back_weights = combine(state.route, grad_rows), combine_pairs(state.route, grad_scale)
+    given = [incoming.wait(), saved.take("rows"), saved.take("expert_gate_up")]
+    row_scale = saved.take("row_scale")
+    grad_rows, grad_scale, add_gate_up = experts_backward(env.ops, given, row_scale, w, route.groups)
+    del row_scale
+    given = [grad_rows]
     del grad_rows
+    back, back_weights = combine(route, given), combine_pairs(route, grad_scale)
+    del grad_scale
     add_gate_up()
     del add_gate_up
     tokens, pairs = back.wait(), back_weights.wait()
-    arriving = scatter_over(tokens, parallel.etp), scatter_over(pairs, parallel.etp)
-    del tokens
+    del back, back_weights
+    arriving = scatter_over(tokens, env.parallel.etp), scatter_over(pairs, env.parallel.etp)
+    del tokens, pairs
     return arriving[0].wait(), arriving[1].wait()
 
 
-def _add_router_product(router: Weight, grad_logits: Tensor, x: Tensor) -> None:
-    """router.grad += grad_logits^T @ x in the router's format, now or put off. grad_logits [n, experts], x [n, hidden]."""
-    router.add_later(lambda: router.add_product_now(grad_logits, wide(x)))
+def _add_router_product(env: Environment, router: Weight, grad_logits: Array, x: Array) -> None:
+    """router.grad += grad_logits^T @ x in the router's format, now or deferred. grad_logits [n, experts], x [n, hidden]."""
+    router.add_later(lambda: router.add_product_now(env.ops, grad_logits, env.ops.wide(x)))
 
 
-def _logits_backward(grad_weights: Tensor, counts: Arriving | None, choice: Choice, ctx: Any) -> Tensor:
+def _logits_backward(
+    env: Environment, grad_weights: Array, counts: Arriving | None, choice: Choice, balancing: Balancing
+) -> Array:
     """Gradient of the router's logits [n, experts]: by the routing weights, and by the auxiliary losses."""
-    model, balancing = ctx.model, ctx.balancing
-    scores = score(choice.logits, model)
-    grad = weights_backward(choice, scores, grad_weights, model)
-    if counts is not None:
-        grad.add_(balance_gradient(choice, scores, counts.wait(), balancing, model, ctx.parallel))
-    grad = score_backward(grad, scores, model)
-    if model.z_loss:
-        grad.add_(z_gradient(choice, balancing, model))
-    return grad
+    model = env.model
+    full = counts.wait() if counts is not None else None
+    with env.ops.fused():
+        scores = score(choice.logits, model)
+        grad = weights_backward(choice, scores, grad_weights, model)
+        if full is not None:
+            grad.add_(balance_gradient(env, choice, scores, full, balancing))
+        grad = score_backward(grad, scores, model)
+        if model.z_loss:
+            grad.add_(z_gradient(choice, balancing, model))
+        return grad

@@ -3,11 +3,8 @@
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from fourfold.config import ModelConfig
-from fourfold.model.norm import wide
+from fourfold.model.operations import Array, Operations
 
 EPSILON = 1e-20
 """Added to a sum of sigmoid scores before dividing by it, as in the released DeepSeek-V3."""
@@ -17,69 +14,70 @@ EPSILON = 1e-20
 class Choice:
     """What the router chose for n tokens: logits [n, experts], experts [n, top_k] int64, weights [n, top_k]."""
 
-    logits: Tensor
-    experts: Tensor
-    weights: Tensor
+    logits: Array
+    experts: Array
+    weights: Array
 
 
-def choose(x: Tensor, router: Tensor, bias: Tensor | None, model: ModelConfig) -> Choice:
+def choose(ops: Operations, x: Array, router: Array, bias: Array | None, model: ModelConfig) -> Choice:
     """x [n, hidden], router [experts, hidden] -> the `top_k` experts of every token.
 
     Softmax (Mixtral, Qwen3-MoE): the highest probabilities, divided by their sum where `normalize_top_k`. Sigmoid (DeepSeek-V3,
     equations 12 to 16): the highest of score + `bias` [experts] within the `top_groups` best groups, weighted by the scores
     without it. Both times `routed_scaling`.
     """
-    logits = wide(x) @ wide(router).t()
-    scores = score(logits, model)
-    experts = _select(scores, bias, model)
-    return Choice(logits, experts, _weigh(scores.gather(1, experts), model))
+    logits = ops.linear(ops.wide(x), ops.wide(router))
+    with ops.fused():
+        scores = score(logits, model)
+        experts = _select(ops, scores, bias, model)
+        return Choice(logits, experts, _weigh(scores.gather(1, experts), model))
 
 
-def score(logits: Tensor, model: ModelConfig) -> Tensor:
+def score(logits: Array, model: ModelConfig) -> Array:
     """Every expert's score for every token [n, experts]."""
     return logits.sigmoid() if model.router == "sigmoid" else logits.softmax(-1)
 
 
-def _select(scores: Tensor, bias: Tensor | None, model: ModelConfig) -> Tensor:
+def _select(ops: Operations, scores: Array, bias: Array | None, model: ModelConfig) -> Array:
     if model.router == "softmax":
-        return scores.topk(model.top_k, dim=-1).indices
+        return ops.top_indices(scores, model.top_k)
     preference = scores if bias is None else scores + bias
     if model.num_expert_groups > 1:
         grouped = preference.view(len(scores), model.num_expert_groups, -1)
-        best = grouped.topk(2, dim=-1).values.sum(-1).topk(model.top_groups, dim=-1).indices
-        shut = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, False)
+        best = ops.top_indices(ops.top_values(grouped, 2).sum(-1), model.top_groups)
+        shut = grouped.new_ones(grouped.shape[:2], dtype=ops.boolean).scatter_(1, best, False)
         preference = grouped.masked_fill(shut.unsqueeze(-1), -math.inf).view_as(scores)
-    return preference.topk(model.top_k, dim=-1).indices
+    return ops.top_indices(preference, model.top_k)
 
 
-def _weigh(chosen: Tensor, model: ModelConfig) -> Tensor:
+def _weigh(chosen: Array, model: ModelConfig) -> Array:
     """Scores of the chosen experts [n, top_k] -> weights."""
     if model.normalize_top_k:
         chosen = chosen / _total(chosen, model)
     return chosen * model.routed_scaling
 
 
-def _total(scores: Tensor, model: ModelConfig) -> Tensor:
+def _total(scores: Array, model: ModelConfig) -> Array:
     total = scores.sum(-1, keepdim=True)
     return total + EPSILON if model.router == "sigmoid" else total
 
 
-def weights_backward(choice: Choice, scores: Tensor, grad_weights: Tensor, model: ModelConfig) -> Tensor:
+def weights_backward(choice: Choice, scores: Array, grad_weights: Array, model: ModelConfig) -> Array:
     """Gradient of all scores [n, experts] from that of the chosen weights [n, top_k]."""
     grad = grad_weights * model.routed_scaling
     if model.normalize_top_k:
         chosen = scores.gather(1, choice.experts)
         total = _total(chosen, model)
         grad = (grad - (grad * chosen).sum(-1, keepdim=True) / total) / total
-    return torch.zeros_like(scores).scatter_(1, choice.experts, grad)
+    return scores.new_zeros(scores.shape).scatter_(1, choice.experts, grad)
 
 
-def probabilities(scores: Tensor, model: ModelConfig) -> Tensor:
+def probabilities(scores: Array, model: ModelConfig) -> Array:
     """Scores that sum to one over the experts (DeepSeek-V3, equation 19)."""
     return scores if model.router == "softmax" else scores / _total(scores, model)
 
 
-def probabilities_backward(grad: Tensor, scores: Tensor, model: ModelConfig) -> Tensor:
+def probabilities_backward(grad: Array, scores: Array, model: ModelConfig) -> Array:
     """Gradient of the scores from that of `probabilities`, both [n, experts]."""
     if model.router == "softmax":
         return grad
@@ -87,7 +85,7 @@ def probabilities_backward(grad: Tensor, scores: Tensor, model: ModelConfig) -> 
     return (grad - (grad * scores).sum(-1, keepdim=True) / total) / total
 
 
-def score_backward(grad: Tensor, scores: Tensor, model: ModelConfig) -> Tensor:
+def score_backward(grad: Array, scores: Array, model: ModelConfig) -> Array:
     """Gradient of the logits from that of the scores, both [n, experts]."""
     if model.router == "sigmoid":
         return grad * scores * (1 - scores)

@@ -2,45 +2,57 @@
 
 from collections.abc import Callable
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from fourfold.model.experts.grouped import Groups, add_grouped_product, grouped_product, grouped_product_backward
-from fourfold.model.weights import RoutedWeights
+from fourfold.model.experts.groups import Groups
+from fourfold.model.feed_forward import swiglu, swiglu_backward_
+from fourfold.model.operations import Array, Operations
+from fourfold.model.weights import RoutedWeights, Weight
 
 
-def experts_forward(rows: Tensor, scale: Tensor, weights: RoutedWeights, groups: Groups) -> tuple[Tensor, Tensor]:
+def experts_forward(
+    ops: Operations, rows: Array, scale: Array, w: RoutedWeights, groups: Groups
+) -> tuple[Array, Array]:
     """rows [m, hidden] sorted by expert, scale [m] their routing weights -> (output [m, hidden], gate_up [m, 2 ffn]).
 
     The weight scales the gated product, so that its gradient needs no output: nothing of the way back is kept.
     """
-    gate_up = grouped_product(rows, weights.gate_up.data.flatten(1, 2), groups)
-    gate, up = gate_up.chunk(2, dim=-1)
-    product = F.silu(gate).mul_(up).mul_(scale.unsqueeze(-1))
-    return grouped_product(product, weights.down.data, groups), gate_up
+    gate_up = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
+    with ops.fused("experts"):
+        product = swiglu(ops, gate_up).mul_(scale.unsqueeze(-1))
+    return ops.grouped_matmul(product, w.down.data.transpose(1, 2), groups), gate_up
 
 
 def experts_backward(
-    grad: Tensor, rows: Tensor, scale: Tensor, gate_up: Tensor, weights: RoutedWeights, groups: Groups
-) -> tuple[Tensor, Tensor, Callable[[], None]]:
-    """grad [m, hidden] -> gradients of rows [m, hidden] and scale [m], and the gate and up gradient yet to be added, which can
-    run while the others travel. The down gradient is added. `gate_up` is overwritten."""
+    ops: Operations, given: list[Array], scale: Array, w: RoutedWeights, groups: Groups
+) -> tuple[Array, Array, Callable[[], None]]:
+    """Gradients of rows [m, hidden] and scale [m], and the gate and up gradient yet to be added, which can run while the
+    others travel. The down gradient is added. `given`: the gradient of the output [m, hidden], rows [m, hidden] and gate_up
+    [m, 2 ffn], taken out of the list; gate_up is overwritten."""
+    grad, rows, gate_up = given
+    given.clear()
     gate, up = gate_up.chunk(2, dim=-1)
-    activated = F.silu(gate)
-    product = activated * up
-    grad_product = grouped_product_backward(grad, weights.down.data, groups)
-    grad_scale = (grad_product * product).sum(-1, dtype=scale.dtype)
     column = scale.unsqueeze(-1)
-    add_grouped_product(weights.down, grad, product.mul_(column), groups)
+    grad_product = ops.grouped_matmul(grad, w.down.data, groups)
+    with ops.fused("experts"):
+        activated = ops.silu(gate)
+        product = activated * up
+        grad_scale = (grad_product * product).sum(-1, dtype=scale.dtype)
+        product.mul_(column)
+    _add_grouped(ops, w.down, grad, product, groups)
     del product, grad
-    gated_backward_(grad_product.mul_(column), gate, up, activated)
-    del grad_product, activated
-    grad_rows = grouped_product_backward(gate_up, weights.gate_up.data.flatten(1, 2), groups)
-    return grad_rows, grad_scale, lambda: add_grouped_product(weights.gate_up, gate_up, rows, groups)
+    with ops.fused("experts"):
+        swiglu_backward_(ops, [grad_product.mul_(column), activated], gate_up)
+        del grad_product, activated
+    grad_rows = ops.grouped_matmul(gate_up, w.gate_up.data.flatten(1, 2), groups)
+    return grad_rows, grad_scale, lambda: _add_grouped(ops, w.gate_up, gate_up, rows, groups)
 
 
-def gated_backward_(grad: Tensor, gate: Tensor, up: Tensor, activated: Tensor) -> None:
-    """Puts the gradients of silu(gate) * up in the place of gate and up. grad, activated = silu(gate) [m, ffn]."""
-    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=gate)
-    torch.mul(grad, activated, out=up)
+def _add_grouped(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:
+    """weight.grad[e] += grad_output_e^T @ inputs_e, now or deferred. grad_output [m, out], inputs [m, in], weight [experts, ...,
+    in] whose middle dims make out. Experts without rows get nothing."""
+
+    def add() -> None:
+        grads = weight.grad.view(len(groups.sizes), grad_output.shape[1], inputs.shape[1])
+        fresh, weight.fresh = weight.fresh, False
+        ops.grouped_accumulate(grads, grad_output, inputs, groups, fresh)
+
+    weight.add_later(add)

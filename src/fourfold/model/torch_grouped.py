@@ -1,44 +1,16 @@
-"""Products of consecutive groups of rows with a matrix each: all experts' tokens at once."""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+"""Grouped matmuls: consecutive groups of rows with a matrix each, all experts' tokens at once."""
 
 import torch
 from torch import Tensor
 
-from fourfold.model.weights import Weight
+from fourfold.model.experts.groups import Groups
 
 GRADIENT_CHUNK_ELEMENTS = 2**27
 """Elements of the experts' weight gradients that exist at once where they cannot be added in place."""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Rows sorted by expert. `sizes`: rows of each expert of this rank; `ends` [experts] int32, on the device: where they end."""
-
-    sizes: tuple[int, ...]
-    ends: Tensor
-
-    def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """(expert, start, end) of every expert that has rows."""
-        start = 0
-        for expert, size in enumerate(self.sizes):
-            if size:
-                yield expert, start, start + size
-            start += size
-
-
-def grouped_product(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
-    """rows [m, in], matrices [experts, out, in] -> [m, out]: each row with its expert's matrix, transposed."""
-    return _product(rows, matrices.transpose(1, 2), groups)
-
-
-def grouped_product_backward(grad: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
-    """Gradient of the rows: grad [m, out], matrices [experts, out, in] -> [m, in]."""
-    return _product(grad, matrices, groups)
-
-
-def _product(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+def grouped_matmul(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
+    """rows [m, k] sorted by expert, each with its expert's matrix: matrices [experts, k, n] -> [m, n]."""
     if _has_kernel(rows, matrices.shape[1], matrices.shape[2]):
         result: Tensor = torch._grouped_mm(rows, matrices, offs=groups.ends)
         return result
@@ -54,29 +26,22 @@ def _has_kernel(rows: Tensor, *widths: int) -> bool:
     return rows.is_cuda and rows.dtype == torch.bfloat16 and fits and len(rows) > 0 and hasattr(torch, "_grouped_mm")
 
 
-def add_grouped_product(weight: Weight, grad_output: Tensor, inputs: Tensor, groups: Groups) -> None:
-    """weight.grad[e] += grad_output_e^T @ inputs_e, now or put off. grad_output [m, out], inputs [m, in], weight [experts, ...,
-    in] whose middle dims make out. Experts without rows get nothing."""
-    weight.add_later(lambda: _add_grouped_product(weight, grad_output, inputs, groups))
-
-
-def _add_grouped_product(weight: Weight, grad_output: Tensor, inputs: Tensor, groups: Groups) -> None:
-    grads = weight.grad.view(len(groups.sizes), grad_output.shape[1], inputs.shape[1])
-    fresh, weight.fresh = weight.fresh, False
+def grouped_accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:
+    """grad [experts, out, in] += grad_output_e^T @ inputs_e; assigned where `fresh`. Experts without rows get nothing."""
     if fresh:
         for expert, size in enumerate(groups.sizes):
             if size == 0:
-                grads[expert].zero_()
+                grad[expert].zero_()
     if _has_kernel(inputs, grad_output.shape[1], inputs.shape[1]):
-        _add_by_kernel(grads, grad_output, inputs, groups, fresh)
+        _add_by_kernel(grad, grad_output, inputs, groups, fresh)
         return
     for expert, start, end in groups.ranges():
-        _add_one(grads[expert], grad_output[start:end], inputs[start:end], fresh)
+        _add_one(grad[expert], grad_output[start:end], inputs[start:end], fresh)
 
 
 def _add_one(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
     if grad.dtype != inputs.dtype:
-        product = grad_output.t() @ inputs
+        product = torch.mm(grad_output.t(), inputs)
         grad.copy_(product) if fresh else grad.add_(product)
     elif fresh:
         torch.mm(grad_output.t(), inputs, out=grad)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 _ATEN: Any = torch.ops.aten
@@ -18,11 +17,6 @@ def kernel_width(q: Tensor, v: Tensor) -> int:
     """The one width of q, k and v that the kernels demand."""
     width = max(q.shape[-1], v.shape[-1])
     return width if q.device.type == "cpu" else -(-width // 8) * 8
-
-
-def widen(x: Tensor, width: int) -> Tensor:
-    """x [..., d], padded with zeros to [..., width], which changes neither scores nor the outputs' first columns."""
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

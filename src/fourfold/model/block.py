@@ -1,0 +1,85 @@
+"""A decoder block, pre-norm, forward and backward: the attention half, then the feed-forward half; and an MTP module around one."""
+
+from fourfold.model.attention import grouped_backward, grouped_forward
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.experts.feed_forward import routed_backward, routed_forward
+from fourfold.model.feed_forward import gated_backward, gated_forward, plain_backward, plain_forward
+from fourfold.model.latent import latent_backward, latent_forward
+from fourfold.model.microbatch import Microbatch
+from fourfold.model.multi_token import combine_backward, combine_forward
+from fourfold.model.operations import Array
+from fourfold.model.weights import (
+    BlockWeights,
+    FeedForwardWeights,
+    LatentWeights,
+    ModuleWeights,
+    PlainFeedForwardWeights,
+)
+
+
+def block_forward(
+    env: Environment,
+    x: Array,
+    w: BlockWeights | ModuleWeights,
+    batch: Microbatch,
+    saved: Saved,
+    balancing: Balancing | None = None,
+    depth: int = 0,
+) -> Array:
+    """x [t, hidden] -> [t, hidden]: a microbatch laid flat, or this rank's part of its tokens under sequence parallelism. An
+    MTP module of `depth` k, from 1: x [k t, hidden] -> [(k + 1) t, hidden].
+
+    `balancing`: what a router reads and records; None: nothing beside its weights.
+    """
+    if isinstance(w, ModuleWeights):
+        combined = combine_forward(env, x, w, batch, depth, saved)
+        out = block_forward(env, combined, w.block, batch, saved, balancing)
+        saved.keep(combined=combined)
+        del combined
+        with env.ops.fused():
+            return env.ops.concatenate((x, out))
+    latent = isinstance(w.attention, LatentWeights)
+    half = latent_forward if latent else grouped_forward
+    x = half(env, x, w.attention, batch, saved)  # type: ignore[arg-type]
+    if isinstance(w.feed_forward, FeedForwardWeights):
+        return gated_forward(env, x, w.feed_forward, saved)
+    if isinstance(w.feed_forward, PlainFeedForwardWeights):
+        return plain_forward(env, x, w.feed_forward, saved)
+    return routed_forward(env, x, w.feed_forward, balancing or _no_balancing(env, batch), saved)
+
+
+def block_backward(
+    env: Environment,
+    grad: Array,
+    x: Array,
+    w: BlockWeights | ModuleWeights,
+    batch: Microbatch,
+    saved: Saved,
+    balancing: Balancing | None = None,
+    depth: int = 0,
+) -> Array:
+    """The gradient of `x`, the block's input, from that of its output; adds the weights' gradients, at once or, where they are
+    matmuls and `deferring`, later. Empties `saved`."""
+    if isinstance(w, ModuleWeights):
+        rows = x.shape[0]
+        combined = saved.take("combined")
+        given = [block_backward(env, grad[rows:], combined, w.block, batch, saved, balancing), grad[:rows]]
+        del combined
+        return combine_backward(env, given, x, w, batch, depth, saved)
+    if isinstance(w.feed_forward, FeedForwardWeights):
+        grad = gated_backward(env, grad, w.feed_forward, saved)
+    elif isinstance(w.feed_forward, PlainFeedForwardWeights):
+        grad = plain_backward(env, grad, w.feed_forward, saved)
+    else:
+        grad = routed_backward(env, grad, w.feed_forward, balancing or _no_balancing(env, batch), saved)
+    latent = isinstance(w.attention, LatentWeights)
+    half = latent_backward if latent else grouped_backward
+    return half(env, grad, x, w.attention, batch, saved)  # type: ignore[arg-type]
+
+
+def _no_balancing(env: Environment, batch: Microbatch) -> Balancing:
+    """As if the microbatch were the full global batch, and its sequences whole on the ranks of `tp`."""
+    sequences, length = batch.tokens.shape
+    tp = env.parallel.tp
+    return Balancing(sequences, length, sequences, () if tp is None else (tp,))

@@ -1,0 +1,60 @@
+"""What a segment's functions are given beside arrays: the backend, the model, the groups; and where they keep what backward
+reads."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from fourfold.config import ModelConfig
+from fourfold.model.operations import Array, Operations
+from fourfold.model.parallel import ALONE, Parallel
+
+SELECTIVE = frozenset({"normed_1", "normed_2", "normed_latent", "normed_query", "product", "shared_product", "both"})
+"""What selective recomputation rebuilds: outputs of norms and gated activations, cheap beside the matmuls that read them."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`ops`: the backend; `parallel`: the groups of this rank."""
+
+    ops: Operations
+    model: ModelConfig
+    parallel: Parallel = ALONE
+
+
+class Saved:
+    """The arrays that a segment's backward reads, by name; each is taken once, so that it is freed when its reader is done.
+
+    `rebuilt`: names that are not kept but computed again in backward (the recompute policy); `keeps` False: a forward without a
+    backward, which keeps nothing.
+    """
+
+    __slots__ = ("_arrays", "_keeps", "_rebuilt")
+
+    def __init__(self, rebuilt: Iterable[str] = (), keeps: bool = True) -> None:
+        self._arrays: dict[str, Array] = {}
+        self._rebuilt = frozenset(rebuilt)
+        self._keeps = keeps
+
+    def keep(self, **arrays: Array) -> None:
+        if self._keeps:
+            for name, array in arrays.items():
+                if name not in self._rebuilt:
+                    self._arrays[name] = array
+
+    def take(self, name: str) -> Array:
+        """The array, no longer kept. Raises `KeyError` where it was not."""
+        return self._arrays.pop(name)
+
+    def take_if_kept(self, name: str) -> Array | None:
+        """None where it is to be rebuilt, or there is none."""
+        return self._arrays.pop(name, None)
+
+    def see(self, name: str) -> Array:
+        """The array, kept on."""
+        return self._arrays[name]
+
+    def twin(self, copy: Callable[[Array], Array]) -> "Saved":
+        """Another with a copy of each array."""
+        other = Saved()
+        other._arrays = {name: copy(array) for name, array in self._arrays.items()}
+        return other

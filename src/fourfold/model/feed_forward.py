@@ -1,0 +1,105 @@
+"""The dense feed-forward half of a block: x + SwiGLU(norm(x)) (Shazeer 2020), or without a gate (Vaswani et al. 2017).
+
+Symbols: T tokens of a microbatch, t those whose hidden states this rank has, f this rank's part of ffn.
+"""
+
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.norm import normalize
+from fourfold.model.operations import Array, Operations
+from fourfold.model.tensor_parallel import add_bias, gather_tokens, norm_linear_backward, row_parallel
+from fourfold.model.weights import FeedForwardWeights, PlainFeedForwardWeights
+
+
+def gated_forward(env: Environment, x: Array, w: FeedForwardWeights, saved: Saved) -> Array:
+    """x + (silu(gate) * up) @ W_down^T. x [t, hidden] -> the same."""
+    ops = env.ops
+    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
+    gate_up = ops.linear(gather_tokens(normed, env.parallel).wait(), w.gate_up.data)  # [T, 2 f]
+    saved.keep(gate_up=gate_up)
+    del normed, statistics
+    with ops.fused():
+        product = swiglu(ops, gate_up)
+    del gate_up
+    saved.keep(product=product)
+    return row_parallel(env, product, w.down, x)
+
+
+def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: Saved) -> Array:
+    """grad [t, hidden] -> the gradient of x; adds the weights' gradients."""
+    ops = env.ops
+    arriving = gather_tokens(grad, env.parallel)
+    gate_up, product = saved.take("gate_up"), saved.take_if_kept("product")
+    activated = None
+    if product is None:
+        with ops.fused():
+            activated = ops.silu(gate_up.chunk(2, dim=-1)[0])
+            product = activated * gate_up.chunk(2, dim=-1)[1]
+    full = arriving.wait()
+    w.down.add_product(ops, full, product)
+    del product, arriving
+    grad_product = ops.matmul(full, w.down.data)
+    del full
+    with ops.fused():
+        swiglu_backward_(ops, [grad_product, activated], gate_up)
+    del grad_product, activated
+    grads = [gate_up, grad]
+    del gate_up
+    return norm_linear_backward(env, w, w.gate_up, None, saved, "2", saved.take("x_2"), grads)
+
+
+def swiglu(ops: Operations, gate_up: Array) -> Array:
+    """silu(gate) * up: gate_up [T, 2 f] -> [T, f]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return ops.silu(gate).mul_(up)
+
+
+def swiglu_backward_(ops: Operations, given: list[Array], gate_up: Array) -> None:
+    """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. `given`: the gradient of the product [T, f] and
+    silu(gate), None: made again; taken out of the list."""
+    grad, activated = given
+    given.clear()
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activated is None:
+        activated = ops.silu(gate)
+    ops.silu_backward_(grad * up, gate)
+    ops.multiply_into(grad, activated, up)
+
+
+def plain_forward(env: Environment, x: Array, w: PlainFeedForwardWeights, saved: Saved) -> Array:
+    """x + activation(norm(x) @ W_up^T) @ W_down^T, with biases where the weights have them. x [t, hidden] -> the same."""
+    ops = env.ops
+    normed, statistics = normalize(ops, x, w, env.model.norm_eps)
+    saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
+    bias = w.up_bias.data if w.up_bias is not None else None
+    up = ops.linear(gather_tokens(normed, env.parallel).wait(), w.up.data, bias)
+    del normed, statistics
+    product = _activate(env, up)
+    saved.keep(up=up, product=product)
+    del up
+    return row_parallel(env, product, w.down, x, w.down_bias)
+
+
+def plain_backward(env: Environment, grad: Array, w: PlainFeedForwardWeights, saved: Saved) -> Array:
+    """grad [t, hidden] -> the gradient of x; adds the weights' gradients."""
+    ops = env.ops
+    arriving = gather_tokens(grad, env.parallel)
+    add_bias(ops, w.down_bias, grad)
+    up, product = saved.take("up"), saved.take_if_kept("product")
+    if product is None:
+        product = _activate(env, up)
+    full = arriving.wait()
+    w.down.add_product(ops, full, product)
+    del product, arriving
+    grad_product = ops.matmul(full, w.down.data)
+    del full
+    backward_ = ops.silu_backward_ if env.model.activation == "silu" else ops.gelu_backward_
+    backward_(grad_product, up)  # `up` now holds its own gradient
+    del grad_product
+    grads = [up, grad]
+    del up
+    return norm_linear_backward(env, w, w.up, w.up_bias, saved, "2", saved.take("x_2"), grads)
+
+
+def _activate(env: Environment, x: Array) -> Array:
+    return env.ops.silu(x) if env.model.activation == "silu" else env.ops.gelu(x)

@@ -1,0 +1,196 @@
+"""The operations that segments are written over. Two backends run them: `torch_operations` on tensors, `recorder` on ghosts.
+
+A segment's forward and backward call methods of arrays (views, elementwise arithmetic, reductions: the subset of torch's that
+`Ghost` has) and the functions below. On torch they compute. On ghosts (shape, format, lifetime; no torch) they record kernels,
+bytes, launches, collectives and live memory. So a pass is written once, and what is executed is what is priced.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+Array = Any
+"""A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
+a name, or take it out of `Saved`, as soon as its last reader has run."""
+
+Format = Any
+"""A backend's number format: a `torch.dtype`, or the name of one (`bf16`, `fp32`, `int64`, `bool`)."""
+
+
+Item = TypeVar("Item")
+
+
+class Operations(Protocol):
+    """Functions of arrays. Shapes: T tokens, h features; `dim` as in torch."""
+
+    int64: Format
+    int32: Format
+    boolean: Format
+
+    # Matmuls
+
+    def linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        """x [T, in] @ weight [out, in]^T + bias [out] -> [T, out]."""
+        ...
+
+    def linear_add(self, residual: Array, x: Array, weight: Array) -> Array:
+        """residual [T, out] + x [T, in] @ weight [out, in]^T, in one matmul."""
+        ...
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """a [m, k] @ b [k, n] -> [m, n]."""
+        ...
+
+    def matmul_into(self, a: Array, b: Array, out: Array) -> None:
+        """out [m, n] = a [m, k] @ b [k, n]; `out` is neither of them."""
+        ...
+
+    def accumulate(self, grad: Array, grad_output: Array, inputs: Array, fresh: bool) -> None:
+        """grad [out, in] += grad_output [T, out]^T @ inputs [T, in]; assigned where `fresh`."""
+        ...
+
+    def grouped_matmul(self, rows: Array, matrices: Array, groups: Any) -> Array:
+        """rows [m, k], sorted by expert, each with its expert's matrix: matrices [experts, k, n] -> [m, n]."""
+        ...
+
+    def grouped_accumulate(self, grad: Array, grad_output: Array, inputs: Array, groups: Any, fresh: bool) -> None:
+        """grad [experts, out, in] += grad_output_e^T @ inputs_e for every expert e; assigned where `fresh`."""
+        ...
+
+    # Attention
+
+    def attend(self, q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
+        """q [batch, queries, heads, d], k and v [batch, keys, kv_heads, d] -> output like q, and the log-sum-exp of the scores
+        [batch, queries, heads] in the accumulation format."""
+        ...
+
+    def attend_backward(
+        self, grad: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
+    ) -> tuple[Array, Array, Array]:
+        """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
+        ...
+
+    def kernel_width(self, q: Array, v: Array) -> int:
+        """The one head size that attention's kernels take q, k and v in."""
+        ...
+
+    def pad_last(self, x: Array, width: int) -> Array:
+        """x [..., d] padded with zeros to [..., width]; x itself if it has that width."""
+        ...
+
+    # Elementwise kernels and reductions beyond arrays' own methods
+
+    def wide(self, x: Array) -> Array:
+        """x in the accumulation format: fp32 for bf16, x itself otherwise."""
+        ...
+
+    def wide_format(self, x: Array) -> Format:
+        """The accumulation format of x."""
+        ...
+
+    def vector_norm(self, x: Array) -> Array:
+        """The Euclidean norm over the last dim, kept with size 1."""
+        ...
+
+    def weighted_rows(self, x: Array, weights: Array) -> Array:
+        """The sum of every row of x [T, h] weighted by weights [h] -> [T, 1]."""
+        ...
+
+    def layer_norm(self, x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Array, Array]:
+        """x [..., n] -> (output, mean [..., 1], 1/deviation [..., 1])."""
+        ...
+
+    def layer_norm_backward(
+        self, grad: Array, x: Array, mean: Array, scale: Array, weight: Array, bias: Array
+    ) -> tuple[Array, Array, Array]:
+        """Gradients of x, weight and bias."""
+        ...
+
+    def silu(self, x: Array) -> Array: ...
+    def gelu(self, x: Array) -> Array: ...
+
+    def silu_backward_(self, grad: Array, x: Array) -> None:
+        """Puts the gradient of silu(x) in the place of x."""
+        ...
+
+    def gelu_backward_(self, grad: Array, x: Array) -> None:
+        """Puts the gradient of gelu(x), by its tanh form, in the place of x."""
+        ...
+
+    def multiply_into(self, a: Array, b: Array, out: Array) -> None:
+        """out = a * b."""
+        ...
+
+    def logaddexp_(self, x: Array, y: Array) -> None:
+        """x = log(exp(x) + exp(y))."""
+        ...
+
+    def copy(self, x: Array) -> Array:
+        """A contiguous copy."""
+        ...
+
+    def concatenate(self, parts: Sequence[Array], dim: int = 0) -> Array: ...
+    def stack(self, parts: Sequence[Array], dim: int = 0) -> Array: ...
+
+    def where(self, condition: Array, x: Array, value: float) -> Array:
+        """x where `condition` holds, `value` elsewhere."""
+        ...
+
+    # Tokens by index
+
+    def arange(self, start: int, stop: int, like: Array) -> Array:
+        """start .. stop - 1, int64, on `like`'s device."""
+        ...
+
+    def embedding(self, rows: Array, table: Array) -> Array:
+        """table [n, h] at rows [T] -> [T, h]."""
+        ...
+
+    def add_rows(self, grad: Array, rows: Array, values: Array) -> None:
+        """grad [n, h] += values [T, h] at rows [T], in a fixed order."""
+        ...
+
+    def sum_rows(self, places: Array, rows: Array, missing: int | None) -> Array:
+        """Row i: the sum of rows [m, h] at places [T, k][i], those of index `missing` left out -> [T, h]."""
+        ...
+
+    def take(self, x: Array, index: Array) -> Array:
+        """x [n, ...] at index [...] along dim 0."""
+        ...
+
+    def put(self, x: Array, index: Array, values: Array) -> None:
+        """x [n, ...] at index [m] = values [m, ...]."""
+        ...
+
+    def top_indices(self, x: Array, k: int) -> Array:
+        """Where the k largest of the last dim are: x [..., n] -> [..., k] int64."""
+        ...
+
+    def top_values(self, x: Array, k: int) -> Array:
+        """The k largest of the last dim."""
+        ...
+
+    def repeat(self, x: Array, counts: Array, total: int) -> Array:
+        """x [n], each as often as counts [n] says -> [total]."""
+        ...
+
+    def host_counts(self, totals: Array, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+        """An integer array on the host, cut in parts of so many numbers, each of which counts the same `rows` or fewer. A recorder
+        has no data: there each part divides all rows evenly."""
+        ...
+
+    # What is said of the code itself
+
+    def on_accelerator(self, x: Array) -> bool:
+        """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""
+        ...
+
+    def fused(self, name: str = "") -> AbstractContextManager[None]:
+        """Elementwise kernels that a fusing compiler makes one: it reads what comes from outside once and writes what survives
+        once. `name`: `sent`, `sorted` or `experts` where a dispatcher or grouped matmul may do it on its way."""
+        ...
+
+    def repeats(self, items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:
+        """The items, one after the other. A recorder runs the body once for those that are alike and counts it for all: it
+        must leave live what it found live."""
+        ...

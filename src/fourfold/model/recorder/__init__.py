@@ -1,0 +1,2 @@
+"""The second backend of segments: ghosts in place of tensors, which record what a pass computes, keeps, moves and sends. No
+torch."""

@@ -1,0 +1,244 @@
+"""The operations of segments on ghosts. `Operations` says what each does; this says what each costs."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from typing import Any, cast
+
+from fourfold.model.operations import Item
+from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
+from fourfold.model.recorder.recording import Recording, Region, Storage
+from fourfold.model.work import Attention, PassPart, Work
+
+
+class RecorderOperations:
+    """Everything is written down in one recording, as of an accelerator or of a processor."""
+
+    int64, int32, boolean = "int64", "int32", "bool"
+
+    def __init__(self, recording: Recording, accelerator: bool = False) -> None:
+        self.recording = recording
+        self._accelerator = accelerator
+
+    def outside(self, shape: Sequence[int], dtype: str) -> Ghost:
+        """One whose memory is somebody else's: weights, inputs, tables."""
+        shape = tuple(shape)
+        size = prod(shape) * FORMAT_BYTES[dtype]
+        return Ghost(self.recording, Storage(None, size), shape, dtype, size)
+
+    def make(self, shape: Sequence[int], dtype: str) -> Ghost:
+        shape = tuple(shape)
+        size = prod(shape) * FORMAT_BYTES[dtype]
+        return Ghost(self.recording, Storage(self.recording, size), shape, dtype, size)
+
+    # Matmuls
+
+    def linear(self, x: Ghost, weight: Ghost, bias: Ghost | None = None) -> Ghost:
+        rows, (columns, inner) = x.shape[0], weight.shape
+        assert x.shape[1] == inner, (x, weight)
+        out = self.make((rows, columns), x.dtype)
+        self.recording.matmul(rows, columns, inner)
+        return out
+
+    def linear_add(self, residual: Ghost, x: Ghost, weight: Ghost) -> Ghost:
+        out = self.linear(x, weight)
+        with self.fused():
+            self.recording.touch((residual,), self.outside((), x.dtype), launches=0)
+        return out
+
+    def matmul(self, a: Ghost, b: Ghost) -> Ghost:
+        assert a.shape[1] == b.shape[0], (a, b)
+        out = self.make((a.shape[0], b.shape[1]), a.dtype)
+        self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
+        return out
+
+    def matmul_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+        self.recording.matmul(a.shape[0], b.shape[1], a.shape[1])
+
+    def accumulate(self, grad: Ghost, grad_output: Ghost, inputs: Ghost, fresh: bool) -> None:
+        rows, columns, inner = grad_output.shape[1], inputs.shape[1], inputs.shape[0]
+        assert grad_output.shape[0] == inner, (grad_output, inputs)
+        if grad.dtype != inputs.dtype:
+            self.make((rows, columns), inputs.dtype)
+        self.recording.matmul(rows, columns, inner, accumulates=True)
+
+    def grouped_matmul(self, rows: Ghost, matrices: Ghost, groups: Any) -> Ghost:
+        experts, inner, columns = matrices.shape
+        assert rows.shape[1] == inner, (rows, matrices)
+        out = self.make((rows.shape[0], columns), rows.dtype)
+        self.recording.matmul(rows.shape[0], columns, inner, groups=experts)
+        return out
+
+    def grouped_accumulate(self, grad: Ghost, grad_output: Ghost, inputs: Ghost, groups: Any, fresh: bool) -> None:
+        rows, columns, inner = grad_output.shape[1], inputs.shape[1], inputs.shape[0]
+        if grad.dtype != inputs.dtype:
+            self.make((rows, columns), inputs.dtype)
+        self.recording.matmul(rows, columns, inner, accumulates=True, groups=grad.shape[0])
+
+    # Attention
+
+    def attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float) -> tuple[Ghost, Ghost]:
+        self._attend(q, k, v, causal, backward=False)
+        return self.make(q.shape, q.dtype), self.make(q.shape[:-1], self.wide_format(q))
+
+    def attend_backward(
+        self, grad: Ghost, q: Ghost, k: Ghost, v: Ghost, out: Ghost, lse: Ghost, causal: bool, scale: float
+    ) -> tuple[Ghost, Ghost, Ghost]:
+        self._attend(q, k, v, causal, backward=True)
+        for ghost in (grad, q, k, v, out, lse):
+            ghost.storage.read = self.recording.passes
+        return self.make(q.shape, q.dtype), self.make(k.shape, k.dtype), self.make(v.shape, v.dtype)
+
+    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, backward: bool) -> None:
+        """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys."""
+        batch, queries, heads, _ = q.shape
+        keys = k.shape[1] if causal else 2 * k.shape[1]
+        assert q.shape[-1] == k.shape[-1] == v.shape[-1], (q, k, v)
+        self.recording.attend(Attention(batch, queries, keys, heads, k.shape[2], q.shape[-1], v.shape[-1], backward))
+
+    def kernel_width(self, q: Ghost, v: Ghost) -> int:
+        width = max(q.shape[-1], v.shape[-1])
+        return -(-width // 8) * 8 if self._accelerator else width
+
+    def pad_last(self, x: Ghost, width: int) -> Ghost:
+        if x.shape[-1] == width:
+            return x
+        out = self.make((*x.shape[:-1], width), x.dtype)
+        self.recording.touch((x,), out)
+        return out
+
+    # Elementwise kernels and reductions
+
+    def wide(self, x: Ghost) -> Ghost:
+        return x.to("fp32") if x.dtype == "bf16" else x
+
+    def wide_format(self, x: Ghost) -> str:
+        return "fp64" if x.dtype == "fp64" else "fp32"
+
+    def vector_norm(self, x: Ghost) -> Ghost:
+        return x._reduce(-1, True)
+
+    def weighted_rows(self, x: Ghost, weights: Ghost) -> Ghost:
+        out = self.make((x.shape[0], 1), x.dtype)
+        self.recording.touch((x, weights), out)
+        return out
+
+    def layer_norm(self, x: Ghost, weight: Ghost, bias: Ghost, eps: float) -> tuple[Ghost, Ghost, Ghost]:
+        out = self.make(x.shape, x.dtype)
+        mean, scale = (self.make((*x.shape[:-1], 1), x.dtype) for _ in range(2))
+        self.recording.touch((x, x, weight, bias), out)
+        return out, mean, scale
+
+    def layer_norm_backward(
+        self, grad: Ghost, x: Ghost, mean: Ghost, scale: Ghost, weight: Ghost, bias: Ghost
+    ) -> tuple[Ghost, Ghost, Ghost]:
+        out = self.make(x.shape, x.dtype)
+        grads = self.make(weight.shape, x.dtype), self.make(bias.shape, x.dtype)
+        self.recording.touch((grad, grad, x, x, mean, scale, weight), out)
+        return out, *grads
+
+    def silu(self, x: Ghost) -> Ghost:
+        return x._map()
+
+    gelu = silu
+
+    def silu_backward_(self, grad: Ghost, x: Ghost) -> None:
+        x._map_(grad)
+
+    gelu_backward_ = silu_backward_
+
+    def multiply_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+        self.recording.touch((a, b), out)
+
+    def logaddexp_(self, x: Ghost, y: Ghost) -> None:
+        x._map_(y)
+
+    def copy(self, x: Ghost) -> Ghost:
+        return x._map()
+
+    def concatenate(self, parts: Sequence[Ghost], dim: int = 0) -> Ghost:
+        shape = list(parts[0].shape)
+        shape[dim] = sum(part.shape[dim] for part in parts)
+        out = self.make(shape, parts[0].dtype)
+        self.recording.touch(parts, out)
+        return out
+
+    def stack(self, parts: Sequence[Ghost], dim: int = 0) -> Ghost:
+        shape = list(parts[0].shape)
+        shape.insert(dim % (len(shape) + 1), len(parts))
+        out = self.make(shape, parts[0].dtype)
+        self.recording.touch(parts, out)
+        return out
+
+    def where(self, condition: Ghost, x: Ghost, value: float) -> Ghost:
+        return x._map(condition, dtype=x.dtype)
+
+    # Tokens by index
+
+    def arange(self, start: int, stop: int, like: Ghost) -> Ghost:
+        out = self.make((stop - start,), "int64")
+        self.recording.touch((), out)
+        return out
+
+    def embedding(self, rows: Ghost, table: Ghost) -> Ghost:
+        out = self.make((*rows.shape, table.shape[1]), table.dtype)
+        self.recording.touch((rows, self.outside(out.shape, out.dtype)), out)
+        return out
+
+    def add_rows(self, grad: Ghost, rows: Ghost, values: Ghost) -> None:
+        added = self.outside(values.shape, grad.dtype)
+        self.recording.touch((rows, values, added), added)
+
+    def sum_rows(self, places: Ghost, rows: Ghost, missing: int | None) -> Ghost:
+        out = self.make((places.shape[0], rows.shape[1]), rows.dtype)
+        self.recording.touch((places, rows), out)
+        return out
+
+    def take(self, x: Ghost, index: Ghost) -> Ghost:
+        out = self.make((*index.shape, *x.shape[1:]), x.dtype)
+        self.recording.touch((index, self.outside(out.shape, out.dtype)), out)
+        x.storage.read = self.recording.passes
+        return out
+
+    def put(self, x: Ghost, index: Ghost, values: Ghost) -> None:
+        self.recording.touch((values, index), self.outside(values.shape, x.dtype))
+
+    def top_indices(self, x: Ghost, k: int) -> Ghost:
+        shape = (*x.shape[:-1], k)
+        values, indices = self.make(shape, x.dtype), self.make(shape, "int64")
+        self.recording.touch((x, values), indices)
+        return indices
+
+    def top_values(self, x: Ghost, k: int) -> Ghost:
+        shape = (*x.shape[:-1], k)
+        values, indices = self.make(shape, x.dtype), self.make(shape, "int64")
+        self.recording.touch((x, indices), values)
+        return values
+
+    def repeat(self, x: Ghost, counts: Ghost, total: int) -> Ghost:
+        out = self.make((total,), x.dtype)
+        self.recording.touch((x, counts), out)
+        return out
+
+    def host_counts(self, totals: Ghost, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+        return [tuple(rows // number + (i < rows % number) for i in range(number)) for number in parts]
+
+    # What is said of the code itself
+
+    def on_accelerator(self, x: Ghost) -> bool:
+        return self._accelerator
+
+    def fused(self, name: str = "") -> AbstractContextManager[None]:
+        return Region(self.recording, cast(PassPart, name))
+
+    def repeats(self, items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:
+        work = self.recording.work
+        known: dict[object, list[Work]] = {}
+        for item in items:
+            key = alike(item)
+            if key in known:
+                work.extend(known[key])
+                continue
+            start = len(work)
+            yield item
+            known[key] = work[start:]

@@ -1,0 +1,175 @@
+"""What a recorded pass did: its kernels and collectives in order, its live bytes and their peak."""
+
+from itertools import count
+from typing import Any
+
+from fourfold.model.traffic import CollectiveKind, Traffic
+from fourfold.model.work import Attention, Join, Pass, PassPart, Phase, Product, Start, Work
+
+
+class Storage:
+    """Memory that ghosts share, live as long as one of them is. `recording` None: it lies outside and is not counted."""
+
+    __slots__ = ("born", "bytes", "made", "number", "read", "recording")
+    numbers = count()
+
+    def __init__(self, recording: "Recording | None", size: int) -> None:
+        self.bytes = size
+        self.recording = recording
+        self.number = next(Storage.numbers)
+        self.made = self.read = 0
+        """The passes in which it was made, and last read by something else than a matmul."""
+        self.born: list[int] | None = None
+        if recording is not None:
+            self.made = recording.passes
+            live = recording.live + size
+            recording.live = live
+            if live > recording.peak:
+                recording.peak = live
+            if recording.region is not None:
+                self.born = [size]
+                recording.region.born.append(self.born)
+
+    def __del__(self) -> None:
+        recording = self.recording
+        if recording is not None:
+            recording.live -= self.bytes
+            if self.born is not None:
+                self.born[0] = 0
+            if self.read < recording.passes and self.made < recording.passes:
+                recording.operand_bytes += self.bytes
+
+
+class Region:
+    """Elementwise kernels that a compiler fuses: what they read and write in all, and what one kernel would. No matmul within."""
+
+    __slots__ = ("born", "bytes", "launches", "part", "read", "recording", "written")
+
+    def __init__(self, recording: "Recording", part: PassPart) -> None:
+        self.recording = recording
+        self.part = part
+        self.bytes = 0
+        self.launches = 0
+        self.born: list[list[int]] = []
+        self.read: dict[tuple[int, int, tuple[int, ...]], int] = {}
+        self.written: dict[tuple[int, int, tuple[int, ...]], int] = {}
+
+    def __enter__(self) -> None:
+        self.recording.region = self
+
+    def __exit__(self, *_: object) -> None:
+        self.recording.region = None
+        least = sum(self.read.values()) + sum(self.written.values()) + sum(cell[0] for cell in self.born)
+        self.recording.work.append(Pass(self.bytes, min(least, self.bytes), self.launches, self.part))
+
+
+class Recording:
+    """Kernels and collectives of one pass. `live`: bytes of the storages that exist; `peak`: the most there were;
+    `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone."""
+
+    __slots__ = ("flying", "landing", "live", "operand_bytes", "passes", "peak", "region", "work")
+
+    def __init__(self, landing: bool) -> None:
+        """`landing`: sums that are scattered need landing space (gloo)."""
+        self.live = 0
+        self.peak = 0
+        self.work: list[Work] = []
+        self.region: Region | None = None
+        self.landing = landing
+        self.flying: set[str] = set()
+        self.passes = 0
+        self.operand_bytes = 0
+
+    def begin(self) -> None:
+        """Another pass: what is live stays, the rest is recorded anew."""
+        self.peak = self.live
+        self.work = []
+        self.passes += 1
+        self.operand_bytes = 0
+
+    def phase(self) -> Phase:
+        """What was done since `begin`."""
+        return Phase(tuple(self.work))
+
+    def touch(self, reads: Any, written: Any, launches: int = 1) -> None:
+        """An elementwise kernel that reads ghosts and writes one; a ghost made by this kernel is live already."""
+        region = self.region
+        target: Storage = written.storage
+        size: int = written.nbytes
+        if region is None:
+            for ghost in reads:
+                size += ghost.nbytes
+                ghost.storage.read = self.passes
+            self.work.append(Pass(size, size, launches))
+            return
+        for ghost in reads:
+            size += ghost.nbytes
+            storage = ghost.storage
+            storage.read = self.passes
+            if storage.born is None or storage.recording is None:
+                key = (storage.number, ghost.offset, ghost.shape)
+                if key not in region.written:
+                    region.read[key] = ghost.nbytes
+        if target.born is None:
+            region.written[target.number, written.offset, written.shape] = written.nbytes
+        region.bytes += size
+        region.launches += launches
+
+    def matmul(self, rows: int, columns: int, inner: int, accumulates: bool = False, groups: int = 1) -> None:
+        assert self.region is None, "a matmul stands inside a fused region"
+        self.work.append(Product(rows, columns, inner, accumulates, groups))
+
+    def attend(self, attention: Attention) -> None:
+        self.work.append(attention)
+
+    def start(self, kind: CollectiveKind, axes: str, size: int, held: tuple[Any, ...]) -> "Flight":
+        """A collective; what it reads and fills is held until it is joined."""
+        number = 1
+        while (name := f"{axes} {number}") in self.flying:
+            number += 1
+        self.flying.add(name)
+        self.work.append(Start(Traffic(kind, axes, size), name))
+        return Flight(self, name, held)
+
+
+class Flight:
+    """A started collective."""
+
+    __slots__ = ("_held", "_name", "_recording")
+
+    def __init__(self, recording: Recording, name: str, held: tuple[Any, ...]) -> None:
+        self._recording, self._name, self._held = recording, name, held
+
+    def wait(self) -> None:
+        if self._held:
+            self._held = ()
+            self._recording.flying.remove(self._name)
+            self._recording.work.append(Join(self._name))
+
+
+class GhostGroup:
+    """A group of ranks of which one is recorded. `axes`: its name on the mesh."""
+
+    __slots__ = ("axes", "index", "recording", "size")
+
+    def __init__(self, recording: Recording, axes: str, size: int, index: int = 0) -> None:
+        self.recording, self.axes, self.size, self.index = recording, axes, size, index
+
+    def all_gather(self, whole: Any, shard: Any) -> Flight:
+        return self.recording.start("all_gather", self.axes, whole.nbytes, (whole, shard))
+
+    def sum_scatter(self, whole: Any, into: Any) -> Flight:
+        landing = None
+        if self.recording.landing:
+            landing = Storage(self.recording, whole.nbytes - whole.nbytes // self.size)
+        return self.recording.start("reduce_scatter", self.axes, whole.nbytes, (whole, into, landing))
+
+    def all_reduce(self, whole: Any) -> Flight:
+        return self.recording.start("all_reduce", self.axes, whole.nbytes, (whole,))
+
+    def all_to_all(self, received: Any, sent: Any, received_rows: Any = None, sent_rows: Any = None) -> Flight:
+        return self.recording.start("all_to_all", self.axes, sent.nbytes, (received, sent))
+
+    def shift(self, received: Any, sent: Any) -> Flight:
+        size = sum(ghost.nbytes for ghost in sent)
+        return self.recording.start("shift", self.axes, size, (tuple(received), tuple(sent)))

@@ -1,0 +1,54 @@
+"""Tables of cosines and sines for rotary position embedding (Su et al. 2021), with Llama 3's scaling and YaRN."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fourfold.config import ModelConfig
+from fourfold.model.rope import rotated_width
+from fourfold.model.yarn import table_scale
+
+
+def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of every position's angles, each [length, width / 2], width the part of a head that is rotated: all of it, or
+    `rope_head_dim` of MLA, nothing where positions are learned. Angles are fp32, as in the released models."""
+    width = rotated_width(model)
+    exponents = torch.arange(0, width, 2, dtype=torch.int64).float() / width
+    frequencies = 1.0 / (model.rope_theta**exponents)
+    if model.rope_scaling is not None:
+        frequencies = _scale_llama3(frequencies, model)
+    if model.yarn_scaling is not None:
+        frequencies = _scale_yarn(frequencies, model)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
+    scale = table_scale(model)
+    cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
+    return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
+
+
+def _scale_llama3(frequencies: Tensor, model: ModelConfig) -> Tensor:
+    """Long wavelengths are divided by `factor`, short ones kept, those between blended linearly in wave count."""
+    scaling = model.rope_scaling
+    assert scaling is not None
+    waves = scaling.original_max_position * frequencies / (2 * math.pi)
+    blend = (waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * frequencies / scaling.factor + blend * frequencies
+
+
+def _scale_yarn(frequencies: Tensor, model: ModelConfig) -> Tensor:
+    """frequencies [d / 2] of unscaled rotary embedding -> those with `model.yarn_scaling`: kept where a position turns more than
+    `beta_fast` times within the original context, divided by `factor` where less than `beta_slow`, blended between (eq. 23)."""
+    scaling = model.yarn_scaling
+    assert scaling is not None
+    pairs = frequencies.numel()
+
+    def pair_of(turns: float) -> float:
+        wavelengths = math.log(scaling.original_max_position / (turns * 2 * math.pi))
+        return 2 * pairs * wavelengths / (2 * math.log(model.rope_theta))
+
+    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_of(scaling.beta_slow)), 2 * pairs - 1)
+    width = high - low if high != low else 0.001
+    slowed = ((torch.arange(pairs, dtype=torch.float32) - low) / width).clamp(0, 1).to(frequencies.dtype)
+    return frequencies / scaling.factor * slowed + frequencies * (1 - slowed)

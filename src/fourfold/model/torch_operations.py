@@ -1,0 +1,181 @@
+"""The operations of segments on torch tensors. `Operations` says what each does."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fourfold.model.operations import Item
+from fourfold.model.torch_attention import attend as attend
+from fourfold.model.torch_attention import attend_backward as attend_backward
+from fourfold.model.torch_attention import kernel_width as kernel_width
+from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulate
+from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
+
+int64, int32, boolean = torch.int64, torch.int32, torch.bool
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.linear(x, weight, bias)
+
+
+def linear_add(residual: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    return torch.addmm(residual, x, weight.t())
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a, b)
+
+
+def matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.mm(a, b, out=out)
+
+
+def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
+    if grad.dtype != inputs.dtype:
+        product = torch.mm(grad_output.t(), inputs)
+        grad.copy_(product) if fresh else grad.add_(product)
+    elif fresh:
+        torch.mm(grad_output.t(), inputs, out=grad)
+    else:
+        grad.addmm_(grad_output.t(), inputs)
+
+
+def pad_last(x: Tensor, width: int) -> Tensor:
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype == torch.bfloat16 else x
+
+
+def wide_format(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def vector_norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
+def weighted_rows(x: Tensor, weights: Tensor) -> Tensor:
+    return torch.mv(x, weights).unsqueeze_(-1)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_layer_norm_backward(
+        grad, x, x.shape[-1:], mean, scale, weight, bias, [True, True, True]
+    )
+    return result
+
+
+def silu(x: Tensor) -> Tensor:
+    return F.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def silu_backward_(grad: Tensor, x: Tensor) -> None:
+    torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=x)
+
+
+def gelu_backward_(grad: Tensor, x: Tensor) -> None:
+    torch.ops.aten.gelu_backward.grad_input(grad, x, approximate="tanh", grad_input=x)
+
+
+def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.mul(a, b, out=out)
+
+
+def logaddexp_(x: Tensor, y: Tensor) -> None:
+    torch.logaddexp(x, y, out=x)
+
+
+def copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def concatenate(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat(tuple(parts), dim=dim)
+
+
+def stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.stack(tuple(parts), dim=dim)
+
+
+def where(condition: Tensor, x: Tensor, value: float) -> Tensor:
+    return torch.where(condition, x, value)
+
+
+def arange(start: int, stop: int, like: Tensor) -> Tensor:
+    return torch.arange(start, stop, device=like.device)
+
+
+def embedding(rows: Tensor, table: Tensor) -> Tensor:
+    return F.embedding(rows, table)
+
+
+def add_rows(grad: Tensor, rows: Tensor, values: Tensor) -> None:
+    if values.is_cuda:  # index_add_ adds in no fixed order there; sorted accumulation does
+        grad.index_put_((rows,), values, accumulate=True)
+    else:
+        grad.index_add_(0, rows, values)
+
+
+def sum_rows(places: Tensor, rows: Tensor, missing: int | None) -> Tensor:
+    return F.embedding_bag(places, rows, mode="sum", padding_idx=missing)
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    return x[index]
+
+
+def put(x: Tensor, index: Tensor, values: Tensor) -> None:
+    x[index] = values
+
+
+def top_indices(x: Tensor, k: int) -> Tensor:
+    return x.topk(k, dim=-1).indices
+
+
+def top_values(x: Tensor, k: int) -> Tensor:
+    return x.topk(k, dim=-1).values
+
+
+def repeat(x: Tensor, counts: Tensor, total: int) -> Tensor:
+    return x.repeat_interleave(counts, output_size=total)
+
+
+def host_counts(totals: Tensor, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+    values, result, start = totals.tolist(), [], 0  # waits for the device, once
+    for size in parts:
+        result.append(tuple(values[start : start + size]))
+        start += size
+    return result
+
+
+def on_accelerator(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+def fused(name: str = "") -> AbstractContextManager[None]:
+    return _NOTHING
+
+
+def repeats(items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:
+    return iter(items)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch format of a `fp64`, `fp32` or `bf16` of the run file."""
+    return {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}[name]
