@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.hardware import load_cluster
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
 from fourfold.plan.pricing import Priced, Pricer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.hardware import load_cluster
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed

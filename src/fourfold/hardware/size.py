@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from fourfold.config.errors import UserError
-from fourfold.config.hardware_types import Tier
+from fourfold.hardware.types import Tier
 
 
 def resize(tiers: tuple[Tier, ...], devices: int, where: str) -> tuple[Tier, ...]:
