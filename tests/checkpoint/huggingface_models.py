@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from fourfold.checkpoint import write_huggingface
-from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config import ModelConfig, ModelSection
 from fourfold.config.schema import RopeScaling
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
 
 LLAMA = ModelConfig(

@@ -8,7 +8,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder, read_parameters, write_huggingface
 from fourfold.checkpoint.released import balance_bias
-from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config import ModelConfig, ModelSection
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
 from tests.checkpoint.huggingface_models import DENSE, MODELS, check_same, loaded, named_tensors, write
 from tests.checkpoint.ranks import Run

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelSection, UserError, resolve_model
+from fourfold.config import ModelSection, UserError
+from fourfold.huggingface import resolve_model
 from tests.config.good_run import MODEL, RUN, message_of, resolve
 
 OFFER = re.compile(r"a value that works: (?:(\w+) = )?'?([\w.]+)'?")

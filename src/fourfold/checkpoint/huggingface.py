@@ -16,7 +16,7 @@ from fourfold.checkpoint.tensor_file import TensorEntry
 from fourfold.checkpoint.weight_folder import INDEX, SINGLE
 from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
-from fourfold.config.huggingface import to_config
+from fourfold.huggingface import to_config
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import torch_dtype
 

@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.software import said_of
-from fourfold.config import RunConfig, UserError, load_run, resolve_model
+from fourfold.config import RunConfig, UserError, load_run
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.report.campaign_words import campaign_lines

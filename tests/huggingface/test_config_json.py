@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelConfig, ModelSection, UserError, parse_run, resolve_model
-from fourfold.config.huggingface import parse_config, to_config
+from fourfold.config import ModelConfig, ModelSection, UserError, parse_run
 from fourfold.config.schema import RopeScaling
+from fourfold.huggingface import parse_config, resolve_model, to_config
 from fourfold.layout import resolve_layout
 
 DIMENSIONS: dict[str, Any] = {

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
-from fourfold.config.huggingface_nearest import Nearest, nearest_model
-from fourfold.config.resolve_model import resolve_nearest
+from fourfold.config import ModelConfig, ModelSection, UserError
 from fourfold.config.run_file import parse_run
+from fourfold.huggingface import Nearest, nearest_model, resolve_model, resolve_nearest
 from fourfold.launch.resolve import model_section, resolve_run
 
 SIDE = "attention and feed-forward side by side as one after the other"

@@ -1,28 +1,21 @@
 """From a run file's `[model]` to a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import huggingface
 from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError
-from fourfold.config.families import IMPLIED, family_of
-from fourfold.config.huggingface_nearest import Nearest, nearest_model
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.schema import ModelSection, RopeScaling, YarnScaling
+from fourfold.config.presets import model_preset
+from fourfold.config.schema import ModelSection
+from fourfold.huggingface.config_json import load_config, read_config, their_name
+from fourfold.huggingface.families import IMPLIED, family_of
+from fourfold.huggingface.nearest import Nearest, nearest_model
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
 """Keys that, stated beside a preset, make its `head_dim` follow from them anew."""
-
-
-def preset_names() -> list[str]:
-    """Names that `model.preset` takes."""
-    folder = resources.files("fourfold.config") / "presets"
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
 def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None) -> ModelConfig:
@@ -35,9 +28,9 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
     if section.preset is not None and section.hf is not None:
         raise UserError("model.preset and model.hf are both stated; keep one of them")
     if section.preset is not None:
-        values = _load_preset(section.preset)
+        values = model_preset(section.preset)
     elif section.hf is not None:
-        values = huggingface.read_config(Path(section.hf))
+        values = read_config(Path(section.hf))
     return _resolved(values, section, tokenizer_vocab_size)
 
 
@@ -50,7 +43,7 @@ def resolve_nearest(
     except UserError as error:
         if section.hf is None or section.preset is not None:
             raise
-        near = nearest_model(huggingface.load_config(Path(section.hf)), str(Path(section.hf) / "config.json"))
+        near = nearest_model(load_config(Path(section.hf)), str(Path(section.hf) / "config.json"))
         near = replace(near, refused=str(error))
     return _resolved(dict(near.values), section, tokenizer_vocab_size), near
 
@@ -79,17 +72,6 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     return config
 
 
-def _load_preset(name: str) -> dict[str, Any]:
-    if name not in preset_names():
-        raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
-    text = (resources.files("fourfold.config") / "presets" / f"{name}.toml").read_text()
-    values = tomllib.loads(text)
-    for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
-        if key in values:
-            values[key] = kind(**values[key])
-    return values
-
-
 def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     """Fills in what follows from what is stated, some of it by the `config.json` of a folder."""
     all_experts = (
@@ -102,8 +84,8 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     if missing and folder is not None:
         key, example = missing[0], required[missing[0]]
         raise UserError(
-            f"{Path(folder) / 'config.json'}: {huggingface.their_name(key)} is missing; state it there, for example "
-            f'"{huggingface.their_name(key)}": {example}, or in the run file as model.{key}'
+            f"{Path(folder) / 'config.json'}: {their_name(key)} is missing; state it there, for example "
+            f'"{their_name(key)}": {example}, or in the run file as model.{key}'
         )
     if missing:
         raise UserError(

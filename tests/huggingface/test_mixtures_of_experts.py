@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run, resolve_model
-from fourfold.config.huggingface import parse_config, to_config
-from tests.config.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
+from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run
+from fourfold.huggingface import parse_config, resolve_model, to_config
+from tests.huggingface.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
 
 
 def test_what_is_left_out_follows_from_what_is_stated() -> None:

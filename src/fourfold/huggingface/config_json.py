@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.families import nearest_family
-from fourfold.config.huggingface_gpt2 import read_gpt2, write_gpt2
-from fourfold.config.huggingface_moe import read_experts, write_experts
-from fourfold.config.huggingface_rope import read_rope, write_rope
-from fourfold.config.huggingface_values import number
 from fourfold.config.model_config import ModelConfig
+from fourfold.huggingface.families import nearest_family
+from fourfold.huggingface.gpt2 import read_gpt2, write_gpt2
+from fourfold.huggingface.moe import read_experts, write_experts
+from fourfold.huggingface.rope import read_rope, write_rope
+from fourfold.huggingface.values import number
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

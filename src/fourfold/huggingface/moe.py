@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.huggingface_values import number, require
 from fourfold.config.model_config import ModelConfig
+from fourfold.huggingface.values import number, require
 
 
 @dataclass(frozen=True)

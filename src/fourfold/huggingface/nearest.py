@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.huggingface_keys import (
+from fourfold.huggingface.keys import (
     LAYER_NORM,
     LAYER_NORM_KEYS,
     LEARNED,

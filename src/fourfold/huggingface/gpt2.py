@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from fourfold.config.families import IMPLIED
-from fourfold.config.huggingface_values import number, require
 from fourfold.config.model_config import ModelConfig
+from fourfold.huggingface.families import IMPLIED
+from fourfold.huggingface.values import number, require
 
 _DEFAULTS = {
     "vocab_size": 50257,
