@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.huggingface.keys import (
+from fourfold.huggingface.nearest_keys import (
     LAYER_NORM,
     LAYER_NORM_KEYS,
     LEARNED,

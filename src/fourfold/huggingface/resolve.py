@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config.check_model import check_model
-from fourfold.config.errors import UserError
+from fourfold.config.errors import UserError, nearest
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.presets import model_preset
 from fourfold.config.schema import ModelSection
-from fourfold.huggingface.config_json import load_config, read_config, their_name
-from fourfold.huggingface.families import IMPLIED, family_of
+from fourfold.huggingface.config_json import load_config, read_config
+from fourfold.huggingface.families import CUSTOM, FAMILIES, family_of
 from fourfold.huggingface.nearest import Nearest, nearest_model
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
@@ -60,8 +60,15 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     if "vocab_size" not in values and tokenizer_vocab_size is not None:
         multiple = section.vocab_multiple or 64
         values["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
-    for key, value in IMPLIED.get(values.get("family", ""), {}).items():
-        values.setdefault(key, value)
+    name = values.get("family", CUSTOM)
+    if name in FAMILIES:
+        values = {**FAMILIES[name].implied, **values}
+    elif name != CUSTOM:
+        names = (*FAMILIES, CUSTOM)
+        raise UserError(
+            f"model.family = {name!r} is unknown; allowed: {', '.join(names)}; a value that works: "
+            f"{nearest(name, names) or 'llama'}"
+        )
     _drop_unused(values, stated)
     config = _complete(values, section.hf)
     if tokenizer_vocab_size is not None and config.vocab_size < tokenizer_vocab_size:
@@ -83,9 +90,10 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     missing = [key for key in required if key not in values]
     if missing and folder is not None:
         key, example = missing[0], required[missing[0]]
+        theirs = FAMILIES.get(values.get("family", ""), FAMILIES["llama"]).their_name(key)
         raise UserError(
-            f"{Path(folder) / 'config.json'}: {their_name(key)} is missing; state it there, for example "
-            f'"{their_name(key)}": {example}, or in the run file as model.{key}'
+            f"{Path(folder) / 'config.json'}: {theirs} is missing; state it there, for example "
+            f'"{theirs}": {example}, or in the run file as model.{key}'
         )
     if missing:
         raise UserError(

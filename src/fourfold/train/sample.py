@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fourfold.checkpoint import latest_checkpoint, read_parameters
-from fourfold.checkpoint.released import balance_bias_extra
+from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model

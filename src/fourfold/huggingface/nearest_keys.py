@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fourfold.huggingface.values import number
+from fourfold.huggingface.key import number
 
 TEXT = ("text_config", "language_config", "llm_config")
 """Where a model of text and pictures describes its decoder."""
