@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run
-from fourfold.huggingface import parse_config, resolve_model, to_config
+from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
 from tests.huggingface.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
 
 
@@ -55,13 +55,12 @@ def _group(optional: dict[str, Any], **required: Any) -> st.SearchStrategy[dict[
     return st.just({}) | st.fixed_dictionaries(required, optional=optional)
 
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
 BASE = st.fixed_dictionaries(
     {
         "num_layers": st.integers(2, 4), "num_heads": st.sampled_from([2, 4]), "hidden_size": st.sampled_from([24, 32]),
         "ffn_size": st.integers(1, 64),
     },
-    optional={"family": st.sampled_from(FAMILIES), "tie_embeddings": st.booleans()},
+    optional={"family": st.sampled_from([*FAMILIES, "custom"]), "tie_embeddings": st.booleans()},
 )  # fmt: skip
 EXPERTS = _group(
     {

@@ -21,6 +21,10 @@ def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...
     if rope.get("rope_theta") is not None:
         values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise UserError(
+            f"{source}: partial_rotary_factor = {rope['partial_rotary_factor']!r} is not supported; allowed: 1.0"
+        )
     if kind not in types:
         raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: {', '.join(map(repr, types))}")
     if kind == "llama3":
