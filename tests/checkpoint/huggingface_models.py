@@ -27,6 +27,7 @@ DENSE = {
     "mistral window": replace(LLAMA, family="mistral", sliding_window=64),
     "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True, tie_embeddings=True),
     "qwen3": replace(LLAMA, family="qwen3", qk_norm=True, head_dim=16),
+    "phi3": replace(LLAMA, family="phi3", sliding_window=64),
 }
 _SIZES: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "ffn_size": 48, "vocab_size": 96}
 _LATENT: dict[str, Any] = {

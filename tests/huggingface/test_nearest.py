@@ -24,7 +24,6 @@ def sizes(
 
 
 RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
-    "phi3": (sizes(32, 3072, 32, 8192, 32064), (), 3.82),
     "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU,), 8.54),
     "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
                      attn_logit_softcapping=50.0, sliding_window=4096),

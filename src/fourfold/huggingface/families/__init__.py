@@ -7,11 +7,12 @@ from fourfold.huggingface.families.deepseek import DEEPSEEK_V3
 from fourfold.huggingface.families.gpt2 import GPT2
 from fourfold.huggingface.families.llama import LLAMA
 from fourfold.huggingface.families.mistral import MISTRAL, MIXTRAL
+from fourfold.huggingface.families.phi3 import PHI3
 from fourfold.huggingface.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 from fourfold.huggingface.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2)
+    family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3)
 }
 """By `model_type`. Where several families have a model, the first one is its family."""
 CUSTOM = "custom"
