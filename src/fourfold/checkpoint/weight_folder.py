@@ -12,7 +12,7 @@ from torch import Tensor
 from fourfold.checkpoint.boxes import Box, box_numel, box_shape
 from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import RunFailure, UserError
-from fourfold.huggingface.tensors import Form, TensorPiece, balance_bias, is_ignored, present_forms
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, is_ignored, present_forms
 from fourfold.model.spec import Segment
 
 SINGLE = "model.safetensors"
@@ -80,7 +80,7 @@ class WeightFolder:
         part = rows[(slice(None), *(slice(*interval) for interval in box[1:]))]
         return part.reshape(-1)[start - first * inner : end - first * inner]
 
-    def _read(self, piece: TensorPiece, start: int, end: int) -> Tensor:
+    def _read(self, piece: TensorSlice, start: int, end: int) -> Tensor:
         """Elements [start, end) of the parameter, which this piece holds."""
         file = self._files[piece.name]
         first, last = start - piece.start, end - piece.start

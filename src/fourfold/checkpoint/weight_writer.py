@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fourfold.checkpoint.tensor_file import TensorEntry, emit, header
 from fourfold.config import ModelConfig
-from fourfold.huggingface.tensors import Form, TensorPiece, balance_bias, has_balance_bias, written_forms
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, has_balance_bias, written_forms
 from fourfold.model.spec import build_segments
 
 
@@ -32,7 +32,7 @@ class _Place:
     start: int
     entry: TensorEntry
 
-    def write(self, piece: TensorPiece, tensor: Tensor, first: int) -> None:
+    def write(self, piece: TensorSlice, tensor: Tensor, first: int) -> None:
         """Writes elements of the parameter from `first` on that lie in `piece`. tensor [elements]."""
         size, values = self.entry.dtype.itemsize, tensor.to(self.entry.dtype)
         if piece.columns is None:
@@ -88,7 +88,7 @@ class _Expected:
                 balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)
             }
         for name in self._biases:
-            self._forms[name] = ((model.num_experts,), [TensorPiece(name, (model.num_experts,), 0, model.num_experts)])
+            self._forms[name] = ((model.num_experts,), [TensorSlice(name, (model.num_experts,), 0, model.num_experts)])
         self._came = dict.fromkeys(self._forms, 0)
 
     def take(self, name: str, tensor: Tensor) -> tuple[Form, int, int]:

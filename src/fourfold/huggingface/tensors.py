@@ -18,7 +18,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class TensorPiece:
+class TensorSlice:
     """Elements [start, end) of a parameter laid flat, as tensor `name` of `shape` on disk holds them: from its element `offset` on;
     or, where `columns` is stated, as its columns [columns, columns + rows of the parameter), transposed."""
 
@@ -30,7 +30,7 @@ class TensorPiece:
     columns: int | None = None
 
 
-Form = list[TensorPiece]
+Form = list[TensorSlice]
 
 
 def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
@@ -60,7 +60,7 @@ def _accepted(name: str, shapes: Shapes) -> list[Form]:
     if _EXPERTS.fullmatch(name):
         shape = shapes[name]
         stacked = shape if len(shape) == 3 else (shape[0], 2 * shape[2], shape[3])
-        forms.append([TensorPiece(name, stacked, 0, prod(shape))])
+        forms.append([TensorSlice(name, stacked, 0, prod(shape))])
     return forms
 
 
@@ -71,7 +71,7 @@ _SEPARATE = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
 def _own(name: str, shape: tuple[int, ...]) -> Form:
     if _EXPERTS.fullmatch(name):
         return _each_expert(name, shape, _SEPARATE)
-    return [TensorPiece(name, shape, 0, prod(shape))]
+    return [TensorSlice(name, shape, 0, prod(shape))]
 
 
 def _each_expert(name: str, shape: tuple[int, ...], names: tuple[str, str, str, str]) -> Form:
@@ -83,7 +83,7 @@ def _each_expert(name: str, shape: tuple[int, ...], names: tuple[str, str, str, 
     for expert in range(shape[0]):
         for kind in kinds:
             start = len(pieces) * size
-            pieces.append(TensorPiece(f"{prefix}.{expert}.{kind}.weight", shape[-2:], start, start + size))
+            pieces.append(TensorSlice(f"{prefix}.{expert}.{kind}.weight", shape[-2:], start, start + size))
     return pieces
 
 
@@ -94,7 +94,7 @@ def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
     """A parameter under a family's own names; None where the family calls it as we do."""
     for ours, theirs in names.outside:
         if name == ours:
-            return [TensorPiece(theirs, shapes[name], 0, prod(shapes[name]))]
+            return [TensorSlice(theirs, shapes[name], 0, prod(shapes[name]))]
     if names.experts is not None and _EXPERTS.fullmatch(name):
         return _each_expert(name, shapes[name], names.experts)
     match = _MODULE.fullmatch(name)
@@ -113,11 +113,11 @@ def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
     return [_part(theirs, shapes[name], sum(rows[:before]), sum(rows), rename)]
 
 
-def _part(theirs: str, shape: tuple[int, ...], first: int, rows: int, rename: Rename) -> TensorPiece:
+def _part(theirs: str, shape: tuple[int, ...], first: int, rows: int, rename: Rename) -> TensorSlice:
     """Rows [first, first + shape[0]) of a fused tensor of `rows` rows."""
     if rename.transposed and len(shape) == 2:
-        return TensorPiece(theirs, (shape[1], rows), 0, prod(shape), columns=first)
-    return TensorPiece(theirs, (rows, *shape[1:]), 0, prod(shape), offset=first * prod(shape[1:]))
+        return TensorSlice(theirs, (shape[1], rows), 0, prod(shape), columns=first)
+    return TensorSlice(theirs, (rows, *shape[1:]), 0, prod(shape), offset=first * prod(shape[1:]))
 
 
 def balance_bias(layer: int) -> str:
