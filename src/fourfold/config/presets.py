@@ -8,7 +8,7 @@ from fourfold.config.errors import UserError, nearest
 from fourfold.config.schema import RopeScaling, YarnScaling
 
 RUN_PRESET = "preset:"
-"""What a run's name begins with where it is one of `run_preset_names` instead of a file."""
+"""The prefix of a run's name that is one of `run_preset_names` instead of a file."""
 
 
 def preset_names() -> list[str]:

@@ -54,12 +54,12 @@ def load_cluster(name: str) -> Cluster:
 
 
 def is_path(name: str) -> bool:
-    """Whether a cluster or a device of that name is a file of a person's own."""
+    """Whether the name of a cluster or a device is the path of a file."""
     return name.endswith(".toml") or "/" in name or "\\" in name or ".toml:" in name
 
 
 def named_with(name: str, devices: int) -> str:
-    """What `load_cluster` takes for another number of the devices of the cluster `name`."""
+    """The name under which `load_cluster` gives the cluster `name` with another number of devices."""
     return f"{_split(name)[0]}:{devices}"
 
 

@@ -147,7 +147,7 @@ def brief(value: Any) -> str:
 
 
 def check_tiers(tiers: list[TierTable], where: str) -> None:
-    """What one tier says of another: each joins whole blocks of the one below, only the innermost may be a torus or used in
+    """Checks tiers against each other: each joins whole blocks of the one below, only the innermost may be a torus or used in
     part, only the outermost may grow. Raises `UserError` naming the key."""
     below = 1
     for index, tier in enumerate(tiers):

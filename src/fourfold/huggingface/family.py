@@ -18,9 +18,9 @@ DECODER: dict[str, Any] = {
     "qkv_bias": False,
     "qk_norm": False,
 }
-"""Values of `ModelConfig` that every model after Llama has."""
+"""Values of `ModelConfig` that every model of Llama's form has."""
 GROUPED: dict[str, Any] = {**DECODER, "key_value_rank": None, "rope_interleave": False}
-"""With grouped-query attention."""
+"""The same for models with grouped-query attention."""
 DENSE: dict[str, Any] = {**GROUPED, "num_experts": 0}
 SOFTMAX: dict[str, Any] = {
     "router": "softmax",
@@ -29,7 +29,7 @@ SOFTMAX: dict[str, Any] = {
     "num_shared_experts": 0,
     "balance_bias_speed": 0.0,
 }
-"""With a softmax router and no shared experts."""
+"""Values of models with a softmax router and without shared experts."""
 FALSE = (False, None)
 """Allowed values of a key that must be false, null or left out."""
 SILU = ("silu", "swish")
@@ -46,7 +46,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Where a family's tensors on disk have other names than `model/spec.py` gives them.
+    """A family's names of tensors on disk that differ from those in `model/spec.py`.
 
     `outside`: tensors outside of blocks, (our name, theirs). `block`: the prefix of the modules that `modules` lists. `experts`:
     folder and names of gate, up and down of each expert. `optional_prefix`: some folders leave it out. `ignored`: regular
@@ -102,7 +102,7 @@ class Family:
 
     @property
     def implied(self) -> dict[str, Any]:
-        """What the family's name says where a run file does not."""
+        """Values that the family's name implies where a run file states none."""
         fixed = {key: value for key, value in self.fixed.items() if value != _DEFAULTS[key]}
         return {**fixed, **self.usual}
 

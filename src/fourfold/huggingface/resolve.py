@@ -1,4 +1,4 @@
-"""From a run file's `[model]` to a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
+"""Turns a run file's `[model]` into a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -15,7 +15,7 @@ from fourfold.huggingface.families import CUSTOM, FAMILIES, family_of
 from fourfold.huggingface.nearest import Nearest, nearest_model
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
-"""Keys that, stated beside a preset, make its `head_dim` follow from them anew."""
+"""Keys that replace a preset's `head_dim` by the one that follows from them."""
 
 
 def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None) -> ModelConfig:
@@ -37,7 +37,7 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
 def resolve_nearest(
     section: ModelSection, tokenizer_vocab_size: int | None = None
 ) -> tuple[ModelConfig, Nearest | None]:
-    """As `resolve_model`; of a `config.json` that nothing trains here, the nearest decoder. Raises `UserError`."""
+    """As `resolve_model`, but takes the nearest decoder for a `config.json` that cannot be trained. Raises `UserError`."""
     try:
         return resolve_model(section, tokenizer_vocab_size), None
     except UserError as error:
@@ -49,7 +49,7 @@ def resolve_nearest(
 
 
 def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_size: int | None) -> ModelConfig:
-    """What was read, overridden by stated dimensions, completed and checked."""
+    """Overrides the values that were read by stated dimensions, completes and checks them."""
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
     values.update(stated)
@@ -142,8 +142,9 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
     "mtp_layers": ("mtp_loss",),
 }
+"""Keys that mean nothing where another is 0."""
 _EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1}
-"""Keys that mean nothing where the first is 0."""
+"""Values that work, for messages."""
 
 
 def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:

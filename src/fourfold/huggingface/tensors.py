@@ -1,4 +1,4 @@
-"""How released weights lie on disk: which tensors of a Hugging Face folder make up each of our parameters.
+"""The tensors of a Hugging Face folder that make up each of our parameters.
 
 In memory a block's experts are stacked, gate_up_proj [experts, 2, ffn, hidden] and down_proj [experts, hidden, ffn]. On disk each
 expert has tensors of its own (transformers 4, released files, and what transformers 5 writes), or they are stacked too, gate above
@@ -40,7 +40,7 @@ def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
 
 
 def present_forms(shapes: Shapes, present: Container[str]) -> dict[str, Form]:
-    """Of the accepted forms of every parameter, the one of which most is there."""
+    """The accepted form of every parameter of which most tensors are present."""
 
     def share(form: Form) -> float:
         return sum(piece.name in present for piece in form) / len(form)

@@ -1,4 +1,8 @@
-"""The families that fourfold trains, one file each, and the one that a model belongs to."""
+"""The families that fourfold trains, one file each, and the one that a model belongs to.
+
+To add a family: write a file with its record (`Family`), list it in `FAMILIES`, and add a small model of it to
+`tests/checkpoint/huggingface_models.py`. Tests of configs and weights then compare it with transformers.
+"""
 
 from typing import Any
 
@@ -14,7 +18,7 @@ from fourfold.huggingface.family import Family
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, MIXTRAL, QWEN3_MOE, DEEPSEEK_V3, GPT2, PHI3)
 }
-"""By `model_type`. Where several families have a model, the first one is its family."""
+"""Families by `model_type`. A model that several families can be belongs to the first."""
 CUSTOM = "custom"
 """A model that no Hugging Face family describes: it trains, and is not exported."""
 
