@@ -23,7 +23,7 @@ import torch.distributed as dist
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.steps import StepRunner, lowered
 from fourfold.config import parse_run
-from fourfold.config.hardware import Cluster, load_cluster
+from fourfold.hardware import Cluster, load_cluster
 from fourfold.program import lower_pipeline, memory_peak
 from fourfold.runtime.clock import StepClock
 from fourfold.simulate.run_prices import prices_for

@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.microbatch import Microbatch

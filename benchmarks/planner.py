@@ -23,8 +23,9 @@ from typing import Any
 
 import tomli_w
 
-from fourfold.config import ModelConfig, ModelSection, load_run, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelConfig, ModelSection, load_run
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.model.spec import step_flops_per_token
 from fourfold.plan.blocks import BlockShape

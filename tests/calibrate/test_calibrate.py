@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fourfold.cli.app import run
-from fourfold.config.hardware import load_cluster
 from fourfold.config.whole_file import write_whole
 from fourfold.cost.calibration import constants_of
+from fourfold.hardware import load_cluster
 
 RUN = """
 [model]

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fourfold.config import UserError, parse_run, resolve_model
-from fourfold.config.hardware import load_cluster, parse_cluster
+from fourfold.config import UserError, parse_run
 from fourfold.cost.calibration import Crowd, Curve, constants_of
 from fourfold.cost.masks import masked_share
+from fourfold.hardware import load_cluster, parse_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
 from fourfold.program.facts import Lowering

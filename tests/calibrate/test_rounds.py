@@ -9,8 +9,8 @@ from fourfold.calibrate.fit import PHASES
 from fourfold.calibrate.machine import measure_machine
 from fourfold.calibrate.rounds import LAYOUTS, Measured, drift, merged, slowest, step_tables
 from fourfold.calibrate.steps import lowered
-from fourfold.config.hardware import Cluster, Device, Tier
 from fourfold.cost.calibration import constants_of
+from fourfold.hardware import Cluster, Device, Tier
 from fourfold.simulate.durations import update_bytes
 from tests.calibrate.machine_table import crowd
 

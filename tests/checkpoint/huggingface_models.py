@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from fourfold.checkpoint import write_huggingface
-from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config import ModelConfig, ModelSection
 from fourfold.config.schema import RopeScaling
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
 
 LLAMA = ModelConfig(
@@ -26,6 +27,7 @@ DENSE = {
     "mistral window": replace(LLAMA, family="mistral", sliding_window=64),
     "qwen2": replace(LLAMA, family="qwen2", qkv_bias=True, tie_embeddings=True),
     "qwen3": replace(LLAMA, family="qwen3", qk_norm=True, head_dim=16),
+    "phi3": replace(LLAMA, family="phi3", sliding_window=64),
 }
 _SIZES: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "ffn_size": 48, "vocab_size": 96}
 _LATENT: dict[str, Any] = {
@@ -72,8 +74,14 @@ def loaded(folder: Path) -> Any:
     return theirs.eval()
 
 
-def as_in_memory(name: str, theirs: dict[str, Tensor]) -> Tensor:
+def as_in_memory(name: str, theirs: dict[str, Tensor], model: ModelConfig) -> Tensor:
     """transformers' own tensor of one of our parameters."""
+    query, key_value = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    fused = {
+        "q_proj": ("qkv_proj", 0, query), "k_proj": ("qkv_proj", query, key_value),
+        "v_proj": ("qkv_proj", query + key_value, key_value), "gate_proj": ("gate_up_proj", 0, model.ffn_size),
+        "up_proj": ("gate_up_proj", model.ffn_size, model.ffn_size),
+    }  # fmt: skip
     gpt2 = {
         "embed_tokens": "wte", "embed_positions": "wpe", "model.norm": "ln_f", "input_layernorm": "ln_1",
         "post_attention_layernorm": "ln_2", "o_proj": "attn.c_proj", "up_proj": "mlp.c_fc", "down_proj": "mlp.c_proj",
@@ -81,6 +89,10 @@ def as_in_memory(name: str, theirs: dict[str, Tensor]) -> Tensor:
     }  # fmt: skip
     if name in theirs:
         return theirs[name]
+    module = name.split(".")[-2]
+    if module in fused and name.replace(module, fused[module][0]) in theirs:
+        whole, start, rows = fused[module]
+        return theirs[name.replace(module, whole)][start : start + rows]
     key = next(key for key in gpt2 if key in name)
     parts = name.split(".")
     where = f"transformer.h.{parts[2]}." if parts[1] == "layers" else "transformer."
@@ -93,6 +105,6 @@ def check_same(model: ModelConfig, tensors: dict[str, Tensor], theirs: Any) -> N
     """Every parameter is the one that transformers computes with, bit for bit."""
     state = theirs.state_dict()
     for name, tensor in tensors.items():
-        assert torch.equal(as_in_memory(name, state).reshape(tensor.shape), tensor), name
+        assert torch.equal(as_in_memory(name, state, model).reshape(tensor.shape), tensor), name
     biases = [name for name in state if name.endswith("e_score_correction_bias")]
     assert len(biases) == (sum(map(model.is_moe, range(model.num_layers))) if model.is_latent else 0)

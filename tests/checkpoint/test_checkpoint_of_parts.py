@@ -21,7 +21,7 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.boxes import tiling_problem
 from fourfold.config import ModelConfig, RunFailure
-from fourfold.config.families import family_of
+from fourfold.huggingface import family_of
 from tests.checkpoint.ranks import ROLES, Run, layout_of
 
 DENSE = ModelConfig(3, 16, 4, 2, 4, 24, 32, max_position=64)

@@ -9,9 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fourfold.checkpoint import export_checkpoint
-from fourfold.checkpoint.released import balance_bias
-from fourfold.config import ModelSection, UserError, resolve_model
+from fourfold.config import ModelSection, UserError
 from fourfold.data.tokenizer import ByteTokenizer
+from fourfold.huggingface import resolve_model
+from fourfold.huggingface.tensors import balance_bias
 from tests.checkpoint.huggingface_models import LLAMA, MODELS, STATED, check_same, loaded, named_tensors, write
 from tests.checkpoint.ranks import MODEL, Run, layout_of
 

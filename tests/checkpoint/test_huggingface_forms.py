@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fourfold.checkpoint import WeightFolder
-from fourfold.checkpoint.released import released_form
 from fourfold.checkpoint.tensor_file import TensorEntry
 from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import ModelConfig, UserError
+from fourfold.huggingface.tensors import written_forms
 from fourfold.model.spec import build_segments
 from tests.checkpoint.huggingface_models import MODELS, named_tensors, write
 
@@ -41,11 +41,11 @@ def test_stacked_experts_and_those_of_the_other_families_are_read_too(tmp_path: 
 def _on_disk(folder: Path, model: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the files, in the form of a family."""
     folder.mkdir()
+    shapes = {spec.name: spec.shape for segment in build_segments(model) for spec in segment.parameters}
     entries = {
         piece.name: TensorEntry(piece.name, torch.float32, piece.shape)
-        for segment in build_segments(model)
-        for spec in segment.parameters
-        for piece in released_form(spec, model.family)
+        for form in written_forms(shapes, model.family).values()
+        for piece in form
     }
     write_weights(folder, model, [WeightFile("a.safetensors", tuple(entries.values()))], tensors.items())
     return dict(load_file(folder / "a.safetensors"))

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder, read_parameters, write_huggingface
-from fourfold.checkpoint.released import balance_bias
-from fourfold.config import ModelConfig, ModelSection, resolve_model
+from fourfold.config import ModelConfig, ModelSection
+from fourfold.huggingface import resolve_model
+from fourfold.huggingface.tensors import balance_bias
 from fourfold.model.spec import build_segments
 from tests.checkpoint.huggingface_models import DENSE, MODELS, check_same, loaded, named_tensors, write
 from tests.checkpoint.ranks import Run

@@ -7,7 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder
 from fourfold.cli.huggingface import import_
-from fourfold.config import load_run, resolve_model
+from fourfold.config import load_run
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import build_segments
 
 

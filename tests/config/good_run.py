@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fourfold.config import UserError, parse_run, resolve_model
+from fourfold.config import UserError, parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}

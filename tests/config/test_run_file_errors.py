@@ -98,7 +98,7 @@ WRONG_TYPES = [
     ("model.hidden_size", "wide"),
     ("model.tie_embeddings", "yes"),
     ("model.tie_embeddings", 1),
-    ("model.family", "bert"),
+    ("model.family", 8),
     ("model.router", "topk"),
     ("model.top_k", -1),
     ("model.capacity_factor", -0.5),

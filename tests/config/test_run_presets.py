@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config import UserError, dump_run, load_run, parse_run, resolve_model, run_preset_names
+from fourfold.config import UserError, dump_run, load_run, parse_run, run_preset_names
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 
 PUBLISHED = {  # devices, tokens a step, (tp, cp, pp, dp)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelSection, UserError, resolve_model
-from tests.config.good_run import MODEL, RUN, message_of, resolve
+from fourfold.config import ModelSection, UserError
+from fourfold.huggingface import resolve_model
+from tests.config.good_run import MODEL, RUN, message_of, resolve, with_key
 
 OFFER = re.compile(r"a value that works: (?:(\w+) = )?'?([\w.]+)'?")
 
@@ -49,6 +50,16 @@ def test_the_offered_value_works(key: str, changes: dict[str, Any], ranks: int |
     value = int(value) if isinstance(value, str) else value
     table[section][offered[1] or name] = value
     resolve(table, ranks)
+
+
+@pytest.mark.parametrize("family", ["bert", "", "Llama", "x" * 1000])
+def test_a_family_that_is_not_known_is_named_with_one_that_is(family: str) -> None:
+    table = with_key("model.family", family)
+    message = message_of(table)
+    assert f"model.family = {family!r}" in message
+    assert "custom" in message
+    table["model"]["family"] = message.rpartition("a value that works: ")[2]
+    resolve(table)
 
 
 @settings(max_examples=300, deadline=None)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fourfold.config.hardware import load_cluster
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import Fitted
 from fourfold.cost.prices import spared_copies
+from fourfold.hardware import load_cluster
 from fourfold.program.facts import Lowering
 from tests.support.priced import STACK, forward_of, lowered, prices_of
 

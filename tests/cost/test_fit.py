@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourfold.config.hardware import device_names
 from fourfold.cost.fitted import Fitted, fitted
+from fourfold.hardware import device_names
 from fourfold.validate import Case, translate
 from tests.support.published import ROWS
 

@@ -6,11 +6,11 @@ from importlib import resources
 
 import pytest
 
-from fourfold.config.hardware import load_device
 from fourfold.cost.fitted import ABOUT, Fitted, fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
+from fourfold.hardware import load_device
 from fourfold.validate import DEVICE_KEYS
 
 TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8"))

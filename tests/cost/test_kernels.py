@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config.hardware import load_device
 from fourfold.cost.kernels import Kernels, attention_seconds, kernel_seconds, pass_seconds, product_seconds
+from fourfold.hardware import load_device
 from fourfold.model.work import Attention, Pass, Product
 
 H100 = load_device("h100-sxm")

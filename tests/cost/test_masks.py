@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import ModelSection, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelSection
 from fourfold.config.run_file import parse_run
 from fourfold.cost.masks import Windows, masked_share
 from fourfold.cost.prices import Prices
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Product
 from fourfold.plan.request import Request

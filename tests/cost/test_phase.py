@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from fourfold.config.hardware import load_cluster
 from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
 from fourfold.cost.phase import whole
+from fourfold.hardware import load_cluster
 from fourfold.model.traffic import Traffic
 from fourfold.model.work import Join, Pass, Phase, Product, Start
 from fourfold.program import lower_pipeline

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import AXES, Layout, flat_layouts, resolve_layout
 from fourfold.layout.mesh import ORDERS, VIEWS
 from fourfold.model.spec import build_segments

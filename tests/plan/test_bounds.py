@@ -4,9 +4,10 @@ import random
 
 import pytest
 
-from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelConfig, ModelSection, UserError
 from fourfold.config.schema import PrecisionSection
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelSection, UserError
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
 from fourfold.plan.pricing import Priced, Pricer

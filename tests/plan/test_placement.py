@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelSection, UserError
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed

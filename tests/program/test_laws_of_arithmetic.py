@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given, settings
 
-from fourfold.config import ModelSection, resolve_model
+from fourfold.config import ModelSection
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import num_parameters, step_flops_per_token
 from fourfold.program import Lowering, lower_pipeline
 from tests.support.programs import make_facts

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from fourfold.config import ModelSection, resolve_model
+from fourfold.config import ModelSection
+from fourfold.huggingface import resolve_model
 from fourfold.model.spec import num_parameters
 from fourfold.program import Lowering, Op, Program, lower_pipeline, lower_step, memory_peak
 from tests.support.programs import make_facts

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelSection, load_run, preset_names, resolve_model, run_preset_names
+from fourfold.config import ModelSection, load_run, preset_names, run_preset_names
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import (
     Lowering,
@@ -258,7 +259,8 @@ import sys, time
 for blocked in ("torch", "transformers", "safetensors", "tokenizers", "numpy"):
     sys.modules[blocked] = None
 from pathlib import Path
-from fourfold.config import load_run, resolve_model
+from fourfold.config import load_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Lowering, lower_evaluation, lower_pipeline, memory_peak, verify
 start = time.process_time()

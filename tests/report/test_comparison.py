@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import UserError, dump_run, parse_run
-from fourfold.config.hardware import load_cluster
+from fourfold.hardware import load_cluster
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.program import lower_pipeline, memory_peak

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.microbatch import Microbatch
 from fourfold.program import lower_step, memory_peak

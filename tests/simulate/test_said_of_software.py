@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import ModelSection, UserError, resolve_model
-from fourfold.config.hardware import load_cluster
+from fourfold.config import ModelSection, UserError
 from fourfold.config.schema import PrecisionSection
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.model.work import Attention, Product
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Candidate, Request

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config import ModelConfig, load_run, resolve_model
-from fourfold.config.hardware import load_cluster, load_device
+from fourfold.config import ModelConfig, load_run
 from fourfold.cost.memory import DROPOUT_BYTES
+from fourfold.hardware import load_cluster, load_device
+from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run
 from fourfold.model.spec import step_flops_per_token
 from fourfold.model.work import Product

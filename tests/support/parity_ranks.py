@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_step, memory_peak
 from fourfold.program.facts import Lowering

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fourfold.config import ModelConfig, parse_run, resolve_model
-from fourfold.config.huggingface import to_config
+from fourfold.config import ModelConfig, parse_run
+from fourfold.huggingface import resolve_model, to_config
 from fourfold.layout import resolve_layout
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.facts import Lowering

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.config.huggingface import to_config
+from fourfold.huggingface import to_config
 from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from fourfold.config import resolve_model
-from fourfold.config.hardware import load_cluster
 from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices
 from fourfold.cost.fitted import Fitted
 from fourfold.cost.stack import Stack
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Phase
 from fourfold.program.facts import Lowering

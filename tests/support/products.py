@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from fourfold.config import UserError, parse_run, resolve_model
+from fourfold.config import UserError, parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_pipeline, verify
 from fourfold.program.facts import Lowering

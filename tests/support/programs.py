@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fourfold.config import ModelConfig, parse_run, resolve_model
+from fourfold.config import ModelConfig, parse_run
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import Instruction, Lowering, Op, Program, lower_evaluation, lower_pipeline
 from fourfold.program.facts import Transport

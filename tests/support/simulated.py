@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from fourfold.config.hardware import load_cluster
 from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
+from fourfold.hardware import load_cluster
 from fourfold.program import Lowering, Op
 from fourfold.simulate.durations import Durations
 from tests.support.programs import make_facts

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.config import dump_run, load_run, parse_run, resolve_model
+from fourfold.config import dump_run, load_run, parse_run
 from fourfold.data.prepare import prepare
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import lower_step
 from fourfold.program.facts import Lowering

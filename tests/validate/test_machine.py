@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config.hardware import load_device
+from fourfold.hardware import load_device
 from fourfold.validate import DEFAULTS, Case, Skip, translate
 from fourfold.validate.machine import link_rate
 from fourfold.validate.predict import case_cluster, predict_case

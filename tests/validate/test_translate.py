@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
 from fourfold.config.check_model import check_model
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule

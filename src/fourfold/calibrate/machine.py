@@ -10,9 +10,9 @@ from fourfold.calibrate.fit import fit_segments
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.rounds import Budget, Measured, Table, drift, layout_tables, measure_round, merged, step_tables
 from fourfold.calibrate.steps import lowered
-from fourfold.config.hardware import Cluster, Device, Tier
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.calibration import Crowd, constants_of
+from fourfold.hardware import Cluster, Device, Tier
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from fourfold.calibrate.clock import synchronize
-from fourfold.config import parse_run, resolve_model
+from fourfold.config import parse_run
 from fourfold.data.batches import Batch
+from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.program import lower_step
 from fourfold.program.facts import Lowering

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from fourfold.checkpoint.huggingface import write_huggingface
 from fourfold.checkpoint.reader import ParameterReader, read_parameters
-from fourfold.checkpoint.released import balance_bias, balance_bias_extra
+from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, UserError
+from fourfold.huggingface.tensors import balance_bias, has_balance_bias
 from fourfold.model.spec import build_segments
 
 
@@ -50,8 +51,10 @@ def export_checkpoint(
 
 
 def _balance_biases(reader: ParameterReader, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    if not has_balance_bias(model.family):
+        return
     for layer in range(model.num_layers + model.mtp_layers):
-        if model.family == "deepseek_v3" and balance_bias_extra(layer) in reader.extras:
+        if balance_bias_extra(layer) in reader.extras:
             yield balance_bias(layer), reader.extra(balance_bias_extra(layer))
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint import folders
-from fourfold.checkpoint.released import balance_bias, released_form
 from fourfold.checkpoint.tensor_file import TensorEntry
 from fourfold.checkpoint.weight_folder import INDEX, SINGLE
 from fourfold.checkpoint.weight_writer import WeightFile, write_weights
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunFailure, UserError
-from fourfold.config.huggingface import to_config
+from fourfold.huggingface import to_config
+from fourfold.huggingface.tensors import balance_bias, has_balance_bias, written_forms
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
 
@@ -36,8 +36,8 @@ def write_huggingface(
     """Writes `folder`, which must be new or empty, so that transformers loads it.
 
     `tensors`: (name, tensor) of every parameter of the model once, in any order; one is held at a time. A parameter may come in
-    several pieces along dim 0, in order. They are written in the form in which the family is released (`released.py`).
-    Balancing biases of DeepSeek-V3 (`released.balance_bias`) may be left out: then they are 0.
+    several pieces along dim 0, in order. They are written in the form in which the family is released (`huggingface/tensors.py`).
+    Balancing biases of DeepSeek-V3 (`balance_bias`) may be left out: then they are 0.
     `dtype`: the format written, `fp32`, `bf16` or `fp64`. `eos`: the id of the end-of-text token. `tokenizer_file`: a
     tokenizer.json. A file holds at most `max_shard_bytes`, or one tensor. The folder appears when it is complete.
     Raises `UserError` for what cannot be asked for, `RunFailure` when the disk does not take it.
@@ -100,11 +100,13 @@ def _plan(model: ModelConfig, dtype: torch.dtype, max_shard_bytes: float) -> lis
 def _entries(model: ModelConfig, dtype: torch.dtype) -> dict[str, TensorEntry]:
     """Every tensor on disk, in the order of the model."""
     entries: dict[str, TensorEntry] = {}
-    for segment in build_segments(model):
+    segments = build_segments(model)
+    forms = written_forms({spec.name: spec.shape for s in segments for spec in s.parameters}, model.family)
+    for segment in segments:
         for spec in segment.parameters:
-            for piece in released_form(spec, model.family):
+            for piece in forms[spec.name]:
                 entries[piece.name] = TensorEntry(piece.name, dtype, piece.shape)
-        if segment.moe and segment.layer is not None and model.family == "deepseek_v3":
+        if segment.moe and segment.layer is not None and has_balance_bias(model.family):
             name = balance_bias(segment.layer)
             entries[name] = TensorEntry(name, torch.float32, (model.num_experts,))
     return entries

@@ -82,3 +82,8 @@ def tensor_name(unit: str, role: str) -> str:
 def extra_name(name: str) -> str:
     """An extra tensor's name in a rank's file: `extra/b3.balance_bias`."""
     return f"extra/{name}"
+
+
+def balance_bias_extra(layer: int) -> str:
+    """The name of a router's balancing bias among the extra tensors."""
+    return f"b{layer}.balance_bias"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, box_numel, box_shape
-from fourfold.checkpoint.released import Piece, balance_bias, is_ignored, present_form
 from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import RunFailure, UserError
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, is_ignored, present_forms
 from fourfold.model.spec import Segment
 
 SINGLE = "model.safetensors"
@@ -33,7 +33,7 @@ class WeightFolder:
         self.folder = folder
         self._advice = f"download or export {folder} again"
         self._files: dict[str, TensorFile] = {}
-        self._forms: dict[str, list[Piece]] = {}
+        self._forms: dict[str, Form] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         if (folder / SINGLE).exists():
             file = TensorFile(folder / SINGLE, self._advice)
@@ -80,7 +80,7 @@ class WeightFolder:
         part = rows[(slice(None), *(slice(*interval) for interval in box[1:]))]
         return part.reshape(-1)[start - first * inner : end - first * inner]
 
-    def _read(self, piece: Piece, start: int, end: int) -> Tensor:
+    def _read(self, piece: TensorSlice, start: int, end: int) -> Tensor:
         """Elements [start, end) of the parameter, which this piece holds."""
         file = self._files[piece.name]
         first, last = start - piece.start, end - piece.start
@@ -98,13 +98,13 @@ class WeightFolder:
     def check_against(self, segments: Iterable[Segment]) -> None:
         """Raises one `UserError` that names all tensors which a model of these segments misses or cannot take.
 
-        From then on parameters are read by their names in memory, whichever form they have on disk (`released.forms`). Ignored:
+        From then on parameters are read by their names in memory, whichever form they have on disk. Ignored:
         `lm_head.weight` where the model ties its embeddings, buffers, modules of multi-token prediction.
         """
         segments = tuple(segments)
         specs = [spec for segment in segments for spec in segment.parameters]
-        self._forms = {spec.name: present_form(spec, self._files) for spec in specs}
         self._shapes = {spec.name: spec.shape for spec in specs}
+        self._forms = present_forms(self._shapes, self._files)
         wanted = {piece.name: piece.shape for form in self._forms.values() for piece in form}
         problems = []
         if missing := [name for name in wanted if name not in self._files]:

@@ -10,9 +10,9 @@ from typing import IO
 
 from torch import Tensor
 
-from fourfold.checkpoint.released import Piece, balance_bias, released_form
 from fourfold.checkpoint.tensor_file import TensorEntry, emit, header
 from fourfold.config import ModelConfig
+from fourfold.huggingface.tensors import Form, TensorSlice, balance_bias, has_balance_bias, written_forms
 from fourfold.model.spec import build_segments
 
 
@@ -32,7 +32,7 @@ class _Place:
     start: int
     entry: TensorEntry
 
-    def write(self, piece: Piece, tensor: Tensor, first: int) -> None:
+    def write(self, piece: TensorSlice, tensor: Tensor, first: int) -> None:
         """Writes elements of the parameter from `first` on that lie in `piece`. tensor [elements]."""
         size, values = self.entry.dtype.itemsize, tensor.to(self.entry.dtype)
         if piece.columns is None:
@@ -78,20 +78,20 @@ class _Expected:
     """What of the model's parameters has come so far."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self._forms: dict[str, tuple[tuple[int, ...], list[Piece]]] = {}
-        for segment in build_segments(model):
-            for spec in segment.parameters:
-                self._forms[spec.name] = (spec.shape, released_form(spec, model.family))
+        self._forms: dict[str, tuple[tuple[int, ...], Form]] = {}
+        shapes = {spec.name: spec.shape for segment in build_segments(model) for spec in segment.parameters}
+        for name, form in written_forms(shapes, model.family).items():
+            self._forms[name] = (shapes[name], form)
         self._biases = set()
-        if model.family == "deepseek_v3":
+        if has_balance_bias(model.family):
             self._biases = {
                 balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)
             }
         for name in self._biases:
-            self._forms[name] = ((model.num_experts,), [Piece(name, (model.num_experts,), 0, model.num_experts)])
+            self._forms[name] = ((model.num_experts,), [TensorSlice(name, (model.num_experts,), 0, model.num_experts)])
         self._came = dict.fromkeys(self._forms, 0)
 
-    def take(self, name: str, tensor: Tensor) -> tuple[list[Piece], int, int]:
+    def take(self, name: str, tensor: Tensor) -> tuple[Form, int, int]:
         """Where a parameter or its next rows go: (places, first element, last)."""
         if name not in self._came:
             raise ValueError(f"{name} is given twice or is no parameter of the model")

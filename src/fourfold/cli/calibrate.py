@@ -12,8 +12,8 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.config import RunFailure, UserError
-from fourfold.config.hardware import parse_cluster
 from fourfold.config.whole_file import write_whole
+from fourfold.hardware import parse_cluster
 from fourfold.launch.machine import memory_bytes, require_packages
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]

@@ -5,8 +5,9 @@ from typing import Literal
 
 import tomli_w
 
-from fourfold.config import RunConfig, RunFailure, UserError, parse_run, resolve_model
+from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
+from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder

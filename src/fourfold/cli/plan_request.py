@@ -6,11 +6,10 @@ from pathlib import Path
 
 from fourfold.cli.numbers import parse_number
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, load_run
-from fourfold.config.hardware import THIS, cluster_names, is_path, load_cluster, named_with
-from fourfold.config.huggingface_nearest import Nearest
-from fourfold.config.resolve_model import resolve_nearest
 from fourfold.config.run_file import parse_run
 from fourfold.cost.masks import Windows
+from fourfold.hardware import THIS, cluster_names, is_path, load_cluster, named_with
+from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.request import Candidate, Request

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from fourfold.cli.timeline import show_timeline
 from fourfold.config import UserError, load_run
-from fourfold.config.hardware import load_cluster
+from fourfold.hardware import load_cluster
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE

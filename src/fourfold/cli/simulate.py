@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.software import said_of
-from fourfold.config import RunConfig, UserError, load_run, resolve_model
-from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster
+from fourfold.config import RunConfig, UserError, load_run
+from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.report.campaign_words import campaign_lines
@@ -200,7 +201,7 @@ def _cluster_name(config: RunConfig, stated: str | None) -> str:
         ]
         raise UserError(
             f"--cluster is missing, and the run file's [cluster] names none; what works: --cluster dgx-h100:64, a cluster file, or "
-            f"one of {', '.join(shown)} and {len(known) - len(shown)} more in src/fourfold/config/clusters"
+            f"one of {', '.join(shown)} and {len(known) - len(shown)} more in src/fourfold/hardware/clusters"
         )
     return name
 

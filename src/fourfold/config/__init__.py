@@ -2,8 +2,8 @@
 
 from fourfold.config.errors import RunFailure, UserError, nearest
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.resolve_model import preset_names, resolve_model
-from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run, run_preset_names
+from fourfold.config.presets import preset_names, run_preset_names
+from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run
 from fourfold.config.schema import DTYPE_BYTES, ModelSection, RunConfig
 
 __all__ = [
@@ -19,6 +19,5 @@ __all__ = [
     "num_steps",
     "parse_run",
     "preset_names",
-    "resolve_model",
     "run_preset_names",
 ]

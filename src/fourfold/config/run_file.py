@@ -4,7 +4,6 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,23 +11,16 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fourfold.config.errors import UserError, nearest
+from fourfold.config.presets import RUN_PRESET, run_preset_text
 from fourfold.config.schema import RunConfig
 
 AUTO = "auto"
-RUN_PRESET = "preset:"
-"""What a run's name begins with where it is one of `run_preset_names` instead of a file."""
-
-
-def run_preset_names() -> list[str]:
-    """Runs of the literature, to be named as `preset:NAME` wherever a run file is."""
-    folder = resources.files("fourfold.config") / "runs"
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a run file, or the run `preset:NAME`, and applies the overrides in order. Raises `UserError` naming the key and what
     is allowed."""
-    text = _preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
+    text = run_preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -36,16 +28,6 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     for override in overrides:
         _apply_override(table, override)
     return parse_run(table, source=str(path))
-
-
-def _preset_text(name: str) -> str:
-    allowed = run_preset_names()
-    stem = name.removeprefix(RUN_PRESET)
-    if stem not in allowed:
-        near = nearest(stem, allowed)
-        hint = f"; did you mean {RUN_PRESET}{near}?" if near else ";"
-        raise UserError(f"{name}: no such run{hint} allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
-    return (resources.files("fourfold.config") / "runs" / f"{stem}.toml").read_text(encoding="utf-8")
 
 
 def _text(path: Path) -> str:

@@ -40,7 +40,6 @@ class YarnScaling(Section):
     mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
 
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
 Count = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0)]
 
@@ -55,7 +54,7 @@ class ModelSection(Section):
     preset: str | None = None
     hf: str | None = None
     initial: str | None = None
-    family: Family | None = None
+    family: str | None = None
     num_layers: Layers | None = None
     hidden_size: PositiveInt | None = None
     num_heads: PositiveInt | None = None

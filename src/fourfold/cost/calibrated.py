@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.config.hardware import Cluster
 from fourfold.cost.calibration import Calibration, Crowd, constants_of
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
+from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
 

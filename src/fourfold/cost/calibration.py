@@ -13,7 +13,7 @@ from math import exp, log
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster
+from fourfold.hardware import Cluster
 from fourfold.model.work import Attention, Pass, Product
 
 AGAIN = "run `fourfold calibrate` again"

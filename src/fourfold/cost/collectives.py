@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from fourfold.config.hardware import Cluster, Tier
 from fourfold.cost.links import Links
+from fourfold.hardware import Cluster, Tier
 from fourfold.layout import Layout
 from fourfold.program.instruction import sent_bytes
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fourfold.config.hardware import Device
+from fourfold.hardware import Device
 from fourfold.model.work import Attention, Pass, PassPart, Product
 
 TILE = 128

@@ -3,8 +3,8 @@
 from dataclasses import fields
 
 from fourfold.config import ModelConfig, RunConfig, UserError
-from fourfold.config.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
 from fourfold.config.schema import LayoutSection
+from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.search import search
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, resolve_model
+from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
 from fourfold.config.schema import DataSection
+from fourfold.huggingface import resolve_model
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
 from fourfold.program.facts import Lowering, Transport

@@ -5,6 +5,16 @@ from collections.abc import Callable
 
 from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.schema import LayoutSection
+from fourfold.layout.divisibility import (
+    max_stages,
+    sequence_multiple,
+    splits_experts,
+    splits_heads,
+    splits_tensors,
+    splits_tokens,
+    spreads_experts,
+    tensor_fault,
+)
 from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
 
 _SEARCHED = 100_000
@@ -69,7 +79,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
 
 
 def _check_stages(section: LayoutSection, model: ModelConfig) -> None:
-    segments, stages = model.num_layers + 2, section.pp * section.virtual_stages
+    segments, stages = max_stages(model), section.pp * section.virtual_stages
     if stages > segments:
         fit = segments // section.virtual_stages
         works = f"layout.pp = {fit}" if fit else f"layout.pp = {min(segments, section.pp)}, layout.virtual_stages = 1"
@@ -84,22 +94,14 @@ def _largest(limit: int, works: Callable[[int], bool]) -> int:
 
 
 def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
-    tp, kv = section.tp, model.num_heads if model.is_latent else model.num_kv_heads
-    sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
-    if model.has_dense_blocks:
-        sizes["model.ffn_size"] = model.ffn_size
-    if model.num_shared_experts:
-        sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size
-
-    def divides(degree: int) -> bool:
-        return all(size % degree == 0 for size in sizes.values()) and (kv % degree == 0 or degree % kv == 0)
-
-    if not divides(tp):
-        fit = f"a value that works: {_largest(tp, divides)}"
-        for key, size in sizes.items():
-            if size % tp:
-                raise UserError(f"layout.tp = {tp} does not divide {key} = {size}; {fit}")
-        raise UserError(f"layout.tp = {tp} neither divides model.num_kv_heads = {kv} nor is a multiple of it; {fit}")
+    tp = section.tp
+    fault = tensor_fault(model, tp)
+    if fault is not None:
+        key, size = fault
+        fit = f"a value that works: {_largest(tp, lambda d: splits_tensors(model, d))}"
+        if key == "model.num_kv_heads":
+            raise UserError(f"layout.tp = {tp} neither divides {key} = {size} nor is a multiple of it; {fit}")
+        raise UserError(f"layout.tp = {tp} does not divide {key} = {size}; {fit}")
     if section.sequence_parallel and tp == 1:
         raise UserError("layout.sequence_parallel = true needs layout.tp > 1; allowed: false")
 
@@ -113,21 +115,22 @@ def _check_context(section: LayoutSection, model: ModelConfig, sequence_length: 
     ulysses = cp if method == "ulysses" else int(match[1]) if match else 1
     heads = model.num_heads // section.tp
     if ulysses < 1 or cp % ulysses:
-        fit = _largest(cp, lambda d: cp % d == 0 and heads % d == 0)
+        fit = _largest(cp, lambda d: splits_heads(model, section.tp, cp, d))
         raise UserError(
             f"layout.cp_method = {method!r}: the ulysses degree {ulysses} does not divide layout.cp = {cp}; "
             f"a value that works: 'ring+ulysses:{fit}'"
         )
-    if heads % ulysses:
-        fit = _largest(ulysses, lambda d: heads % d == 0 and cp % d == 0)
+    if not splits_heads(model, section.tp, cp, ulysses):
+        fit = _largest(ulysses, lambda d: splits_heads(model, section.tp, cp, d))
         raise UserError(
             f"layout.cp_method = {method!r} splits {heads} heads (num_heads / tp) over {ulysses} ranks, which does not divide "
             f"them; a value that works: 'ring+ulysses:{fit}'"
         )
-    if cp > 1 and sequence_length % (2 * cp):
-        fit = -(-sequence_length // (2 * cp)) * 2 * cp
+    multiple = sequence_multiple(cp)
+    if sequence_length % multiple:
+        fit = -(-sequence_length // multiple) * multiple
         raise UserError(
-            f"batch.sequence_length = {sequence_length} is not a multiple of 2 x layout.cp = {2 * cp} (each rank has two chunks, "
+            f"batch.sequence_length = {sequence_length} is not a multiple of 2 x layout.cp = {multiple} (each rank has two chunks, "
             f"so that causal work is even); a value that works: {fit}"
         )
     return ulysses
@@ -142,31 +145,32 @@ def _check_experts(section: LayoutSection, model: ModelConfig, dp_shard: int) ->
                     f"layout.{key} = {degree} needs a model with experts, and model.num_experts = 0; allowed: 1"
                 )
         return
-    if model.num_experts % ep:
-        fit = _largest(ep, lambda d: model.num_experts % d == 0)
+    if not splits_experts(model, ep):
+        fit = _largest(ep, lambda d: splits_experts(model, d))
         raise UserError(
             f"layout.ep = {ep} does not divide model.num_experts = {model.num_experts}; a value that works: {fit}"
         )
-    if model.moe_ffn_size % etp:
-        fit = _largest(etp, lambda d: model.moe_ffn_size % d == 0)
+    if not splits_experts(model, ep, etp):
+        fit = _largest(etp, lambda d: splits_experts(model, ep, d))
         raise UserError(
             f"layout.etp = {etp} does not divide model.moe_ffn_size = {model.moe_ffn_size}; a value that works: {fit}"
         )
     ranks = dp_shard * section.cp * section.tp
-    if ranks % (ep * etp):
-        fit = _largest(ep, lambda d: model.num_experts % d == 0 and ranks % (d * etp) == 0) if ranks % etp == 0 else 1
+    if not spreads_experts(ranks, ep, etp):
+        both = ranks % etp == 0
+        fit = _largest(ep, lambda d: splits_experts(model, d) and spreads_experts(ranks, d, etp)) if both else 1
         raise UserError(
             f"layout.ep x layout.etp = {ep} x {etp} does not divide dp_shard x cp x tp = {dp_shard} x {section.cp} x "
             f"{section.tp} = {ranks}, the ranks that experts are spread over; values that work: ep = {fit}"
-            + (f", etp = {etp}" if ranks % etp == 0 else ", etp = 1")
+            + (f", etp = {etp}" if both else ", etp = 1")
         )
 
 
 def _check_tokens(layout: Layout, model: ModelConfig) -> None:
     """Tokens that tensor-parallel ranks share out must come out even."""
-    if layout.tp > 1 and (layout.sequence_parallel or model.num_experts) and layout.tokens % layout.tp:
+    if not splits_tokens(model, layout.tokens, layout.tp, layout.sequence_parallel):
         why = "layout.sequence_parallel = true" if layout.sequence_parallel else "a mixture of experts"
-        unit = layout.tp * 2 * layout.cp if layout.cp > 1 else layout.tp
+        unit = layout.tp * sequence_multiple(layout.cp)
         fit = -(-layout.sequence_length // unit) * unit
         raise UserError(
             f"{why} splits a microbatch of {layout.tokens} tokens (microbatch_sequences x sequence_length / cp) over "

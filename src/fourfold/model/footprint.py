@@ -201,7 +201,7 @@ class _Rank:
         losses(self.env, x, self.batch, self.weights)
         forward, forward_peak = recording.phase(), recording.peak
         recording.begin()
-        total, grad = losses_backward(self.env, x, self.batch, self.weights, self.ops.outside((depths,), "int64"))
+        _, grad = losses_backward(self.env, x, self.batch, self.weights, self.ops.outside((depths,), "int64"))
         return Footprint(
             saved_bytes=0,
             output_bytes=0,

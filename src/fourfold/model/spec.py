@@ -253,18 +253,39 @@ def num_active_parameters(model: ModelConfig) -> int:
     return sum(u.numel * model.top_k // model.num_experts if u.domain == "expert" else u.numel for u in units)
 
 
-def step_flops_per_token(model: ModelConfig, sequence_length: int) -> float:
-    """Useful FLOPs of one training step per token: 6 per parameter of a matrix product that a token passes (forward 2,
-    backward 4), and causal attention at half the full matrix: 3 * num_layers * num_heads * (query + value width) *
-    sequence_length (Chowdhery et al. 2022, appendix B, halved for causality). A module of multi-token prediction is a block
-    with a projection, and one more pass over the unembedding. Recomputation is not counted."""
-    matrices = 0
-    for segment in build_segments(model):
-        for unit in segment.own:
-            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1 and p.name != POSITIONS)
-            share = model.top_k / model.num_experts if unit.domain == "expert" else 1
-            matrices += int(elements * share) if segment.kind != "embedding" or model.tie_embeddings else 0
+FLOPS_CONVENTIONS = ("causal", "full", "hardware", "6nd")
+
+
+def step_flops_per_token(
+    model: ModelConfig, sequence_length: int, convention: str = "causal", recompute: str = "none"
+) -> float:
+    """Model FLOPs of one training step per token: 6 for each weight of a matmul that the token passes (forward 2, backward 4), and
+    attention, 6 * num_layers * num_heads * (key + value width) * sequence_length for the full matrix (Chowdhery et al. 2022,
+    appendix B). An MTP module is a block with a projection, and one more pass over the unembedding.
+
+    `convention`, one of `FLOPS_CONVENTIONS`: `causal` counts half of the attention matrix, `full` all of it; `hardware` is `full`
+    and what `recompute` (none, selective, full) repeats (Narayanan et al. 2021, equation 3, for full); `6nd` is 6 for each
+    parameter that the token passes, embedding included, and no attention.
+    """
+    blocks, head = matmul_weights(model)
+    if convention == "6nd":
+        embedding = 0 if model.tie_embeddings else model.vocab_size * model.hidden_size
+        return 6.0 * (blocks + head + embedding)
     widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
-    matrices += model.mtp_layers * model.vocab_size * model.hidden_size
-    attention = 0.5 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
-    return 6.0 * matrices + 6.0 * attention
+    attention = 2.0 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
+    if convention == "causal":
+        attention /= 2
+    passes = 4.0 if convention == "hardware" and recompute == "full" else 3.0
+    again = attention if convention == "hardware" and recompute == "selective" else 0.0
+    return passes * (2.0 * blocks + attention) + again + 6.0 * head
+
+
+@lru_cache(maxsize=64)
+def matmul_weights(model: ModelConfig) -> tuple[int, int]:
+    """Weights of the matmuls that one token passes: (of all blocks, of the head). MTP modules pass the head's again."""
+    blocks = 0
+    for segment in build_segments(model):
+        for unit in segment.own if segment.kind == "block" else ():
+            elements = sum(p.numel for p in unit.parameters if len(p.shape) > 1)
+            blocks += elements * model.top_k // model.num_experts if unit.domain == "expert" else elements
+    return blocks, (1 + model.mtp_layers) * model.vocab_size * model.hidden_size

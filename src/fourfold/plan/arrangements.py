@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fourfold.layout.divisibility import spreads_experts
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline, pipelines, shards
@@ -61,10 +62,9 @@ def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
 
 def _sharding(shape: BlockShape, dp: int) -> list[tuple[int, int]]:
     """(dp_shard, ZeRO stage) within dp replicas. Without ZeRO the division means nothing; without shards there is no ZeRO."""
-    experts = shape.ep * shape.etp
     rows = []
     for shard in shards(dp):
-        if (shard * shape.cp * shape.tp) % experts:
+        if not spreads_experts(shard * shape.cp * shape.tp, shape.ep, shape.etp):
             continue
         for zero in (0, 1, 2, 3):
             if zero == 0 and shard != dp:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, resized
+from fourfold.hardware import Cluster, resized
 from fourfold.plan.bound import Bounder
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.hardware import Cluster
+from fourfold.hardware import Cluster
 from fourfold.plan.bound import Bounder
 from fourfold.plan.fewest import between, fits_at_all, sizes
 from fourfold.plan.pricing import Priced

@@ -8,11 +8,12 @@ ZeRO-1 over what is left; of recomputing nothing, some and all, and of a few siz
 from dataclasses import fields
 from itertools import product
 
+from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.space import RECOMPUTE, splits_tensors
+from fourfold.plan.space import RECOMPUTE
 
 MICROBATCHES = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
@@ -26,7 +27,7 @@ def prescribed(request: Request) -> Priced | None:
     )
     experts = 1
     if model.num_experts:
-        experts = max(d for d in range(1, node + 1) if model.num_experts % d == 0 and request.devices % d == 0)
+        experts = max(d for d in range(1, node + 1) if splits_experts(model, d) and request.devices % d == 0)
         tensor = 1
     bounder, pricer, fitting = Bounder(request), Pricer(request), list[Priced]()
     for policy, sequences in product(RECOMPUTE, MICROBATCHES):
@@ -44,7 +45,7 @@ def prescribed(request: Request) -> Priced | None:
 def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
     """Numbers of stages that divide the ranks and the batch, those first that have as many microbatches as stages."""
     divisions: list[tuple[bool, int]] = []
-    for pp in range(1, min(request.devices, request.model.num_layers + 2) + 1):
+    for pp in range(1, min(request.devices, max_stages(request.model)) + 1):
         microbatches, rest = divmod(request.global_sequences * pp, ranks * sequences)
         if ranks % pp == 0 and rest == 0 and microbatches:
             divisions.append((microbatches < pp, pp))
@@ -62,7 +63,7 @@ def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
 
 
 def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str, sequences: int) -> Candidate:
-    stages = max(1, min(4, (request.model.num_layers + 2) // pp)) if pp > 1 else 1
+    stages = max(1, min(4, max_stages(request.model) // pp)) if pp > 1 else 1
     return Candidate(
         pp=pp,
         schedule="interleaved_1f1b" if stages > 1 else "1f1b",

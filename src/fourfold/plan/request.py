@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
-from fourfold.config.hardware import Cluster
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.masks import Windows, share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
+from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.layout.mesh import Outermost
 from fourfold.program.facts import Lowering, Transport

@@ -4,6 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
+from fourfold.layout.divisibility import (
+    max_stages,
+    sequence_multiple,
+    splits_experts,
+    splits_heads,
+    splits_tensors,
+    splits_tokens,
+    spreads_experts,
+)
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.schedule.fixed import V_SHAPED
@@ -47,51 +56,41 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
         if not splits_tensors(model, tp):
             continue
         for cp in _divisors(devices // tp, MAX_CONTEXT):
-            if cp > 1 and request.sequence_length % (2 * cp * (tp if tp > 1 else 1)):
+            if cp > 1 and request.sequence_length % (sequence_multiple(cp) * tp):
                 continue
             for method in _context_methods(request, tp, cp):
                 for ep, etp in _expert_degrees(model, devices, tp):
                     for microbatch in (1, 2, 4, 8, 16):
                         if request.global_sequences % microbatch or microbatch > request.global_sequences:
                             continue
-                        if tp > 1 and (microbatch * request.sequence_length // cp) % tp:
+                        tokens = microbatch * request.sequence_length // cp
+                        if not splits_tokens(model, tokens, tp, sequence_parallel=True):
                             continue
                         for policy in RECOMPUTE:
                             yield BlockShape(tp, cp, method, ep, etp, microbatch, policy)
-
-
-def splits_tensors(model: ModelConfig, tp: int) -> bool:
-    """Whether heads, vocabulary and feed-forwards divide by tp."""
-    kv = model.num_heads if model.is_latent else model.num_kv_heads
-    sizes = [model.num_heads, model.vocab_size]
-    if model.has_dense_blocks:
-        sizes.append(model.ffn_size)
-    if model.num_shared_experts:
-        sizes.append(model.num_shared_experts * model.moe_ffn_size)
-    return all(size % tp == 0 for size in sizes) and (kv % tp == 0 or tp % kv == 0)
 
 
 def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
     """Of the mixed ones that whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
     if cp == 1:
         return ["ring"]
-    heads, inside = request.model.num_heads // tp, request.cluster.node_devices // tp
-    mixed = [f"ring+ulysses:{u}" for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and heads % u == 0]
-    return ["ring", "all_gather", *(["ulysses"] if heads % cp == 0 else []), *mixed[-1:]]
+    model, inside = request.model, request.cluster.node_devices // tp
+    degrees = [u for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and splits_heads(model, tp, cp, u)]
+    mixed = [f"ring+ulysses:{u}" for u in degrees[-1:]]
+    return ["ring", "all_gather", *(["ulysses"] if splits_heads(model, tp, cp, cp) else []), *mixed]
 
 
 def _expert_degrees(model: ModelConfig, devices: int, tp: int) -> list[tuple[int, int]]:
     """Expert parallelism, with experts whole or split like the rest by tp."""
     if not model.num_experts:
         return [(1, 1)]
-    degrees = [ep for ep in _divisors(model.num_experts, 1024) if devices % ep == 0]
-    split = [tp] if tp > 1 and model.moe_ffn_size % tp == 0 else []
-    return [(ep, etp) for ep in degrees for etp in (1, *split) if devices % (ep * etp) == 0]
+    pairs = [(ep, etp) for ep in _divisors(model.num_experts, 1024) for etp in ((1, tp) if tp > 1 else (1,))]
+    return [(ep, etp) for ep, etp in pairs if splits_experts(model, ep, etp) and spreads_experts(devices, ep, etp)]
 
 
 def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
     """Every division of `ranks` replicas' places into stages, with the schedules worth running."""
-    segments = request.model.num_layers + 2
+    segments = max_stages(request.model)
     for pp in _divisors(ranks, segments):
         if pp == 1:
             yield Pipeline(1, "1f1b", 1, 0.0, 0.0)

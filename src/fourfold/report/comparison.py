@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import mean, median
 
 from fourfold.config import UserError
-from fourfold.config.hardware import THIS, Cluster, load_cluster
+from fourfold.hardware import THIS, Cluster, load_cluster
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.program import Program, digest, lower_pipeline, memory_peak

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fourfold.config.hardware import cluster_names, load_cluster
+from fourfold.hardware import cluster_names, load_cluster
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.result import Plan

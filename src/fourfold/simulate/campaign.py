@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.config.hardware import Cluster
+from fourfold.hardware import Cluster
 from fourfold.program.facts import Lowering
 from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
 

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fourfold.config import RunConfig, UserError, nearest
-from fourfold.config.hardware import Cluster, cluster_names, load_cluster
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
+from fourfold.hardware import Cluster, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.facts import Lowering, Transport
 

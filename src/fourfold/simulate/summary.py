@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.config.hardware import Device
+from fourfold.hardware import Device
 from fourfold.model.spec import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.step import IDLE, StepPrediction

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from fourfold.checkpoint import latest_checkpoint
-from fourfold.config import RunFailure, load_run, num_steps, resolve_model
+from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
+from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step

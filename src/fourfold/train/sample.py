@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from fourfold.checkpoint import latest_checkpoint, read_parameters
-from fourfold.checkpoint.released import balance_bias_extra
-from fourfold.config import ModelConfig, RunFailure, UserError, load_run, resolve_model
+from fourfold.checkpoint.unit_shard import balance_bias_extra
+from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.data.prepared import open_prepared
+from fourfold.huggingface import resolve_model
 from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_forward

@@ -15,7 +15,7 @@ from fourfold.checkpoint import (
     save_checkpoint,
     unit_shard,
 )
-from fourfold.checkpoint.released import balance_bias_extra
+from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import DTYPE_BYTES, RunConfig
 from fourfold.layout import FlatLayout
 from fourfold.program.facts import Lowering

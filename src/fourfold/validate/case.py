@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fourfold.config import ModelConfig
-from fourfold.config.hardware import Device
 from fourfold.cost.stack import Dispatcher
+from fourfold.hardware import Device
 from fourfold.validate.flops import step_flops
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]

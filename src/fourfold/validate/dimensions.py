@@ -6,8 +6,7 @@ from typing import Any
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
-from fourfold.config.families import family_of
-from fourfold.config.huggingface_nearest import gated_width
+from fourfold.huggingface import family_of, gated_width
 from fourfold.validate.case import Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row, StatedModel

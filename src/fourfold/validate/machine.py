@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from fourfold.config.hardware import Device, Tier, cluster_names, load_cluster, load_device
+from fourfold.hardware import Device, Tier, cluster_names, load_cluster, load_device
 from fourfold.validate.case import Network, Untranslatable
 from fourfold.validate.defaults import Filled
 from fourfold.validate.row import Row, StatedHardware

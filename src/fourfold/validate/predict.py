@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.hardware import Cluster, Tier
 from fourfold.config.run_file import parse_run
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
+from fourfold.hardware import Cluster, Tier
 from fourfold.layout import resolve_layout
 from fourfold.program.facts import Lowering
 from fourfold.simulate.run_prices import fitted_prices

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from fourfold.config.errors import UserError, nearest
-from fourfold.config.hardware_schema import (
+from fourfold.hardware.schema import (
     CLUSTER_EXTRA,
     MAX_DEVICES,
     ClusterTable,
@@ -18,21 +18,8 @@ from fourfold.config.hardware_schema import (
     check_calibration,
     check_tiers,
 )
-from fourfold.config.hardware_size import resize
-from fourfold.config.hardware_types import PEAK_BITS, Cluster, Device, Tier
-
-__all__ = [
-    "PEAK_BITS",
-    "Cluster",
-    "Device",
-    "Tier",
-    "cluster_names",
-    "device_names",
-    "load_cluster",
-    "load_device",
-    "parse_cluster",
-    "parse_device",
-]
+from fourfold.hardware.size import resize
+from fourfold.hardware.types import Cluster, Device, Tier
 
 MAX_FILE_BYTES = 2 * 2**20
 MAX_LINE_DOTS = 50
@@ -67,12 +54,12 @@ def load_cluster(name: str) -> Cluster:
 
 
 def is_path(name: str) -> bool:
-    """Whether a cluster or a device of that name is a file of a person's own."""
+    """Whether the name of a cluster or a device is the path of a file."""
     return name.endswith(".toml") or "/" in name or "\\" in name or ".toml:" in name
 
 
 def named_with(name: str, devices: int) -> str:
-    """What `load_cluster` takes for another number of the devices of the cluster `name`."""
+    """The name under which `load_cluster` gives the cluster `name` with another number of devices."""
     return f"{_split(name)[0]}:{devices}"
 
 
@@ -164,7 +151,7 @@ def _split(name: str) -> tuple[str, int | None]:
 
 
 def _names(folder: str) -> list[str]:
-    files = (resources.files("fourfold.config") / folder).iterdir()
+    files = (resources.files("fourfold.hardware") / folder).iterdir()
     return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
 
 
@@ -185,7 +172,7 @@ def _find(name: str, folder: str) -> tuple[str, str]:
             f"{folder.removesuffix('s')} {brief(name)} is unknown; {hint}"
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
         )
-    return (resources.files("fourfold.config") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
+    return (resources.files("fourfold.hardware") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a device, a tier of the network and a cluster are: figures with units, and the peak of a number format."""
+"""Devices, tiers of the network and clusters: figures with units, and the peak of a number format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _NEXT: dict[str, tuple[str, ...]] = {
     "fp32": ("fp64",),
     "fp64": (),
 }
-"""Where a device does not state a format: the formats that can do its work, nearest first."""
+"""Formats that stand in where a device does not state one, nearest first."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Cluster:
 
     @property
     def all_tiers(self) -> tuple[Tier, ...]:
-        """Of all of the file's devices."""
+        """The tiers of all of the file's devices."""
         return self.whole or self.tiers
 
     @property

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fourfold.config import ModelConfig, ModelSection, preset_names, resolve_model
-from fourfold.config.huggingface import to_config
+from fourfold.config import ModelConfig, ModelSection, preset_names
+from fourfold.huggingface import resolve_model, to_config
 from fourfold.model.spec import num_active_parameters, num_parameters
 
 PUBLISHED = {

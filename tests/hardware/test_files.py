@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.config.hardware import load_cluster, load_device, parse_cluster
-from fourfold.config.hardware_schema import ClusterTable, DeviceTable, TierTable
+from fourfold.hardware import load_cluster, load_device, parse_cluster
+from fourfold.hardware.schema import ClusterTable, DeviceTable, TierTable
 
 NODE: dict[str, Any] = {
     "name": "nvlink",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import UserError
-from fourfold.config.hardware import (
+from fourfold.hardware import (
     PEAK_BITS,
     Cluster,
     cluster_names,
@@ -273,7 +273,7 @@ def test_a_cluster_can_be_hashed_and_sent_to_another_process() -> None:
 
 
 def test_hardware_needs_no_torch() -> None:
-    code = "import sys; from fourfold.config.hardware import load_cluster as load; load('dgx-1-v100')"
+    code = "import sys; from fourfold.hardware import load_cluster as load; load('dgx-1-v100')"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], check=True, timeout=60)
 
 

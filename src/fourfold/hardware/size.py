@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from fourfold.config.errors import UserError
-from fourfold.config.hardware_types import Tier
+from fourfold.hardware.types import Tier
 
 
 def resize(tiers: tuple[Tier, ...], devices: int, where: str) -> tuple[Tier, ...]:
@@ -97,7 +97,7 @@ def _shapes(bounds: tuple[int, ...], devices: int) -> list[tuple[int, ...]]:
 
 
 def _advice(tier: Tier, devices: int, grows: bool) -> str:
-    """What is wrong with a number of devices, and the nearest that are right."""
+    """The words that say why a number of devices does not fit, and the nearest ones that do."""
     if tier.kind != "torus":
         lower = devices // tier.devices * tier.devices
         part = f", nor equal parts in multiples of {tier.part_multiple}" if tier.part_multiple else ""

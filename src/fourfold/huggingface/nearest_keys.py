@@ -1,11 +1,11 @@
-"""What `config.json` calls a decoder's sizes, family by family: names, values that a family leaves out, kinds of feed-forward."""
+"""Keys of any decoder's `config.json`: names of sizes, defaults of families, kinds of feed-forward."""
 
 from typing import Any
 
-from fourfold.config.huggingface_values import number
+from fourfold.huggingface.key import number
 
 TEXT = ("text_config", "language_config", "llm_config")
-"""Where a model of text and pictures describes its decoder."""
+"""Keys under which a model of text and pictures describes its decoder."""
 _NESTED = ("attn_config", "ffn_config")
 _NAMES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -52,14 +52,14 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {"n_positions": 1024},
     "llama4_text": {"n_shared_experts": 1, "head_dim": 128},
 }
-"""What transformers takes where a family's `config.json` leaves it out, as far as files are known that do."""
+"""Values that transformers takes where a family's `config.json` leaves a key out; only for keys that known files leave out."""
 _GATED = ("gemma", "t5gemma", "vaultgemma", "modernbert", "grok", "bitnet")
-"""How families begin whose feed-forward of another activation has a gate all the same."""
+"""Beginnings of families whose feed-forward has a gate, though its activation is not silu."""
 _NO_GATE = ("mpt", "bloom", "falcon", "RefinedWeb", "RefinedWebModel", "gpt_neox", "gptj", "opt", "gpt2")
 
 
 def is_gated(family: str, activation: str | None) -> bool:
-    """Whether the feed-forward has a gate, which no `config.json` says: one of silu has, others have not but in few families."""
+    """Whether the feed-forward has a gate. No `config.json` says it: with silu it has, otherwise in few families."""
     if activation is None:
         return family not in _NO_GATE
     return activation in ("silu", "swish", "swiglu") or family.startswith(_GATED)
@@ -103,5 +103,5 @@ def sizes(raw: dict[str, Any], source: str) -> dict[str, int]:
 
 
 def name_of(key: str) -> str:
-    """What most families call a size of ours."""
+    """The key that most families have for a size of ours."""
     return _NAMES[key][1 if key == "ffn_size" else 0]

@@ -3,32 +3,34 @@
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.huggingface_values import number
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.schema import RopeScaling, YarnScaling
+from fourfold.huggingface.key import number
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def read_rope(raw: dict[str, Any], values: dict[str, Any], source: str) -> None:
-    """Fills `rope_theta` and `rope_scaling` or `yarn_scaling`. Raises `UserError` for another kind of scaling."""
+def read_rope(raw: dict[str, Any], values: dict[str, Any], types: tuple[str, ...], source: str) -> None:
+    """Fills `rope_theta` and `rope_scaling` or `yarn_scaling`. `types`: the kinds of scaling that the family has. Raises
+    `UserError` for another kind."""
     for key in ("rope_scaling", "rope_parameters"):
         if not isinstance(raw.get(key) or {}, dict):
             raise UserError(f"{source}: {key} = {raw[key]!r} must be an object or null")
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    theta = rope.get("rope_theta", raw.get("rope_theta"))
-    if theta is not None:
-        values["rope_theta"] = number(theta, "rope_theta", source, float)
+    if rope.get("rope_theta") is not None:
+        values["rope_theta"] = number(rope["rope_theta"], "rope_theta", source, float)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise UserError(
+            f"{source}: partial_rotary_factor = {rope['partial_rotary_factor']!r} is not supported; allowed: 1.0"
+        )
+    if kind not in types:
+        raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: {', '.join(map(repr, types))}")
     if kind == "llama3":
         values["rope_scaling"] = _llama3(rope, source)
     elif kind == "yarn":
         values["yarn_scaling"] = _yarn(rope, source)
-    else:
-        raise UserError(f"{source}: rope_type = {kind!r} is not supported; allowed: 'default', 'llama3', 'yarn'")
 
 
 def _llama3(rope: dict[str, Any], source: str) -> RopeScaling:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.huggingface import parse_config, to_config
 from fourfold.config.schema import YarnScaling
-from tests.config.architectures import LATENT, MODELS, resolve
+from fourfold.huggingface import parse_config, to_config
+from tests.huggingface.architectures import LATENT, MODELS, resolve
 
 
 def _read(raw: dict[str, Any], folder: Path) -> ModelConfig:

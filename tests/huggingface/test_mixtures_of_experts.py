@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run, resolve_model
-from fourfold.config.huggingface import parse_config, to_config
-from tests.config.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
+from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run
+from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
+from tests.huggingface.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
 
 
 def test_what_is_left_out_follows_from_what_is_stated() -> None:
@@ -55,13 +55,12 @@ def _group(optional: dict[str, Any], **required: Any) -> st.SearchStrategy[dict[
     return st.just({}) | st.fixed_dictionaries(required, optional=optional)
 
 
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
 BASE = st.fixed_dictionaries(
     {
         "num_layers": st.integers(2, 4), "num_heads": st.sampled_from([2, 4]), "hidden_size": st.sampled_from([24, 32]),
         "ffn_size": st.integers(1, 64),
     },
-    optional={"family": st.sampled_from(FAMILIES), "tie_embeddings": st.booleans()},
+    optional={"family": st.sampled_from([*FAMILIES, "custom"]), "tie_embeddings": st.booleans()},
 )  # fmt: skip
 EXPERTS = _group(
     {

@@ -1,28 +1,21 @@
-"""From a run file's `[model]` to a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
+"""Turns a run file's `[model]` into a complete and checked `ModelConfig`: preset or Hugging Face folder, dimensions, rules."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import huggingface
 from fourfold.config.check_model import check_model
-from fourfold.config.errors import UserError
-from fourfold.config.families import IMPLIED, family_of
-from fourfold.config.huggingface_nearest import Nearest, nearest_model
+from fourfold.config.errors import UserError, nearest
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.schema import ModelSection, RopeScaling, YarnScaling
+from fourfold.config.presets import model_preset
+from fourfold.config.schema import ModelSection
+from fourfold.huggingface.config_json import load_config, read_config
+from fourfold.huggingface.families import CUSTOM, FAMILIES, family_of
+from fourfold.huggingface.nearest import Nearest, nearest_model
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
-"""Keys that, stated beside a preset, make its `head_dim` follow from them anew."""
-
-
-def preset_names() -> list[str]:
-    """Names that `model.preset` takes."""
-    folder = resources.files("fourfold.config") / "presets"
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+"""Keys that replace a preset's `head_dim` by the one that follows from them."""
 
 
 def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None) -> ModelConfig:
@@ -35,28 +28,28 @@ def resolve_model(section: ModelSection, tokenizer_vocab_size: int | None = None
     if section.preset is not None and section.hf is not None:
         raise UserError("model.preset and model.hf are both stated; keep one of them")
     if section.preset is not None:
-        values = _load_preset(section.preset)
+        values = model_preset(section.preset)
     elif section.hf is not None:
-        values = huggingface.read_config(Path(section.hf))
+        values = read_config(Path(section.hf))
     return _resolved(values, section, tokenizer_vocab_size)
 
 
 def resolve_nearest(
     section: ModelSection, tokenizer_vocab_size: int | None = None
 ) -> tuple[ModelConfig, Nearest | None]:
-    """As `resolve_model`; of a `config.json` that nothing trains here, the nearest decoder. Raises `UserError`."""
+    """As `resolve_model`, but takes the nearest decoder for a `config.json` that cannot be trained. Raises `UserError`."""
     try:
         return resolve_model(section, tokenizer_vocab_size), None
     except UserError as error:
         if section.hf is None or section.preset is not None:
             raise
-        near = nearest_model(huggingface.load_config(Path(section.hf)), str(Path(section.hf) / "config.json"))
+        near = nearest_model(load_config(Path(section.hf)), str(Path(section.hf) / "config.json"))
         near = replace(near, refused=str(error))
     return _resolved(dict(near.values), section, tokenizer_vocab_size), near
 
 
 def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_size: int | None) -> ModelConfig:
-    """What was read, overridden by stated dimensions, completed and checked."""
+    """Overrides the values that were read by stated dimensions, completes and checks them."""
     known = {f.name for f in fields(ModelConfig)}
     stated = {key: getattr(section, key) for key in known if getattr(section, key, None) is not None}
     values.update(stated)
@@ -67,8 +60,15 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     if "vocab_size" not in values and tokenizer_vocab_size is not None:
         multiple = section.vocab_multiple or 64
         values["vocab_size"] = -(-tokenizer_vocab_size // multiple) * multiple
-    for key, value in IMPLIED.get(values.get("family", ""), {}).items():
-        values.setdefault(key, value)
+    name = values.get("family", CUSTOM)
+    if name in FAMILIES:
+        values = {**FAMILIES[name].implied, **values}
+    elif name != CUSTOM:
+        names = (*FAMILIES, CUSTOM)
+        raise UserError(
+            f"model.family = {name!r} is unknown; allowed: {', '.join(names)}; a value that works: "
+            f"{nearest(name, names) or 'llama'}"
+        )
     _drop_unused(values, stated)
     config = _complete(values, section.hf)
     if tokenizer_vocab_size is not None and config.vocab_size < tokenizer_vocab_size:
@@ -77,17 +77,6 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
             f"leave it out, or state at least {tokenizer_vocab_size}"
         )
     return config
-
-
-def _load_preset(name: str) -> dict[str, Any]:
-    if name not in preset_names():
-        raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
-    text = (resources.files("fourfold.config") / "presets" / f"{name}.toml").read_text()
-    values = tomllib.loads(text)
-    for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
-        if key in values:
-            values[key] = kind(**values[key])
-    return values
 
 
 def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
@@ -101,9 +90,10 @@ def _complete(values: dict[str, Any], folder: str | None) -> ModelConfig:
     missing = [key for key in required if key not in values]
     if missing and folder is not None:
         key, example = missing[0], required[missing[0]]
+        theirs = FAMILIES.get(values.get("family", ""), FAMILIES["llama"]).their_name(key)
         raise UserError(
-            f"{Path(folder) / 'config.json'}: {huggingface.their_name(key)} is missing; state it there, for example "
-            f'"{huggingface.their_name(key)}": {example}, or in the run file as model.{key}'
+            f"{Path(folder) / 'config.json'}: {theirs} is missing; state it there, for example "
+            f'"{theirs}": {example}, or in the run file as model.{key}'
         )
     if missing:
         raise UserError(
@@ -152,8 +142,9 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "key_value_rank": ("query_rank", "rope_head_dim", "nope_head_dim", "value_head_dim", "rope_interleave"),
     "mtp_layers": ("mtp_loss",),
 }
+"""Keys that mean nothing where another is 0."""
 _EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1}
-"""Keys that mean nothing where the first is 0."""
+"""Values that work, for messages."""
 
 
 def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourfold.config.errors import UserError
-from fourfold.config.huggingface_keys import (
+from fourfold.huggingface.nearest_keys import (
     LAYER_NORM,
     LAYER_NORM_KEYS,
     LEARNED,
@@ -30,7 +30,7 @@ _OTHER_KEYS = (
     "hybrid_override_pattern", "attn_layer_period", "layers_block_type", "full_attention_interval", "conv_L_cache", "state_size",
     "ssm_cfg", "lru_width", "linear_attn_config", "mamba_d_state", "linear_num_key_heads", "rescale_every",
 )  # fmt: skip
-"""What only families have whose layers are not attention and then a feed-forward."""
+"""Keys of families whose layers are not attention followed by a feed-forward."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "indexed_attention"}
 _BIASES = ("attention_bias", "qkv_bias", "use_qkv_bias", "add_qkv_bias", "use_bias", "add_bias_linear")
 _QK_NORM = ("qwen3", "gemma3", "olmo2", "olmo3", "olmoe")
@@ -40,7 +40,7 @@ _DIMENSIONS = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "vocab_size", "max_position",
 )  # fmt: skip
 _WINDOWED: dict[str, float] = {"gemma2": 1 / 2, "gemma3_text": 5 / 6, "gpt_oss": 1 / 2, "gpt_neo": 1 / 2}
-"""The part of the layers that has windows, in families that have some without."""
+"""The share of layers with a window, in families that mix both kinds."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Nearest:
 
 
 def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
-    """From the parsed `config.json` of any decoder. Raises `UserError` for what is none, and for sizes that are missing."""
+    """Reads the parsed `config.json` of any decoder. Raises `UserError` for other models, and for sizes that are missing."""
     pictures = any(isinstance(raw[key], dict) and key.startswith((*TEXT, "vision", "audio")) for key in raw)
     raw = flattened(raw)
     family = str(raw.get("model_type"))
@@ -73,7 +73,7 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
 
 
 def gated_width(size: int | None) -> int | None:
-    """Of a gated feed-forward with as many weights as one without a gate has; of none, none."""
+    """The size of a gated feed-forward with as many weights as one without a gate; None for None."""
     return _TILE * round(size * 2 / 3 / _TILE) if size else size
 
 
@@ -97,7 +97,7 @@ def _refuse(raw: dict[str, Any], family: str, source: str) -> None:
 
 
 def _listed(raw: dict[str, Any], key: str) -> list[Any]:
-    """What it states for each layer; nothing where that is no list."""
+    """The values for each layer; empty where the key holds no list."""
     value = raw.get(key)
     return value if isinstance(value, list) else []
 
@@ -228,7 +228,7 @@ def _activation(raw: dict[str, Any]) -> str | None:
 
 
 def _left_out(raw: dict[str, Any], family: str) -> list[str]:
-    """What is another in how layers are put together."""
+    """Differences in how layers are put together."""
     said = []
     if raw.get("use_parallel_residual") or raw.get("parallel_attn") or family in _SIDE_BY_SIDE:
         said.append("attention and feed-forward side by side as one after the other")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from fourfold.config import ModelConfig, ModelSection, UserError, resolve_model
-from fourfold.config.huggingface_nearest import Nearest, nearest_model
-from fourfold.config.resolve_model import resolve_nearest
+from fourfold.config import ModelConfig, ModelSection, UserError
 from fourfold.config.run_file import parse_run
+from fourfold.huggingface import Nearest, nearest_model, resolve_model, resolve_nearest
 from fourfold.launch.resolve import model_section, resolve_run
 
 SIDE = "attention and feed-forward side by side as one after the other"
@@ -25,7 +24,6 @@ def sizes(
 
 
 RELEASED: dict[str, tuple[dict[str, Any], tuple[str, ...], float]] = {
-    "phi3": (sizes(32, 3072, 32, 8192, 32064), (), 3.82),
     "gemma": (sizes(28, 3072, 16, 24576, 256000, head_dim=256, hidden_activation="gelu_pytorch_tanh"), (GEGLU,), 8.54),
     "gemma2": (sizes(42, 3584, 16, 14336, 256000, 8, head_dim=256, hidden_activation="gelu_pytorch_tanh",
                      attn_logit_softcapping=50.0, sliding_window=4096),

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from fourfold.config.errors import UserError, nearest
-from fourfold.config.hardware_types import PEAK_BITS
 from fourfold.config.schema import Section
+from fourfold.hardware.types import PEAK_BITS
 
 MAX_DEVICES = 1_000_000
 """Most devices of a cluster: ten times the largest that is known."""
@@ -147,7 +147,7 @@ def brief(value: Any) -> str:
 
 
 def check_tiers(tiers: list[TierTable], where: str) -> None:
-    """What one tier says of another: each joins whole blocks of the one below, only the innermost may be a torus or used in
+    """Checks tiers against each other: each joins whole blocks of the one below, only the innermost may be a torus or used in
     part, only the outermost may grow. Raises `UserError` naming the key."""
     below = 1
     for index, tier in enumerate(tiers):

@@ -1,0 +1,52 @@
+"""Models and runs of the literature that come with fourfold, by name."""
+
+import tomllib
+from importlib import resources
+from typing import Any
+
+from fourfold.config.errors import UserError, nearest
+from fourfold.config.schema import RopeScaling, YarnScaling
+
+RUN_PRESET = "preset:"
+"""The prefix of a run's name that is one of `run_preset_names` instead of a file."""
+
+
+def preset_names() -> list[str]:
+    """Names that `model.preset` takes."""
+    return _names("presets")
+
+
+def run_preset_names() -> list[str]:
+    """Runs of the literature, to be named as `preset:NAME` wherever a run file is."""
+    return _names("runs")
+
+
+def model_preset(name: str) -> dict[str, Any]:
+    """The dimensions of a preset, by the names of `ModelConfig`. Raises `UserError` for an unknown name."""
+    if name not in preset_names():
+        raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
+    values = tomllib.loads(_text("presets", name))
+    for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
+        if key in values:
+            values[key] = kind(**values[key])
+    return values
+
+
+def run_preset_text(name: str) -> str:
+    """The run file `preset:NAME`. Raises `UserError` for an unknown name, with the nearest."""
+    allowed = run_preset_names()
+    stem = name.removeprefix(RUN_PRESET)
+    if stem not in allowed:
+        near = nearest(stem, allowed)
+        hint = f"; did you mean {RUN_PRESET}{near}?" if near else ";"
+        raise UserError(f"{name}: no such run{hint} allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
+    return _text("runs", stem)
+
+
+def _names(folder: str) -> list[str]:
+    files = (resources.files("fourfold.config") / folder).iterdir()
+    return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
+
+
+def _text(folder: str, name: str) -> str:
+    return (resources.files("fourfold.config") / folder / f"{name}.toml").read_text(encoding="utf-8")

@@ -1,0 +1,32 @@
+"""Devices, links and clusters as data: presets, a person's own files, and a cluster cut to a number of devices."""
+
+from fourfold.hardware.files import (
+    THIS,
+    cluster_names,
+    device_names,
+    is_path,
+    load_cluster,
+    load_device,
+    named_with,
+    parse_cluster,
+    parse_device,
+    resized,
+)
+from fourfold.hardware.types import PEAK_BITS, Cluster, Device, Tier
+
+__all__ = [
+    "PEAK_BITS",
+    "THIS",
+    "Cluster",
+    "Device",
+    "Tier",
+    "cluster_names",
+    "device_names",
+    "is_path",
+    "load_cluster",
+    "load_device",
+    "named_with",
+    "parse_cluster",
+    "parse_device",
+    "resized",
+]

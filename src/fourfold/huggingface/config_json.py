@@ -1,0 +1,82 @@
+"""Hugging Face `config.json`, read into this package's names and written back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fourfold.config.errors import UserError
+from fourfold.config.model_config import ModelConfig
+from fourfold.huggingface.families import FAMILIES, nearest_family
+from fourfold.huggingface.key import require
+from fourfold.huggingface.rope import read_rope, write_rope
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The dimensions in `folder/config.json`, by this package's names. Raises `UserError` for what cannot be run right."""
+    return parse_config(load_config(folder), str(folder / "config.json"))
+
+
+def load_config(folder: Path) -> dict[str, Any]:
+    """The object in `folder/config.json`. Raises `UserError`."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"model.hf: {path} does not exist; name a folder that holds a config.json") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.hf: {path} is not readable JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"model.hf: {path} holds no JSON object")
+    return raw
+
+
+def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
+    """The dimensions in a parsed `config.json`. `source`: its name in messages. Raises `UserError` as `read_config`."""
+    name = raw.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UserError(
+            f"{source}: model_type = {name!r} is not supported; allowed: {', '.join(FAMILIES)}; others can be planned "
+            "(fourfold plan --model)"
+        )
+    family = FAMILIES[name]
+    for key, allowed in family.states.items():
+        require(raw, key, allowed, source, name)
+    for key in family.lacks:
+        if raw.get(key):
+            raise UserError(f"{source}: {key} = {json.dumps(raw[key])} is not supported for {name}; allowed: false")
+    values: dict[str, Any] = {"family": name, **family.implied}
+    stated = {key.ours: key.read(raw, source) for key in family.keys}
+    values.update({ours: value for ours, value in stated.items() if value is not None})
+    values["tie_embeddings"] = bool(raw.get("tie_word_embeddings", family.implied.get("tie_embeddings", False)))
+    if family.rope_types:
+        read_rope(raw, values, family.rope_types, source)
+    family.read(raw, values, source)
+    return values
+
+
+def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None) -> dict[str, Any]:
+    """The object of a `config.json` that transformers 4 and 5 both load. Raises `UserError` where no family has the model."""
+    if model.family not in FAMILIES:
+        near, lacks = nearest_family(model)
+        raise UserError(
+            f"no Hugging Face family has this model, so it cannot be written as one; the nearest is {near}, which cannot have "
+            + ", ".join(f"model.{key} = {value!r}" for key, value in lacks.items())
+        )
+    family = FAMILIES[model.family]
+    raw: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.name,
+        "tie_word_embeddings": model.tie_embeddings,
+        "torch_dtype": dtype,
+        "dtype": dtype,
+        "use_cache": True,
+        **{key: allowed[0] for key, allowed in family.states.items()},
+        **{key.theirs: getattr(model, key.ours) for key in family.keys},
+        **family.constants,
+        **(write_rope(model) if family.rope_types else {}),
+        **family.write(model),
+    }
+    if eos is not None:
+        raw["eos_token_id"] = eos
+        raw["bos_token_id"] = eos
+    return raw

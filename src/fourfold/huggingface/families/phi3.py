@@ -1,0 +1,26 @@
+"""Phi-3 and Phi-4 with plain rotary positions: Llama's block, with fused tensors on disk."""
+
+from fourfold.huggingface.family import DENSE, SILU, Family, Rename, TensorNames, width_departs
+from fourfold.huggingface.key import Key, decoder_keys
+
+PHI3 = Family(
+    name="phi3",
+    architecture="Phi3ForCausalLM",
+    keys=(
+        *decoder_keys("head_dim", max_position=4096, norm_eps=1e-5),
+        Key("sliding_window", "sliding_window"),
+    ),
+    states={"hidden_act": SILU, "partial_rotary_factor": (1.0,)},
+    lacks=("attention_bias", "mlp_bias"),
+    # transformers' own pad_token_id lies outside of a small vocabulary
+    constants={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "pad_token_id": None},
+    fixed=DENSE,
+    rope_types=("default",),
+    departs=width_departs,
+    tensors=TensorNames(
+        modules=(
+            Rename("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            Rename("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj")),
+        )
+    ),
+)

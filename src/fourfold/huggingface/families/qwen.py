@@ -1,0 +1,77 @@
+"""Qwen2, with biases of queries, keys and values; Qwen3, with norms of queries and keys; Qwen3-MoE, with experts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fourfold.config.errors import UserError
+from fourfold.config.model_config import ModelConfig
+from fourfold.huggingface.family import DENSE, FALSE, GROUPED, SILU, SOFTMAX, Family
+from fourfold.huggingface.key import Key, decoder_keys, number
+
+_CONSTANTS = {"attention_dropout": 0.0, "use_sliding_window": False}
+
+
+def _read(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    """A window counts where `use_sliding_window` says so."""
+    if raw.get("sliding_window") is not None and raw.get("use_sliding_window"):
+        values["sliding_window"] = number(raw["sliding_window"], "sliding_window", source, int)
+
+
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    keys=decoder_keys(max_position=32768, num_kv_heads=32),
+    states={"hidden_act": SILU},
+    lacks=("mlp_bias",),
+    constants=_CONSTANTS,
+    read=_read,
+    fixed={**DENSE, "qkv_bias": True},
+)
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    keys=decoder_keys(max_position=32768, num_kv_heads=32, head_dim=128),
+    states={"hidden_act": SILU, "attention_bias": FALSE},
+    lacks=("mlp_bias",),
+    constants=_CONSTANTS,
+    read=_read,
+    fixed={**DENSE, "qk_norm": True},
+)
+
+
+def _read_moe(raw: Mapping[str, Any], values: dict[str, Any], source: str) -> None:
+    _read(raw, values, source)
+    layers = raw.get("mlp_only_layers")
+    dense = layers or []
+    if not isinstance(dense, list) or sorted(map(str, dense)) != sorted(map(str, range(len(dense)))):
+        raise UserError(
+            f"{source}: mlp_only_layers = {layers!r} is not supported: dense layers must be the first ones; allowed: for "
+            f"example [], [0], [0, 1]"
+        )
+    values["first_dense_layers"] = len(dense)
+
+
+def _write_moe(model: ModelConfig) -> dict[str, Any]:
+    return {"mlp_only_layers": list(range(model.first_dense_layers))}
+
+
+QWEN3_MOE = Family(
+    name="qwen3_moe",
+    architecture="Qwen3MoeForCausalLM",
+    keys=(
+        *decoder_keys(max_position=32768, num_kv_heads=4),
+        Key("num_experts", "num_experts", default=128, aliases=("num_local_experts",)),
+        Key("top_k", "num_experts_per_tok", default=8),
+        Key("moe_ffn_size", "moe_intermediate_size", default=768),
+        Key("normalize_top_k", "norm_topk_prob", bool, False),
+        Key("balance_loss", "router_aux_loss_coef", float, 0.001, zero=True),
+        Key("moe_period", "decoder_sparse_step", default=1),
+    ),
+    states={"hidden_act": SILU, "attention_bias": FALSE},
+    lacks=("mlp_bias",),
+    constants={**_CONSTANTS, "output_router_logits": False},
+    read=_read_moe,
+    write=_write_moe,
+    fixed={**GROUPED, **SOFTMAX, "qk_norm": True},
+    needs=("num_experts",),
+)

@@ -1,0 +1,81 @@
+"""One key of a Hugging Face `config.json`: its name, its default, and the values that can be run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fourfold.config.errors import UserError
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that states one of our dimensions.
+
+    `ours`: the field of `ModelConfig`. `theirs`: the key, and `aliases` other names of it. `kind`: int, float or bool. `default`:
+    the value that transformers takes where the key is left out. `zero`: whether 0 is allowed.
+    """
+
+    ours: str
+    theirs: str
+    kind: type = int
+    default: Any = None
+    zero: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def read(self, raw: Mapping[str, Any], source: str) -> Any:
+        """The value in `raw`, checked; None where it is null. Raises `UserError`."""
+        name = next((n for n in (self.theirs, *self.aliases) if n in raw), None)
+        value = raw[name] if name is not None else self.default
+        if value is None:
+            return None
+        if self.kind is bool:
+            require({self.theirs: value}, self.theirs, (True, False), source)
+            return value
+        return number(value, name or self.theirs, source, self.kind, self.zero)
+
+
+_DECODER = (
+    Key("num_layers", "num_hidden_layers"),
+    Key("hidden_size", "hidden_size"),
+    Key("num_heads", "num_attention_heads"),
+    Key("num_kv_heads", "num_key_value_heads"),
+    Key("head_dim", "head_dim"),
+    Key("ffn_size", "intermediate_size"),
+    Key("vocab_size", "vocab_size"),
+    Key("norm_eps", "rms_norm_eps", float, 1e-6),
+    Key("max_position", "max_position_embeddings"),
+    Key("init_std", "initializer_range", float),
+    Key("rope_theta", "rope_theta", float),
+)
+
+
+def decoder_keys(*without: str, **defaults: Any) -> tuple[Key, ...]:
+    """The keys of Llama's `config.json`, which most families share. `without`: our names of keys that a family lacks. `defaults`:
+    by our names, the values that transformers takes where a key is left out."""
+    return tuple(replace(k, default=defaults.get(k.ours, k.default)) for k in _DECODER if k.ours not in without)
+
+
+def number(value: Any, key: str, source: str, kind: type, zero: bool = False) -> Any:
+    """The value as `int` or `float`. Raises `UserError` unless it is one, finite, and positive (or, where `zero`, 0)."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    if not good or (not zero and value == 0) or (kind is int and value != int(value)):
+        what = "an integer" if kind is int else "a number"
+        what = f"{what}, 0 or more" if zero else f"a positive {'integer' if kind is int else 'number'}"
+        raise UserError(f"{source}: {key} = {value!r} is not supported; it must be {what}")
+    return kind(value)
+
+
+def require(raw: Mapping[str, Any], key: str, allowed: tuple[Any, ...], source: str, family: str = "") -> None:
+    """Raises `UserError` unless the key is left out or has one of the values."""
+    value = raw.get(key, allowed[0])
+    if not any(value == a and isinstance(value, bool) == isinstance(a, bool) for a in allowed):
+        of_family = f" for {family}" if family else ""
+        words = ", ".join(_json(a) for a in allowed if a is not None or len(allowed) == 1)
+        raise UserError(f"{source}: {key} = {_json(value)} is not supported{of_family}; allowed: {words}")
+
+
+def _json(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value)

@@ -1,0 +1,146 @@
+"""The tensors of a Hugging Face folder that make up each of our parameters.
+
+In memory a block's experts are stacked, gate_up_proj [experts, 2, ffn, hidden] and down_proj [experts, hidden, ffn]. On disk each
+expert has tensors of its own (transformers 4, released files, and what transformers 5 writes), or they are stacked too, gate above
+up (transformers 5 in memory). Where a family has other names, fuses tensors or transposes them, its record says so (`TensorNames`).
+"""
+
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+from fourfold.huggingface.families import FAMILIES
+from fourfold.huggingface.family import Rename, TensorNames
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Every parameter of a model, by name."""
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """Elements [start, end) of a parameter laid flat, as tensor `name` of `shape` on disk holds them: from its element `offset` on;
+    or, where `columns` is stated, as its columns [columns, columns + rows of the parameter), transposed."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    offset: int = 0
+    columns: int | None = None
+
+
+Form = list[TensorSlice]
+
+
+def written_forms(shapes: Shapes, family: str) -> dict[str, Form]:
+    """Every parameter as the family is released, and written here."""
+    names = FAMILIES[family].tensors if family in FAMILIES else TensorNames()
+    return {name: _renamed(names, name, shapes) or _own(name, shapes[name]) for name in shapes}
+
+
+def present_forms(shapes: Shapes, present: Container[str]) -> dict[str, Form]:
+    """The accepted form of every parameter of which most tensors are present."""
+
+    def share(form: Form) -> float:
+        return sum(piece.name in present for piece in form) / len(form)
+
+    return {name: max(_accepted(name, shapes), key=share) for name in shapes}
+
+
+def _accepted(name: str, shapes: Shapes) -> list[Form]:
+    """The forms in which a parameter is accepted on disk: ours first, then those of any family."""
+    forms = [_own(name, shapes[name])]
+    for names in (family.tensors for family in FAMILIES.values()):
+        renamed = _renamed(names, name, shapes)
+        if renamed is not None:
+            forms.append(renamed)
+            if names.optional_prefix:
+                forms.append([replace(p, name=p.name.removeprefix(names.optional_prefix)) for p in renamed])
+    if _EXPERTS.fullmatch(name):
+        shape = shapes[name]
+        stacked = shape if len(shape) == 3 else (shape[0], 2 * shape[2], shape[3])
+        forms.append([TensorSlice(name, stacked, 0, prod(shape))])
+    return forms
+
+
+_EXPERTS = re.compile(r"(.+)\.mlp\.experts\.(gate_up|down)_proj")
+_SEPARATE = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
+
+
+def _own(name: str, shape: tuple[int, ...]) -> Form:
+    if _EXPERTS.fullmatch(name):
+        return _each_expert(name, shape, _SEPARATE)
+    return [TensorSlice(name, shape, 0, prod(shape))]
+
+
+def _each_expert(name: str, shape: tuple[int, ...], names: tuple[str, str, str, str]) -> Form:
+    folder, gate, up, down = names
+    prefix = name.partition("mlp.experts")[0] + folder
+    kinds = (gate, up) if name.endswith("gate_up_proj") else (down,)
+    size = prod(shape[-2:])
+    pieces: Form = []
+    for expert in range(shape[0]):
+        for kind in kinds:
+            start = len(pieces) * size
+            pieces.append(TensorSlice(f"{prefix}.{expert}.{kind}.weight", shape[-2:], start, start + size))
+    return pieces
+
+
+_MODULE = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def _renamed(names: TensorNames, name: str, shapes: Shapes) -> Form | None:
+    """A parameter under a family's own names; None where the family calls it as we do."""
+    for ours, theirs in names.outside:
+        if name == ours:
+            return [TensorSlice(theirs, shapes[name], 0, prod(shapes[name]))]
+    if names.experts is not None and _EXPERTS.fullmatch(name):
+        return _each_expert(name, shapes[name], names.experts)
+    match = _MODULE.fullmatch(name)
+    if match is None:
+        return None
+    layer, module, kind = match.groups()
+    rename = next((rename for rename in names.modules if module in rename.ours), None)
+    if rename is None:
+        return None
+    fused = [f"model.layers.{layer}.{ours}.{kind}" for ours in rename.ours]
+    if any(other not in shapes for other in fused):
+        return None
+    before = fused.index(name)
+    rows = [shapes[other][0] for other in fused]
+    theirs = f"{names.block.format(layer)}{rename.theirs}.{kind}"
+    return [_part(theirs, shapes[name], sum(rows[:before]), sum(rows), rename)]
+
+
+def _part(theirs: str, shape: tuple[int, ...], first: int, rows: int, rename: Rename) -> TensorSlice:
+    """Rows [first, first + shape[0]) of a fused tensor of `rows` rows."""
+    if rename.transposed and len(shape) == 2:
+        return TensorSlice(theirs, (shape[1], rows), 0, prod(shape), columns=first)
+    return TensorSlice(theirs, (rows, *shape[1:]), 0, prod(shape), offset=first * prod(shape[1:]))
+
+
+def balance_bias(layer: int) -> str:
+    """DeepSeek-V3's balancing bias of a block's router, [experts], fp32: its name on disk."""
+    return f"model.layers.{layer}.mlp.gate.e_score_correction_bias"
+
+
+def has_balance_bias(family: str) -> bool:
+    """Whether the family's routers have such a bias on disk."""
+    return family in FAMILIES and FAMILIES[family].balance_bias
+
+
+_BUFFERS = (r".*\.rotary_emb\.inv_freq", r".*\.e_score_correction_bias")
+_NO_PARAMETER = re.compile("|".join([*_BUFFERS, *(p for family in FAMILIES.values() for p in family.tensors.ignored)]))
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def is_ignored(name: str, num_layers: int, present: Container[str], wanted: Container[str]) -> bool:
+    """Whether a tensor that no parameter needs may be there all the same: a buffer, the unembedding of a model that ties it, an MTP
+    module."""
+    if _NO_PARAMETER.fullmatch(name) or (name == "lm_head.weight" and name not in wanted):
+        return True
+    match = _LAYER.match(name)
+    if match is None or int(match[1]) < num_layers:
+        return False
+    return f"model.layers.{match[1]}.eh_proj.weight" in present

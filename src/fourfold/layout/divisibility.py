@@ -1,0 +1,53 @@
+"""What the degrees of a layout must divide: each rule once, for the check of a run file and for the planner."""
+
+from fourfold.config import ModelConfig
+
+
+def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
+    """The first size, (key, value), that `tp` does not split evenly: heads, vocabulary, feed-forwards. Key and value heads may
+    also divide `tp`: several ranks then hold copies of them. None: all are split."""
+    kv = model.num_heads if model.is_latent else model.num_kv_heads
+    sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
+    if model.has_dense_blocks:
+        sizes["model.ffn_size"] = model.ffn_size
+    if model.num_shared_experts:
+        sizes["model.num_shared_experts x model.moe_ffn_size"] = model.num_shared_experts * model.moe_ffn_size
+    for key, size in sizes.items():
+        if size % tp:
+            return key, size
+    return ("model.num_kv_heads", kv) if kv % tp and tp % kv else None
+
+
+def splits_tensors(model: ModelConfig, tp: int) -> bool:
+    """Whether heads, vocabulary and feed-forwards divide by `tp`."""
+    return tensor_fault(model, tp) is None
+
+
+def splits_tokens(model: ModelConfig, tokens: int, tp: int, sequence_parallel: bool) -> bool:
+    """Whether a microbatch's `tokens` divide by `tp`, where sequence parallelism or a router shares them out."""
+    return tp == 1 or not (sequence_parallel or model.num_experts) or tokens % tp == 0
+
+
+def sequence_multiple(cp: int) -> int:
+    """The sequence length is a multiple of this: each rank of `cp` has two chunks, so that causal work is even."""
+    return 2 * cp if cp > 1 else 1
+
+
+def splits_heads(model: ModelConfig, tp: int, cp: int, ulysses: int) -> bool:
+    """Whether `ulysses` divides `cp` and the heads of a rank of `tp`, over which it spreads them."""
+    return cp % ulysses == 0 and (model.num_heads // tp) % ulysses == 0
+
+
+def splits_experts(model: ModelConfig, ep: int, etp: int = 1) -> bool:
+    """Whether the experts divide by `ep` and each one's feed-forward by `etp`."""
+    return model.num_experts % ep == 0 and model.moe_ffn_size % etp == 0
+
+
+def spreads_experts(ranks: int, ep: int, etp: int) -> bool:
+    """Whether `ranks` = dp_shard x cp x tp, which hold one set of the experts or several, divide by `ep` x `etp`."""
+    return ranks % (ep * etp) == 0
+
+
+def max_stages(model: ModelConfig) -> int:
+    """The most stages of a pipeline: each has one segment (embedding, a block, head)."""
+    return model.num_layers + 2

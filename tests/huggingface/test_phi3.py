@@ -1,0 +1,69 @@
+"""Phi-3: its released config is read, what its larger models do otherwise is refused, and models that it cannot be are not it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from fourfold.config import ModelConfig, ModelSection, UserError
+from fourfold.config.schema import YarnScaling
+from fourfold.huggingface import family_of, resolve_model, resolve_nearest
+from fourfold.model.spec import num_parameters
+
+MINI: dict[str, Any] = {
+    "model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,
+    "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "original_max_position_embeddings": 4096, "pad_token_id": 32000, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False, "vocab_size": 32064,
+}  # fmt: skip
+"""config.json of microsoft/Phi-3-mini-4k-instruct, the keys that say what the model is."""
+
+
+def _section(folder: Path, **changes: Any) -> ModelSection:
+    (folder / "config.json").write_text(json.dumps({**MINI, **changes}))
+    return ModelSection(hf=str(folder))
+
+
+def test_the_released_config(tmp_path: Path) -> None:
+    model = resolve_model(_section(tmp_path))
+    assert (model.family, model.head_dim, model.sliding_window, model.norm_eps) == ("phi3", 96, 2047, 1e-5)
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    assert num_parameters(model) == sum(parameter.numel() for parameter in theirs.parameters())
+    assert num_parameters(model) / 1e9 == pytest.approx(3.82, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, ["rope_type = 'longrope'"]),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["rope_type = 'yarn'", "allowed: 'default'"]),
+        ({"partial_rotary_factor": 0.75}, ["partial_rotary_factor = 0.75", "1.0"]),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, ["partial_rotary_factor = 0.5"]),
+        ({"attention_bias": True}, ["attention_bias = true is not supported for phi3"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused_and_planned(
+    changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    section = _section(tmp_path, **changes)
+    with pytest.raises(UserError) as caught:
+        resolve_model(section)
+    assert all(word in str(caught.value) for word in words)
+    model, near = resolve_nearest(section)
+    assert near is not None
+    assert near.refused == str(caught.value)
+    assert model.num_layers == 32
+
+
+def test_models_that_phi3_cannot_be() -> None:
+    model = ModelConfig(2, 32, 4, 2, 8, 56, 99, family="phi3")
+    assert family_of(model) == "phi3"
+    assert family_of(replace(model, head_dim=16)) == "llama"
+    assert family_of(replace(model, yarn_scaling=YarnScaling(factor=4.0, original_max_position=32))) == "llama"
+    assert family_of(replace(model, qk_norm=True)) == "qwen3"
