@@ -32,6 +32,13 @@ def _kinds(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: 
     yield from backwards[len(backwards) - warmup :]
 
 
+def _in_flight(num_ranks: int, virtual_stages: int, num_microbatches: float) -> float:
+    """The first rank's warm-up and one more: a group through every stage, and P - 1 of the next group through the first."""
+    if num_microbatches <= num_ranks:
+        return num_microbatches
+    return num_ranks * (1 + min(num_ranks - 1, num_microbatches - num_ranks) / (num_ranks * virtual_stages))
+
+
 INTERLEAVED = Schedule(
     name="interleaved_1f1b",
     summary="1F1B over several stages a rank: 1 / v of its bubble, more transfers and activations.",
@@ -39,7 +46,7 @@ INTERLEAVED = Schedule(
     orders=by_rank(interleaved_one_f_one_b),
     min_virtual_stages=2,
     steady_rounds=4,
-    in_flight=lambda P, v, M: min(M, P * (1 + (P - 1) / (P * v))),
+    in_flight=_in_flight,
     bubble=lambda P, v, M: Fraction(P - 1, P - 1 + v * M) if M % P == 0 else None,
     searched=True,
     names={"megatron": "interleaved 1F1B", "torch": "Interleaved1F1B"},
