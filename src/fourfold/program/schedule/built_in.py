@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
+from fourfold.program.schedule.breadth_first import BREADTH_FIRST
 from fourfold.program.schedule.interleaved import INTERLEAVED
 from fourfold.program.schedule.one_stage import GPIPE, NAIVE, ONE_F_ONE_B
 from fourfold.program.schedule.record import Schedule
 from fourfold.program.schedule.v_shape import DUALPIPE_V, ZB_V
 from fourfold.program.schedule.zero_bubble import ZB_H1, ZB_H2
 
-BUILT_IN = (NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V)
+BUILT_IN = (NAIVE, GPIPE, ONE_F_ONE_B, INTERLEAVED, BREADTH_FIRST, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V)
 """In the order in which messages list them."""
 
 
