@@ -6,9 +6,10 @@ from itertools import product
 
 import pytest
 
-from fourfold.program import Op
+from fourfold.program import Op, verify
 from fourfold.program.schedule import SCHEDULES, StageTimes, find_schedule, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
+from tests.support.programs import make_facts, training
 from tests.support.schedules import FIXED, NAMES, stages_of
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 16, 17)))
@@ -80,6 +81,16 @@ def test_halves_of_backwards_are_in_orders_that_split_them_alone(name: str) -> N
     sizes = product(stages_of(name), SIZES)
     ops = {entry.op for v, (P, M) in sizes for order in schedule_orders(name, P, v, M) for entry in order}
     assert (Op.BACKWARD_WEIGHT in ops) == find_schedule(name).splits_backward
+
+
+@every_schedule
+def test_programs_of_every_size_are_sound(name: str) -> None:
+    for v, pp, M, zero in product(stages_of(name, 3), (1, 2, 3, 4), (1, 3, 4, 6), (1, 3)):
+        model = {"num_layers": max(2, pp * v)}
+        facts = make_facts(
+            model, pp=pp, schedule=name, virtual_stages=v, accumulation=M, dp_shard=2, zero=zero, recompute="full:1"
+        )
+        assert verify(training(facts), facts) == [], (pp, v, M, zero)
 
 
 def test_torch_has_the_schedules_under_the_names_of_the_records() -> None:

@@ -182,7 +182,7 @@ def test_no_mutation_hangs() -> None:
     assert all("wait for each other" in text or "has not been started" in text for text in refused)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "dualpipe_v", "zb_h2"])
+@pytest.mark.parametrize("schedule", FIXED)
 def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     virtual = least_stages(schedule)
     facts = make_facts(
