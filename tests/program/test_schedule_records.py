@@ -7,10 +7,11 @@ from itertools import product
 import pytest
 
 from fourfold.program import Op, verify
+from fourfold.program.arithmetic import stage_flops
 from fourfold.program.schedule import SCHEDULES, StageTimes, find_schedule, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
 from tests.support.programs import make_facts, training
-from tests.support.schedules import FIXED, NAMES, stages_of
+from tests.support.schedules import FIXED, NAMES, least_stages, stages_of
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 16, 17)))
 TIMES = [(1.0, 1.0, 1.0), (4.0, 4.0, 3.0), (5.0, 4.0, 4.0), (2.0, 3.0, 1.0), (3.0, 1.0, 2.0)]
@@ -81,6 +82,15 @@ def test_halves_of_backwards_are_in_orders_that_split_them_alone(name: str) -> N
     sizes = product(stages_of(name), SIZES)
     ops = {entry.op for v, (P, M) in sizes for order in schedule_orders(name, P, v, M) for entry in order}
     assert (Op.BACKWARD_WEIGHT in ops) == find_schedule(name).splits_backward
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_orders_follow_the_times_of_stages_where_the_record_says_so(name: str) -> None:
+    """The head makes the last stage dear: the times that lowering gives are the stages' FLOPs."""
+    v = least_stages(name)
+    facts = make_facts({"num_layers": 4, "vocab_size": 5000}, pp=2, schedule=name, virtual_stages=v, accumulation=6)
+    assert facts.orders == schedule_orders(name, 2, v, 6, stage_flops(facts))
+    assert (facts.orders != schedule_orders(name, 2, v, 6)) == find_schedule(name).needs_times
 
 
 @every_schedule

@@ -12,7 +12,8 @@ from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
-from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate
+from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
+from tests.support.products import OWN
 from tests.support.programs import by_rank, make_facts, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
@@ -195,6 +196,13 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     assert not predicted.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["auto", OWN])
+def test_what_need_not_repeat_itself_is_simulated_whole(schedule: str) -> None:
+    facts = make_facts(pp=2, schedule=schedule, accumulation=30, transport="native")
+    assert simulated_microbatches(facts) == 30
+    assert tuple(predict_memory(facts, real_prices(facts))) == predict_step(facts, real_prices(facts)).device_bytes
 
 
 def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
