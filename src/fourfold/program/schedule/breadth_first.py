@@ -28,7 +28,7 @@ def _bubble(num_ranks: int, virtual_stages: int, num_microbatches: int) -> Fract
 
 BREADTH_FIRST = Schedule(
     name="breadth_first",
-    summary="GPipe over several stages a rank: the bubble of interleaved 1F1B for any M >= P, all microbatches held.",
+    summary="GPipe over several stages a rank: the bubble of interleaved 1F1B for any M >= P; each rank holds all microbatches.",
     paper="Lamy-Poirier 2022",
     orders=by_rank(breadth_first),
     min_virtual_stages=2,

@@ -71,9 +71,9 @@ class Schedule:
     `placement`: (P, v) -> the rank of every stage.
     `min_virtual_stages`, `max_virtual_stages`: the stages that a rank may have; None: any number.
     `check_size`: raises `UserError` for (P, v, M) that the schedule cannot do. Left out: it takes any number of microbatches.
-    `splits_backward`: weight gradients run apart from input gradients.
+    `splits_backward`: input gradients and weight gradients are entries of their own.
     `pairs_passes`: the steady state is a forward of one microbatch beside a backward of another.
-    `needs_times`: the orders depend on how long stages take.
+    `needs_times`: the orders depend on how long the stages take.
     `steady_rounds`: after so many rounds of P microbatches, each further round adds the same time and the same memory
     (measured on whole steps). None: the schedule need not repeat itself.
     `in_flight`: (P, v, M) -> microbatches whose activations the fullest rank holds at least.

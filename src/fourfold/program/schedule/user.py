@@ -31,7 +31,7 @@ def user_schedule(name: str) -> Schedule:
     return Schedule(
         name=name,
         summary="A person's own.",
-        paper="none",
+        paper="",
         orders=orders,
         placement=lambda num_ranks, virtual_stages: _stage_ranks(name, num_ranks, virtual_stages),
         check_size=lambda *size: _proved_orders(name, *size),
