@@ -25,6 +25,7 @@ from fourfold.calibrate.steps import StepRunner, lowered
 from fourfold.config import parse_run
 from fourfold.hardware import Cluster, load_cluster
 from fourfold.program import lower_pipeline, memory_peak
+from fourfold.program.schedule import find_schedule
 from fourfold.runtime.clock import StepClock
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import simulate
@@ -46,8 +47,8 @@ BATCHES = {"3 M": (8, 256), "14 M": (8, 128), "50 M": (4, 128)}
 
 
 def pp(degree: int, schedule: str, **rest: Any) -> dict[str, Any]:
-    several = 2 if schedule in ("interleaved_1f1b", "zb_v") else 1
-    return {"pp": degree, "schedule": schedule, "virtual_stages": several, "microbatch_sequences": 1, **rest}
+    stages = find_schedule(schedule).min_virtual_stages
+    return {"pp": degree, "schedule": schedule, "virtual_stages": stages, "microbatch_sequences": 1, **rest}
 
 
 def tp(degree: int, sequence: bool = True, **rest: Any) -> dict[str, Any]:

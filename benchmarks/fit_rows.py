@@ -51,7 +51,7 @@ def lowered(case: Case) -> Lowered:
     check_size(facts)
     wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
     least = steady_microbatches(facts)
-    if wanted <= least + period:
+    if least is None or wanted <= least + period:
         return Lowered(case, facts, [(facts, tuple(lower_pipeline(facts)))])
     fewer = least + (wanted - least) % period
     both = [facts.with_microbatches(number) for number in (fewer, fewer + period)]

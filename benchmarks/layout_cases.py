@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fourfold.program.schedule import find_schedule
 from fourfold_peer import Fourfold
 from measure import REFERENCE, Work, random_batch
 from peers import PEERS, Peer
@@ -14,8 +15,8 @@ from torch_context import ContextParallel
 from torch_pipeline import Pipeline
 from torch_tensor import TensorParallel
 
-PIPELINES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
-PIPELINES |= {"interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
+PIPELINES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_v")
+"""Schedules that torch.distributed.pipelining has too."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,16 @@ def stage_sizes(shape: Shape, stages: int) -> list[int]:
 
 
 def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) -> Case:
-    several = schedule in ("interleaved_1f1b", "zb_v")
-    sizes = stage_sizes(shape, pp * (2 if several else 1))
-    layout = {"pp": pp, "schedule": schedule, "virtual_stages": 2 if several else 1, "segments_per_stage": sizes}
+    record = find_schedule(schedule)
+    stages, torch_name = record.min_virtual_stages, f"Schedule{record.names['torch']}"
+    sizes = stage_sizes(shape, pp * stages)
+    layout = {"pp": pp, "schedule": schedule, "virtual_stages": stages, "segments_per_stage": sizes}
     microbatches = batch.sequences // batch.microbatch_sequences // dp
     peer = partial(Pipeline, schedule=schedule, sizes=sizes, microbatches=microbatches, pp=pp)
     if dp == 1:
-        return Case("pipeline", schedule, PIPELINES[schedule], pp, batch, layout, peer)
+        return Case("pipeline", schedule, torch_name, pp, batch, layout, peer)
     layout |= {"dp_shard": dp, "zero": 2}
-    labels = f"pp {pp} x dp {dp}: {schedule}, ZeRO-2", f"{PIPELINES[schedule]} x FSDP2 (no reshard)"
+    labels = f"pp {pp} x dp {dp}: {schedule}, ZeRO-2", f"{torch_name} x FSDP2 (no reshard)"
     return Case("composition", *labels, pp * dp, batch, layout, peer)
 
 

@@ -1,32 +1,19 @@
 """Pipelines of torch.distributed.pipelining: stages are modules made by hand from the plain model's own."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleZBVZeroBubble,
-)
 from torch.distributed.tensor import DTensor
 
+from fourfold.program.schedule import find_schedule, stage_ranks
 from peers import CLIP_NORM, Peer, adamw, build_model
 from plain_llama import PlainLlama, Shape
-
-SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved_1f1b": ScheduleInterleaved1F1B,
-    "zb_v": ScheduleZBVZeroBubble,
-}
 
 
 class StageModule(nn.Module):
@@ -53,10 +40,8 @@ class StageModule(nn.Module):
 
 
 def own_stages(schedule: str, rank: int, pp: int, num_stages: int) -> list[int]:
-    """The stages of a pipeline rank: on a V for zb_v, in a loop otherwise."""
-    if schedule == "zb_v":
-        return [rank, num_stages - 1 - rank]
-    return list(range(rank, num_stages, pp))
+    """The stages of a pipeline rank."""
+    return [stage for stage, held_by in enumerate(stage_ranks(schedule, pp, num_stages // pp)) if held_by == rank]
 
 
 class Pipeline(Peer):
@@ -84,12 +69,13 @@ class Pipeline(Peer):
         own = own_stages(schedule, self.rank, pp, len(sizes))
         self.modules = nn.ModuleList(self._wrap(StageModule(whole, range(bounds[s], bounds[s + 1]))) for s in own)
         stages = [
-            PipelineStage(module, index, len(sizes), torch.device("cpu"), group=self.group)
+            pipelining.PipelineStage(module, index, len(sizes), torch.device("cpu"), group=self.group)
             for module, index in zip(self.modules, own, strict=True)
         ]
-        kind = SCHEDULES[schedule]
-        several = schedule in ("interleaved_1f1b", "zb_v")
-        self.schedule = kind(stages if several else stages[0], microbatches, loss_fn=self._loss, scale_grads=False)
+        kind = getattr(pipelining, f"Schedule{find_schedule(schedule).names['torch']}")
+        self.schedule = kind(
+            stages if len(stages) > 1 else stages[0], microbatches, loss_fn=self._loss, scale_grads=False
+        )
         self.first, self.last = 0 in own, len(sizes) - 1 in own
         self.optimizer = adamw(self.modules, learning_rate)
 

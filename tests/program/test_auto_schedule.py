@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import UserError
-from fourfold.program.schedule import StageTimes, auto_orders, check_orders, schedule_orders, stage_ranks
+from fourfold.program.schedule import BUILT_IN, StageTimes, auto_orders, check_orders, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
 from tests.support.shortest_step import ShortestStep
 
 SOME = settings(max_examples=12, deadline=None)
-FIXED = {1: ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2"), 2: ("zb_v", "dualpipe_v"), 3: ("interleaved_1f1b",)}
 
 
 def run(num_ranks: int, virtual: int, microbatches: int, times: StageTimes, limit: float | None = None) -> Timeline:
@@ -48,8 +47,9 @@ def test_never_longer_than_a_fixed_schedule_that_fits(P: int, v: int, M: int, se
     limit = max(float(v), P * v * room)
     drawn = run(P, v, M, times, limit)
     assert max(drawn.peak_activations) <= limit
-    for name in FIXED[v]:
-        fixed = timeline(schedule_orders(name, P, v, M), stage_ranks(name, P, v), times)
+    ranks = stage_ranks("auto", P, v)
+    for name in (s.name for s in BUILT_IN if s.takes(v) and s.placement(P, v) == ranks):
+        fixed = timeline(schedule_orders(name, P, v, M), ranks, times)
         if max(fixed.peak_activations) <= limit:
             assert drawn.makespan <= fixed.makespan
             assert drawn.bubble_fraction <= fixed.bubble_fraction + 1e-12

@@ -27,8 +27,9 @@ from fourfold.program import (
 )
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger
-from fourfold.program.schedule.fixed import FIXED, V_SHAPED
+from fourfold.program.schedule import find_schedule
 from tests.support.programs import evaluation, evaluation_pipeline, make_facts, positions, training
+from tests.support.schedules import FIXED, least_stages
 from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=60, deadline=None)
@@ -70,7 +71,7 @@ def test_every_segment_runs_once_forward_and_once_backward_for_every_microbatch(
                 for op in (*ops, *((Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if split else (Op.BACKWARD,))):
                     expected[op, segment.name, m] = 1
         assert runs == expected
-        assert bool(halves) <= (facts.layout.schedule in ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "auto"))
+        assert bool(halves) <= find_schedule(facts.layout.schedule).splits_backward
 
 
 @SOME
@@ -223,7 +224,7 @@ def test_every_microbatch_after_the_second_adds_the_same_number_of_instructions(
 def test_once_a_pipeline_is_full_every_microbatch_adds_the_same_number_of_instructions(
     schedule: str, zero: int
 ) -> None:
-    virtual = 2 if schedule in V_SHAPED else 1
+    virtual = least_stages(schedule)
     lengths = []
     for microbatches in (16, 20, 24, 28):
         facts = make_facts(

@@ -12,12 +12,12 @@ from fourfold.config import UserError
 from fourfold.program.schedule import (
     Orders,
     check_schedule,
-    one_f_one_b,
     order_text,
     parse_orders,
     schedule_orders,
     stage_ranks,
 )
+from fourfold.program.schedule.one_stage import one_f_one_b
 from tests.support.schedules import fault_of, shapes
 
 SOME = settings(max_examples=150, deadline=None)
@@ -86,7 +86,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_a_python_function_yields_entries_or_text(module: ModuleType) -> None:
     def entries(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int):  # type: ignore[no-untyped-def]
-        yield from one_f_one_b(pp_rank, num_ranks, num_microbatches)
+        yield from one_f_one_b(pp_rank, num_ranks, virtual_stages, num_microbatches)
 
     def text(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int):  # type: ignore[no-untyped-def]
         for m in range(num_microbatches):

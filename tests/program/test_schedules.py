@@ -7,19 +7,18 @@ from hypothesis import strategies as st
 from fourfold.config import UserError
 from fourfold.program import Op
 from fourfold.program.schedule import (
-    SCHEDULES,
     Compute,
     StageTimes,
     check_orders,
     check_schedule,
     forward_orders,
-    one_f_one_b,
     order_text,
     schedule_orders,
     stage_ranks,
 )
+from fourfold.program.schedule.one_stage import one_f_one_b
 from fourfold.program.timeline import timeline
-from tests.support.schedules import ONE_STAGE, V_SHAPED, fault_of, shapes
+from tests.support.schedules import FIXED, fault_of, shapes, stages_of
 
 SOME = settings(max_examples=150, deadline=None)
 
@@ -81,15 +80,15 @@ def test_placements() -> None:
 
 
 def test_the_order_of_1f1b_is_the_textbooks() -> None:
-    text = order_text([tuple(one_f_one_b(rank, 2, 3)) for rank in range(2)])
+    text = order_text([tuple(one_f_one_b(rank, 2, 1, 3)) for rank in range(2)])
     assert text.splitlines()[1:] == ["rank 0: F0.0 F0.1 B0.0 F0.2 B0.1 B0.2", "rank 1: F1.0 B1.0 F1.1 B1.1 F1.2 B1.2"]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "auto"])
+@pytest.mark.parametrize("schedule", FIXED)
 def test_all_sizes_up_to_eight_ranks(schedule: str) -> None:
     for num_ranks in range(1, 9):
-        for virtual in (1,) if schedule in ONE_STAGE else (2,) if schedule in V_SHAPED else (2, 3, 4, 5):
+        for virtual in stages_of(schedule, 5):
             for microbatches in range(1, 30):
                 ranks = stage_ranks(schedule, num_ranks, virtual)
                 orders = schedule_orders(schedule, num_ranks, virtual, microbatches)

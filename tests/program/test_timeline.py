@@ -72,6 +72,17 @@ def test_a_ragged_group_costs_no_more_than_the_missing_microbatches(P: int, v: i
         assert all(a <= b for a, b in zip(ragged.peak_activations, padded.peak_activations, strict=True))
 
 
+@pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("v", [2, 3, 5])
+@pytest.mark.parametrize(("P", "M"), [(1, 3), (2, 3), (4, 4), (4, 7), (8, 17)])
+def test_breadth_first_has_the_bubble_of_interleaved_for_ragged_microbatches_too(
+    P: int, M: int, v: int, halves: tuple[float, float]
+) -> None:
+    drawn = run("breadth_first", P, v, M, 1.0, *halves)
+    assert drawn.bubble_fraction == (P - 1) / (P - 1 + v * M)
+    assert drawn.peak_activations == (v * M,) * P
+
+
 # Zero bubble. F, I, W: forward, input gradient, weight gradient.
 
 TIMES = [(1.0, 1.0, 1.0), (4.0, 4.0, 3.0), (5.0, 4.0, 4.0)]

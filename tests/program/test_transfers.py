@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from fourfold.layout import Layout
 from fourfold.program import Fault, Instruction, Lowering, Op, Program, lower_pipeline
 from fourfold.program.progress import check_progress
-from fourfold.program.schedule import SCHEDULES
 from tests.support.programs import evaluation, make_facts, training
+from tests.support.schedules import NAMES, stages_of
 from tests.support.strategies import lowerings
 
 
@@ -134,9 +134,6 @@ def test_one_list_shared_by_both_stages_is_walked_when_it_transfers() -> None:
 
 # What lowering makes of schedules
 
-VIRTUAL = {"interleaved_1f1b": (2, 3, 4), "zb_v": (2,), "dualpipe_v": (2,), "auto": (1, 2)}
-"""Stages a rank; one where not stated."""
-
 
 def _blocks(pp: int, virtual: int) -> dict[str, int]:
     """Blocks enough for every stage to have a segment."""
@@ -151,20 +148,20 @@ def _walk(schedule: str, pp: int, virtual: int, microbatches: int) -> None:
         assert check_progress(programs, facts.layout) == [], (schedule, pp, virtual, microbatches)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", NAMES)
 def test_no_schedule_deadlocks(schedule: str) -> None:
     counts = (1, 2, 3, 5, 8) if schedule != "auto" else (1, 3, 5)
     for pp in (1, 2, 3, 4):
-        for virtual in VIRTUAL.get(schedule, (1,)):
+        for virtual in stages_of(schedule, 2 if schedule == "auto" else 4):
             for microbatches in counts:
                 _walk(schedule, pp, virtual, microbatches)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("pp", range(1, 9))
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", NAMES)
 def test_no_schedule_deadlocks_at_length(schedule: str, pp: int) -> None:
-    for virtual in VIRTUAL.get(schedule, (1,)):
+    for virtual in stages_of(schedule, 2 if schedule == "auto" else 4):
         for microbatches in range(1, 21) if schedule != "auto" else (1, 2, 3, 5, 8, 13, 20):
             _walk(schedule, pp, virtual, microbatches)
 

@@ -7,11 +7,9 @@ import pytest
 
 from fourfold.program.schedule import order_text, schedule_orders, stage_ranks
 from tests.support.parity_check import check_split
+from tests.support.schedules import FIXED, least_stages, with_stages
 
 DEEP = {"num_layers": 6}
-ONE_STAGE = ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "auto")
-TWO_STAGES = ("interleaved_1f1b", "zb_v", "dualpipe_v", "auto")
-HALVES = ("zb_h1", "zb_h2", "zb_v", "dualpipe_v", "auto")
 sweep = pytest.mark.sweep
 
 
@@ -21,7 +19,7 @@ def _pipeline(pp: int, schedule: str, microbatch: int = 2, **more: Any) -> dict[
 
 
 @pytest.mark.parametrize("microbatch", [pytest.param(1, marks=sweep), 2, pytest.param(4, marks=sweep), 12])
-@pytest.mark.parametrize("schedule", ONE_STAGE)
+@pytest.mark.parametrize("schedule", with_stages(1))
 @pytest.mark.parametrize("pp", [2, 4])
 def test_one_stage_a_rank(pp: int, schedule: str, microbatch: int) -> None:
     """12, 6, 3 and 1 microbatches: more than ranks, no multiple of them, fewer."""
@@ -29,7 +27,7 @@ def test_one_stage_a_rank(pp: int, schedule: str, microbatch: int) -> None:
 
 
 @pytest.mark.parametrize("microbatch", [pytest.param(1, marks=sweep), 2, pytest.param(4, marks=sweep), 12])
-@pytest.mark.parametrize("schedule", TWO_STAGES)
+@pytest.mark.parametrize("schedule", with_stages(2))
 @pytest.mark.parametrize("pp", [2, 4])
 def test_two_stages_a_rank(pp: int, schedule: str, microbatch: int) -> None:
     check_split(pp, model=DEEP, layout=_pipeline(pp, schedule, microbatch, virtual_stages=2))
@@ -37,7 +35,7 @@ def test_two_stages_a_rank(pp: int, schedule: str, microbatch: int) -> None:
 
 @sweep
 @pytest.mark.parametrize("virtual", [3, 4])
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "auto"])
+@pytest.mark.parametrize("schedule", with_stages(4))
 def test_more_stages_a_rank(schedule: str, virtual: int) -> None:
     check_split(2, model=DEEP, layout=_pipeline(2, schedule, 3, virtual_stages=virtual))
 
@@ -67,15 +65,15 @@ def test_uneven_stages(pp: int, virtual: int, schedule: str, stages: list[int], 
 @pytest.mark.parametrize("zero", [0, pytest.param(1, marks=sweep), pytest.param(2, marks=sweep), 3])
 def test_tied_embeddings(schedule: str, zero: int) -> None:
     """The table's gradient is summed over the two stages, which are one on a V; sharded over two more ranks or not."""
-    virtual = 1 if schedule in ONE_STAGE else 2
+    virtual = least_stages(schedule)
     layout = _pipeline(2, schedule, 2, virtual_stages=virtual, dp_shard=2, zero=zero)
     check_split(4, model={"tie_embeddings": True}, layout=layout)
 
 
 @sweep
-@pytest.mark.parametrize("schedule", [*ONE_STAGE, "interleaved_1f1b", "zb_v", "dualpipe_v"])
+@pytest.mark.parametrize("schedule", [*FIXED, "auto"])
 def test_tied_embeddings_of_four_stages(schedule: str) -> None:
-    virtual = 1 if schedule in ONE_STAGE else 2
+    virtual = least_stages(schedule)
     layout = _pipeline(4, schedule, 3, virtual_stages=virtual)
     check_split(4, model={**DEEP, "tie_embeddings": True}, layout=layout)
 
@@ -83,7 +81,7 @@ def test_tied_embeddings_of_four_stages(schedule: str) -> None:
 @pytest.mark.parametrize("recompute", ["full", "selective", pytest.param("full:1", marks=sweep)])
 @pytest.mark.parametrize("schedule", ["zb_h1", *(pytest.param(s, marks=sweep) for s in ("1f1b", "zb_v", "dualpipe_v"))])
 def test_recompute(schedule: str, recompute: str) -> None:
-    virtual = 1 if schedule in ONE_STAGE else 2
+    virtual = least_stages(schedule)
     layout = _pipeline(2, schedule, 2, virtual_stages=virtual, recompute=recompute)
     check_split(2, data={"document_mask": True}, layout=layout)
 

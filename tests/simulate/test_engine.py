@@ -12,18 +12,13 @@ from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
-from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate
+from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
+from tests.support.products import OWN
 from tests.support.programs import by_rank, make_facts, moved, positions, wait_of
+from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
 
-SCHEDULES = [
-    *(("gpipe", P, 1) for P in (1, 2, 4, 8)),
-    *(("1f1b", P, 1) for P in (1, 2, 4, 8)),
-    *(("interleaved_1f1b", P, v) for P in (2, 4) for v in (2, 3)),
-    *(("zb_h1", P, 1) for P in (2, 4, 8)),
-    *(("zb_v", P, 2) for P in (2, 4)),
-    *(("dualpipe_v", P, 2) for P in (2, 4)),
-]
+SCHEDULES = [(name, P, v) for name in FIXED for v in stages_of(name, 3) for P in ((1, 2, 4, 8) if v == 1 else (2, 4))]
 
 
 @pytest.mark.parametrize("microbatches", [1, 3, 8, 13])
@@ -129,7 +124,7 @@ def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
-    schedule=st.sampled_from(["1f1b", "gpipe", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "dualpipe_v"]),
+    schedule=st.sampled_from(FIXED),
     pp=st.sampled_from([1, 2, 3, 4]),
     zero=st.integers(0, 3),
     tp=st.sampled_from([1, 2]),
@@ -141,7 +136,7 @@ def test_the_straight_line_is_the_step(
     schedule: str, pp: int, zero: int, tp: int, recompute: str, microbatches: int, layers: int
 ) -> None:
     """`predict_step` simulates few microbatches of many; the whole step takes as long, and holds as much, to 1 %."""
-    virtual = 2 if schedule in ("interleaved_1f1b", "zb_v", "dualpipe_v") else 1
+    virtual = least_stages(schedule)
     facts = make_facts(
         {"num_layers": layers, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536},
         sequence_length=512, accumulation=microbatches, transport="native", precision={"compute": "bf16"}, pp=pp,
@@ -188,9 +183,9 @@ def test_no_mutation_hangs() -> None:
     assert all("wait for each other" in text or "has not been started" in text for text in refused)
 
 
-@pytest.mark.parametrize("schedule", ["interleaved_1f1b", "dualpipe_v", "zb_h2"])
+@pytest.mark.parametrize("schedule", FIXED)
 def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
-    virtual = 1 if schedule == "zb_h2" else 2
+    virtual = least_stages(schedule)
     facts = make_facts(
         {"num_layers": 32, "hidden_size": 2048, "num_heads": 16, "ffn_size": 8192},
         sequence_length=2048, accumulation=100, transport="native", precision={"compute": "bf16"}, pp=16,
@@ -201,6 +196,13 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     assert not predicted.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("schedule", ["auto", OWN])
+def test_what_need_not_repeat_itself_is_simulated_whole(schedule: str) -> None:
+    facts = make_facts(pp=2, schedule=schedule, accumulation=30, transport="native")
+    assert simulated_microbatches(facts) == 30
+    assert tuple(predict_memory(facts, real_prices(facts))) == predict_step(facts, real_prices(facts)).device_bytes
 
 
 def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:

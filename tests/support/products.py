@@ -15,6 +15,7 @@ from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from tests.support.parity_check import divisible
 from tests.support.parity_runs import MIXTURES, run_table
+from tests.support.schedules import with_stages
 
 Table = dict[str, dict[str, Any]]
 DENSE: dict[str, dict[str, Any]] = {
@@ -23,10 +24,8 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen3": {"num_layers": 6, "qk_norm": True, "head_dim": 16},
 }
 MODELS = {**DENSE, **{name: {**model, "num_layers": 4} for name, model in MIXTURES.items()}}
-SCHEDULES = {
-    1: ("naive", "gpipe", "1f1b", "zb_h1", "zb_h2", "auto", "python:tests.support.products:last_in_first_out"),
-    2: ("interleaved_1f1b", "zb_v", "dualpipe_v", "auto", "python:tests.support.products:last_in_first_out"),
-}
+OWN = "python:tests.support.products:last_in_first_out"
+SCHEDULES = {virtual: (*with_stages(virtual), OWN) for virtual in (1, 2)}
 METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:2")
 SEQUENCES, LENGTH = 24, 16
 

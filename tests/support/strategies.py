@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from fourfold.layout.mesh import ORDERS
 from fourfold.program import Lowering
-from fourfold.program.schedule import SCHEDULES
 from tests.support.programs import make_facts
+from tests.support.schedules import NAMES, stages_of
 
 DEGREES = {
     "pp": [1, 2, 3, 4],
@@ -76,9 +76,8 @@ def _mesh(draw: st.DrawFn, max_ranks: int, left_out: set[str]) -> dict[str, int]
 @st.composite
 def _schedules(draw: st.DrawFn, pp: int) -> tuple[str, int]:
     """A schedule and the stages a rank that it can have. `auto` searches, and is drawn for short pipelines alone."""
-    schedule = draw(st.sampled_from([s for s in SCHEDULES if s != "auto" or pp <= 2]))
-    allowed = {"interleaved_1f1b": [2, 3], "zb_v": [2], "dualpipe_v": [2], "auto": [1, 2]}
-    return schedule, draw(st.sampled_from(allowed.get(schedule, [1])))
+    schedule = draw(st.sampled_from([s for s in NAMES if s != "auto" or pp <= 2]))
+    return schedule, draw(st.sampled_from(stages_of(schedule, 2 if schedule == "auto" else 3)))
 
 
 def _context(draw: st.DrawFn, cp: int) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from fourfold.config import UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program.arithmetic import stage_flops
-from fourfold.program.schedule import StageTimes
+from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.timeline import timeline
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline
@@ -23,7 +23,7 @@ Times = Literal["unit", "flops"]
 def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json: bool, times: Times | None) -> int:
     """Prints the drawing or its numbers, and writes the picture."""
     schedule = run.layout.schedule
-    times = times or ("flops" if schedule == "auto" else "unit")
+    times = times or ("flops" if find_schedule(schedule).needs_times else "unit")
     drawn = timeline(run.facts.orders, run.facts.layout.stage_ranks, stage_times(run, times))
     formats: tuple[Format, Format] = (format_flops, format_bytes) if times == "flops" else (plain_number, plain_number)
     if svg is not None:

@@ -13,7 +13,7 @@ from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Pass, Product
-from fourfold.program.schedule.fixed import PAIRED
+from fourfold.program.schedule import find_schedule
 
 MERGED_SHARE = 0.5
 """Of what goes to experts, what merged microbatches hide: runs of one source with it and without are 8 to 18 % apart, a third to
@@ -125,7 +125,7 @@ class Prices:
     @cached_property
     def paired_share(self) -> float:
         """How much of what goes to experts runs beside the computation of another microbatch."""
-        if self.stack.overlap_experts and self.layout.schedule in PAIRED:
+        if self.stack.overlap_experts and find_schedule(self.layout.schedule).pairs_passes:
             return 1.0
         return MERGED_SHARE if self.stack.merged_experts else 0.0
 

@@ -28,9 +28,9 @@ class Arrangements:
     pp: Column
     virtual_stages: Column
     is_v: Column
-    forward_fill: Column
-    backward_fill: Column
-    weight_fill: Column
+    idle_forward: Column
+    idle_backward: Column
+    idle_weight: Column
     in_flight: Column
 
     @cached_property
@@ -49,9 +49,8 @@ def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
         microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
         if rest:
             continue
-        fills = (pipeline.forward_fill, pipeline.backward_fill, pipeline.weight_fill)
         stages = (pipeline.virtual_stages, pipeline.is_v)
-        own = (microbatches, pipeline.pp, *stages, *fills, pipeline.in_flight(microbatches))
+        own = (microbatches, pipeline.pp, *stages, *pipeline.least_idle, pipeline.in_flight(microbatches))
         rows += [(len(found), dp, shard, zero, *own) for shard, zero in _sharding(shape, dp)]
         found.append(pipeline)
     if not rows:

@@ -13,8 +13,10 @@ from fourfold.model.spec import Segment, build_segments
 from fourfold.plan.request import Request
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
-from fourfold.program.schedule.fixed import PAIRED
+from fourfold.program.schedule import BUILT_IN, usual_schedule
 from fourfold.simulate.durations import Durations
+
+_PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         cp=shape.cp,
         tp=shape.tp,
         zero=0,
-        schedule=PAIRED[0] if request.stack.overlap_experts else "1f1b",
+        schedule=_PAIRED if request.stack.overlap_experts else usual_schedule(1).name,
         microbatch_sequences=shape.microbatch_sequences,
         num_microbatches=1,
         sequence_length=request.sequence_length,

@@ -21,6 +21,7 @@ from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangemen
 from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
 from fourfold.plan.request import Candidate, Request
 from fourfold.plan.space import Pipeline
+from fourfold.program.schedule import usual_schedule
 
 EVEN_SHARE = 0.95
 """Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
@@ -166,8 +167,8 @@ class Bounder:
         pp = table.pp
         total = price.forward_seconds + price.backward_seconds
         stages = pp - 1 - np.minimum(1.0, price.block_seconds * pp * table.virtual_stages / total)
-        first = table.forward_fill * price.forward_seconds / pp
-        filled = table.backward_fill * backward_seconds / pp - table.weight_fill * price.weight_seconds / pp
+        first = table.idle_forward * price.forward_seconds / pp
+        filled = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
         return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
@@ -216,8 +217,8 @@ class Bounder:
         key = (kind, ranks, stride)
         if key not in self._slopes:
             layout = Layout(
-                pp=1, dp_replicate=1, dp_shard=ranks, cp=1, tp=stride, zero=0, schedule="1f1b", microbatch_sequences=1,
-                num_microbatches=1, sequence_length=1, recompute=(), prefetch=1,
+                pp=1, dp_replicate=1, dp_shard=ranks, cp=1, tp=stride, zero=0, schedule=usual_schedule(1).name,
+                microbatch_sequences=1, num_microbatches=1, sequence_length=1, recompute=(), prefetch=1,
             )  # fmt: skip
             prices = self.request.prices(layout)
             small, large = (prices.collective(kind, "dp_shard", size) for size in (10**9, 2 * 10**9))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 from fourfold.plan.request import Candidate, Request
+from fourfold.program.schedule import find_schedule, usual_schedule
 
 Said = tuple[str, list[str]]
 """The text, and what it leaves out or changes."""
@@ -32,8 +33,8 @@ def megatron(request: Request, layout: Candidate) -> Said:
                 f"--account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split, or another v"
             )
         flags.append(f"--num-virtual-stages-per-pipeline-rank {layout.virtual_stages}")
-    usual = "interleaved 1F1B" if layout.virtual_stages > 1 else "1F1B"
-    if layout.schedule not in ("1f1b", "interleaved_1f1b") and layout.pp > 1:
+    if "megatron" not in find_schedule(layout.schedule).names and layout.pp > 1:
+        usual = usual_schedule(layout.virtual_stages).names["megatron"]
         missing.append(
             f"the schedule {layout.schedule} is not in Megatron-LM: it will run {usual}, with a larger bubble"
         )
@@ -99,7 +100,6 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
             else "ZeRO-1: torchtitan has replicas or FSDP: parameters that are not resharded after the forward are ZeRO-2"
         )
     shard = 1 if layout.zero == 0 else layout.dp_shard
-    names = {"1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
     reshard = {3: "always", 2: "never", 1: "never"}.get(layout.zero, "default")
     at_once = request.global_sequences // layout.dp if layout.pp > 1 else layout.microbatch_sequences
     lines = [
@@ -117,11 +117,12 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
         f"pipeline_parallel_degree = {layout.pp}",
     ]
     if layout.pp > 1:
-        if layout.schedule not in names:
+        name = find_schedule(layout.schedule).names.get("torch")
+        if name is None:
             missing.append(
                 f"the schedule {layout.schedule} is not in torch.distributed.pipelining's catalogue under that name"
             )
-        lines.append(f'pipeline_parallel_schedule = "{names.get(layout.schedule, "1F1B")}"')
+        lines.append(f'pipeline_parallel_schedule = "{name or "1F1B"}"')
         lines.append(f"pipeline_parallel_microbatch_size = {layout.microbatch_sequences}")
         stages = layout.pp * layout.virtual_stages
         each = -(-(request.model.num_layers + 2) // stages)  # torchtitan counts embedding and head as a layer each
@@ -160,7 +161,7 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
         )
         if layout.zero > 1:
             missing.append("ZeRO-2 and 3 do not work with DeepSpeed's pipeline: ZeRO-1 is written instead")
-        if layout.schedule != "1f1b":
+        if "deepspeed" not in find_schedule(layout.schedule).names:
             missing.append(
                 f"the schedule {layout.schedule}, v = {layout.virtual_stages}: DeepSpeed has 1F1B with one stage a rank"
             )

@@ -13,7 +13,8 @@ from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.space import RECOMPUTE
+from fourfold.plan.space import RECOMPUTE, splits_tensors
+from fourfold.program.schedule import usual_schedule
 
 MICROBATCHES = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
@@ -66,7 +67,7 @@ def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str
     stages = max(1, min(4, max_stages(request.model) // pp)) if pp > 1 else 1
     return Candidate(
         pp=pp,
-        schedule="interleaved_1f1b" if stages > 1 else "1f1b",
+        schedule=usual_schedule(stages).name,
         virtual_stages=stages,
         dp_replicate=1,
         dp_shard=request.devices // tensor // pp,

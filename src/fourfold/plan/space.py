@@ -15,38 +15,41 @@ from fourfold.layout.divisibility import (
 )
 from fourfold.plan.blocks import BlockShape
 from fourfold.plan.request import Request
-from fourfold.program.schedule.fixed import V_SHAPED
+from fourfold.program.schedule import BUILT_IN, find_schedule, usual_schedule
+from fourfold.program.schedule.record import Idle
 
 MAX_TENSOR = 64
 MAX_CONTEXT = 64
 MAX_MICROBATCH = 16
 MAX_STAGES_A_RANK = 16
 RECOMPUTE = ("none", "selective", "full")
+_SEARCHED = sorted((s for s in BUILT_IN if s.searched), key=lambda s: (s.min_virtual_stages, s.is_v))
+"""The simplest pipelines first: of layouts that look alike, the search keeps the first."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages of a layout, and the time that no order of this schedule can avoid to idle: (pp - 1) times `forward_fill` of a rank's
-    forward of one microbatch and `backward_fill` of its backward, less `weight_fill` of its weight gradients, but never less
-    than the forward's part (papers of each schedule)."""
+    """Stages of a layout, and how they are run."""
 
     pp: int
     schedule: str
     virtual_stages: int
-    forward_fill: float
-    backward_fill: float
-    weight_fill: float = 0.0
+
+    @property
+    def least_idle(self) -> Idle:
+        """Idle time that no rank avoids, in forwards, backwards and weight gradients of all of a rank's stages."""
+        forward, backward, weight = find_schedule(self.schedule).least_idle
+        stages = self.virtual_stages
+        return Idle(forward / stages, backward / stages, weight / stages)
 
     def in_flight(self, microbatches: float) -> float:
         """Microbatches whose activations, of a rank's own blocks, one rank holds at least."""
-        if self.schedule == "interleaved_1f1b":
-            return min(microbatches, self.pp * (1 + (self.pp - 1) / (self.pp * self.virtual_stages)))
-        return min(microbatches, 2 * self.pp - 1 if self.schedule == "zb_h2" else self.pp)
+        return find_schedule(self.schedule).in_flight(self.pp, self.virtual_stages, microbatches)
 
     @property
     def is_v(self) -> bool:
         """Whether a rank's two stages lie on a V: the first rank holds the first and the last."""
-        return self.schedule in V_SHAPED
+        return find_schedule(self.schedule).is_v
 
 
 def block_shapes(request: Request) -> Iterator[BlockShape]:
@@ -93,16 +96,13 @@ def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
     segments = max_stages(request.model)
     for pp in _divisors(ranks, segments):
         if pp == 1:
-            yield Pipeline(1, "1f1b", 1, 0.0, 0.0)
+            yield Pipeline(1, usual_schedule(1).name, 1)
             continue
-        yield Pipeline(pp, "1f1b", 1, 1.0, 1.0)
-        yield Pipeline(pp, "zb_h1", 1, 1.0, 1.0, 2.0)
-        yield Pipeline(pp, "zb_h2", 1, 1.0, 0.0)
-        for stages in range(2, MAX_STAGES_A_RANK + 1):
-            if pp * stages <= segments and _worth(segments, pp, stages):
-                yield Pipeline(pp, "interleaved_1f1b", stages, 1 / stages, 1 / stages)
-        if 2 * pp <= segments:
-            yield from (Pipeline(pp, schedule, 2, 0.5, 0.0) for schedule in V_SHAPED)
+        for schedule in _SEARCHED:
+            most = min(schedule.max_virtual_stages or MAX_STAGES_A_RANK, MAX_STAGES_A_RANK, segments // pp)
+            for stages in range(schedule.min_virtual_stages, most + 1):
+                if _worth(segments, pp, stages):
+                    yield Pipeline(pp, schedule.name, stages)
 
 
 def _worth(segments: int, pp: int, stages: int) -> bool:

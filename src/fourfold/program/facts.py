@@ -12,7 +12,7 @@ from fourfold.model.spec import Domain, Segment, build_segments
 from fourfold.model.traffic import Traffic
 from fourfold.program.arithmetic import segment_costs, stage_flops
 from fourfold.program.instruction import Collective, Instruction
-from fourfold.program.schedule import Compute, check_schedule, schedule_orders, stage_ranks
+from fourfold.program.schedule import Compute, check_schedule, find_schedule, schedule_orders, stage_ranks
 from fourfold.program.sizes import SCALAR_BYTES, buffer_bytes
 from fourfold.program.stages import stage_sizes
 
@@ -127,7 +127,7 @@ class Lowering:
     def orders(self) -> tuple[tuple[Compute, ...], ...]:
         """The compute order of every pipeline rank."""
         layout = self.layout
-        times = stage_flops(self) if layout.schedule == "auto" else None
+        times = stage_flops(self) if find_schedule(layout.schedule).needs_times else None
         return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
 
     # Units

@@ -6,8 +6,7 @@ from fourfold.cost.prices import Prices
 from fourfold.model.spec import Segment
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
-from fourfold.program.schedule import StageTimes
-from fourfold.program.schedule.catalogue import SPLIT_BACKWARD
+from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.execution import execute
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import simulated_microbatches
@@ -43,7 +42,7 @@ def _parts(facts: Lowering, segment: Segment, durations: Durations) -> tuple[flo
     if segment.kind == "embedding":
         return seconds(Op.FORWARD), 0.0, seconds(Op.BACKWARD)
     again = seconds(Op.FORWARD) if facts.policy(segment) == "full" else 0.0
-    if facts.layout.schedule not in SPLIT_BACKWARD:
+    if not find_schedule(facts.layout.schedule).splits_backward:
         return seconds(Op.FORWARD), seconds(Op.BACKWARD) + again, 0.0
     return seconds(Op.FORWARD), seconds(Op.BACKWARD_INPUT) + again, seconds(Op.BACKWARD_WEIGHT)
 

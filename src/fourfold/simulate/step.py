@@ -18,6 +18,7 @@ from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak, peak_bytes
 from fourfold.program.lower import each_program
+from fourfold.program.schedule import find_schedule
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations, rank_durations
 from fourfold.simulate.engine import simulate_times
@@ -207,41 +208,38 @@ def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
 
 def predict_memory(facts: Lowering, prices: Prices) -> Iterator[int]:
     """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone, each lowered when it is
-    asked for. What a rank holds does not grow with the number of microbatches from the steady state on, but in GPipe, whose ranks
-    hold them all."""
-    if facts.layout.schedule == "gpipe":
+    asked for. What a rank holds does not grow with the number of microbatches from the steady state on, unless the schedule has
+    ever more of them in flight, as GPipe."""
+    layout, schedule, steady = facts.layout, find_schedule(facts.layout.schedule), steady_microbatches(facts)
+    wanted = layout.num_microbatches
+    few = wanted if steady is None else min(steady, wanted)
+    held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
+    if held > held_few:
         yield from predict_step(facts, prices).device_bytes
         return
-    wanted = facts.layout.num_microbatches
-    short = facts.with_microbatches(min(wanted, steady_microbatches(facts))) if repeats(facts) else facts
+    short = facts.with_microbatches(few)
     for program in each_program(short):
         yield device_bytes(peak_bytes(held_program(program, short, prices.stack)), prices.stack)
-
-
-def repeats(facts: Lowering) -> bool:
-    """Whether the schedule does the same round after round, once in its steady state: a person's own and `auto` need not."""
-    return facts.layout.schedule.partition(":")[0] not in ("auto", "file", "python")
 
 
 def simulated_microbatches(facts: Lowering) -> int:
     """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
     itself."""
-    layout = facts.layout
-    wanted, period = layout.num_microbatches, max(1, layout.pp)
-    least = steady_microbatches(facts)
-    if wanted <= least + period or not repeats(facts):
+    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
+    steady = steady_microbatches(facts)
+    if steady is None or wanted <= steady + period:
         return wanted
-    return least + (wanted - least) % period + period
+    return steady + (wanted - steady) % period + period
 
 
-STEADY_ROUNDS = {"zb_v": 3, "interleaved_1f1b": 4, "dualpipe_v": 4, "zb_h2": 4}
-"""After how many rounds of pp microbatches a step repeats itself, found by simulating whole steps; the other schedules after 2."""
 LONG_PIPELINE, LONG_ROUNDS = 16, 3
-"""From so many ranks on, so many rounds suffice."""
+"""From so many ranks on, so many rounds of pp microbatches suffice for every schedule that repeats itself."""
 
 
-def steady_microbatches(facts: Lowering) -> int:
-    """From so many microbatches on, every further round of pp of them adds the same time, and to GPipe's memory the same."""
-    pp = facts.layout.pp
-    rounds = STEADY_ROUNDS.get(facts.layout.schedule, 2)
+def steady_microbatches(facts: Lowering) -> int | None:
+    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where it grows at
+    all. None: the schedule need not repeat itself."""
+    pp, rounds = facts.layout.pp, find_schedule(facts.layout.schedule).steady_rounds
+    if rounds is None:
+        return None
     return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 
 from fourfold.config import UserError
+from fourfold.program.schedule.built_in import usual_schedule, with_placement
 from fourfold.program.schedule.compute import BACKWARD, FORWARD, Orders, numbered
 from fourfold.program.schedule.execution import execute, peak_activations
-from fourfold.program.schedule.fixed import INTERLEAVED, fixed_orders, same_placement
 from fourfold.program.schedule.greedy import Rule, list_schedule
-from fourfold.program.schedule.placement import v_placement
+from fourfold.program.schedule.record import MemoryLimit, Schedule, loop_placement, v_placement
 from fourfold.program.schedule.search import improve
 from fourfold.program.schedule.times import StageTimes
+from fourfold.program.schedule.v_shape import ZB_V
 
 _GREEDY_ENTRIES = 150_000
 _SEARCH_ENTRIES = 150_000
@@ -27,12 +28,12 @@ def auto_orders(
     stage_ranks: Sequence[int],
     num_microbatches: int,
     times: StageTimes,
-    memory_limit: float | Sequence[float] | None = None,
+    memory_limit: MemoryLimit = None,
 ) -> Orders:
-    """The order of every rank, after the automatic search of Qi et al. 2023: never a longer step than any fixed schedule on the
-    same placement that fits.
+    """The order of every rank, after the automatic search of Qi et al. 2023: never a longer step than any built-in schedule on
+    the same placement that fits.
 
-    The fixed schedules, and list schedules under many rules, are timed; from the best a local search goes on. Whatever is
+    The built-in schedules, and list schedules under many rules, are timed; from the best a local search goes on. Whatever is
     random elsewhere is not here: the same arguments give the same orders. `memory_limit`: as in `schedule_orders`. Raises
     `UserError` where one microbatch alone does not fit.
     """
@@ -70,8 +71,8 @@ def _candidates(
     num_ranks = max(stage_ranks) + 1
     virtual_stages = len(stage_ranks) // num_ranks
     yield _one_at_a_time(stage_ranks, num_microbatches)
-    for name in same_placement(num_ranks, virtual_stages, _is_v(stage_ranks)):
-        yield fixed_orders(name, num_ranks, virtual_stages, num_microbatches)
+    for schedule in with_placement(stage_ranks):
+        yield schedule.orders(num_ranks, virtual_stages, num_microbatches, None, None)
     entries = 3 * len(stage_ranks) * num_microbatches
     for rule in _rules(virtual_stages)[: max(4, _GREEDY_ENTRIES // entries)]:
         yield list_schedule(stage_ranks, num_microbatches, times, limits, rule)
@@ -98,13 +99,12 @@ def _rules(virtual_stages: int) -> list[Rule]:
     ]
 
 
-def _limits(
-    stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, stated: float | Sequence[float] | None
-) -> list[float]:
+def _limits(stage_ranks: Sequence[int], num_microbatches: int, times: StageTimes, stated: MemoryLimit) -> list[float]:
     num_ranks = max(stage_ranks) + 1
     if stated is None:
-        plain = "zb_v" if _is_v(stage_ranks) else "1f1b" if len(stage_ranks) == num_ranks else INTERLEAVED
-        orders = fixed_orders(plain, num_ranks, len(stage_ranks) // num_ranks, num_microbatches)
+        virtual_stages = len(stage_ranks) // num_ranks
+        plain = ZB_V if _is_v(stage_ranks) else usual_schedule(virtual_stages)
+        orders = plain.orders(num_ranks, virtual_stages, num_microbatches, None, None)
         return [max(peak_activations(orders, times)) * _ROUNDING] * num_ranks
     limits = [float(stated)] * num_ranks if isinstance(stated, int | float) else [float(limit) for limit in stated]
     if len(limits) != num_ranks:
@@ -121,3 +121,27 @@ def _limits(
 
 def _is_v(stage_ranks: Sequence[int]) -> bool:
     return len(stage_ranks) > 1 and tuple(stage_ranks) == v_placement(max(stage_ranks) + 1)
+
+
+def _placement(num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """A V with two stages a rank, which then needs the memory of 1F1B; a loop otherwise."""
+    return v_placement(num_ranks) if virtual_stages == 2 else loop_placement(num_ranks, virtual_stages)
+
+
+def _orders(
+    num_ranks: int, virtual_stages: int, num_microbatches: int, times: StageTimes | None, memory_limit: MemoryLimit
+) -> Orders:
+    ranks = _placement(num_ranks, virtual_stages)
+    return auto_orders(ranks, num_microbatches, times or StageTimes.uniform(len(ranks)), memory_limit)
+
+
+AUTO = Schedule(
+    name="auto",
+    summary="The shortest step that a search finds within the memory, for stages of any durations.",
+    paper="Qi et al. 2023, section 3",
+    orders=_orders,
+    placement=_placement,
+    splits_backward=True,
+    needs_times=True,
+    steady_rounds=None,
+)

@@ -1,65 +1,70 @@
-"""The schedules by name: where each puts the stages, what it can do, and the order of every rank."""
+"""All schedules by name, and what the rest of fourfold asks of them: placement, legality, orders."""
 
 from collections.abc import Sequence
 
 from fourfold.config import UserError, nearest
-from fourfold.program.schedule.auto import auto_orders
-from fourfold.program.schedule.compute import Orders
-from fourfold.program.schedule.fixed import FIXED, INTERLEAVED, ONE_STAGE, V_SHAPED, fixed_orders
-from fourfold.program.schedule.placement import loop_placement, v_placement
+from fourfold.program.schedule.auto import AUTO
+from fourfold.program.schedule.built_in import BUILT_IN, usual_schedule
+from fourfold.program.schedule.compute import FORWARD, Compute, Orders
+from fourfold.program.schedule.record import MemoryLimit, Schedule
 from fourfold.program.schedule.times import StageTimes
-from fourfold.program.schedule.user import is_user_schedule, user_orders, user_stage_ranks
+from fourfold.program.schedule.user import is_user_schedule, user_schedule
 
-AUTO = "auto"
-SCHEDULES = (*FIXED, AUTO)
-"""Names; beside them `file:PATH` and `python:MODULE:FUNCTION`."""
-SPLIT_BACKWARD = ("zb_h1", "zb_h2", *V_SHAPED, AUTO)
-"""Those that run weight gradients apart from input gradients."""
+SCHEDULES = (*BUILT_IN, AUTO)
+_BY_NAME = {schedule.name: schedule for schedule in SCHEDULES}
 
 
-def stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """The rank of every stage: a V for `zb_v`, `dualpipe_v`, and `auto` with two stages a rank (it then needs the memory of
-    1F1B); a loop otherwise; what it states for a person's own."""
-    _check_name(schedule)
-    if is_user_schedule(schedule):
-        return user_stage_ranks(schedule, num_ranks, virtual_stages)
-    if schedule in V_SHAPED or (schedule == AUTO and virtual_stages == 2):
-        return v_placement(num_ranks)
-    return loop_placement(num_ranks, virtual_stages)
+def find_schedule(name: str) -> Schedule:
+    """The record of a built-in schedule, or of a person's own (`file:PATH`, `python:MODULE:FUNCTION`). Raises `UserError` for
+    any other name."""
+    found = _BY_NAME.get(name)
+    if found is not None:
+        return found
+    if is_user_schedule(name):
+        return user_schedule(name)
+    works = nearest(name.lower().replace("-", "_"), _BY_NAME) or "1f1b"
+    raise UserError(
+        f"layout.schedule = {name!r} is unknown; allowed: {', '.join(_BY_NAME)}, file:PATH, python:MODULE:FUNCTION; "
+        f"a value that works: {works!r}"
+    )
 
 
-def check_schedule(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> None:
-    """Raises `UserError` where the schedule is unknown or cannot do it. Every named one does any number of microbatches."""
-    _check_name(schedule)
+def stage_ranks(name: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+    """The rank of every stage. Raises `UserError`."""
+    return find_schedule(name).placement(num_ranks, virtual_stages)
+
+
+def check_schedule(name: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> None:
+    """Raises `UserError` where the schedule is unknown or cannot do it."""
+    schedule = find_schedule(name)
     if num_microbatches < 1:
         raise UserError(
             f"batch: {num_microbatches} microbatches a step; allowed: 1 or more; a value that works: {num_ranks}"
         )
-    if schedule in ONE_STAGE and virtual_stages != 1:
+    if not schedule.takes(virtual_stages):
+        instead = "" if schedule.is_v else f", or layout.schedule = {usual_schedule(virtual_stages).name!r}"
         raise UserError(
-            f"layout.virtual_stages = {virtual_stages}: the schedule {schedule!r} has one stage a rank; a value that works: 1, "
-            f"or layout.schedule = {INTERLEAVED!r}"
+            f"layout.virtual_stages = {virtual_stages}: the schedule {name!r} has {_allowed_stages(schedule)} a rank; "
+            f"a value that works: {schedule.min_virtual_stages}{instead}"
         )
-    if schedule in V_SHAPED and virtual_stages != 2:
-        raise UserError(
-            f"layout.virtual_stages = {virtual_stages}: the schedule {schedule!r} has two stages a rank; a value that works: 2"
-        )
-    if schedule == INTERLEAVED and virtual_stages < 2:
-        raise UserError(
-            f"layout.virtual_stages = {virtual_stages}: the schedule {schedule!r} has two or more stages a rank; a value that "
-            f"works: 2, or layout.schedule = '1f1b'"
-        )
-    if is_user_schedule(schedule):
-        user_orders(schedule, num_ranks, virtual_stages, num_microbatches)
+    if schedule.check_size is not None:
+        schedule.check_size(num_ranks, virtual_stages, num_microbatches)
+
+
+def _allowed_stages(schedule: Schedule) -> str:
+    least, most = schedule.min_virtual_stages, schedule.max_virtual_stages
+    words = {1: "one", 2: "two"}.get(least, str(least))
+    more = " or more" if most is None else "" if most == least else f" to {most}"
+    return f"{words}{more} stage{'' if most == 1 else 's'}"
 
 
 def schedule_orders(
-    schedule: str,
+    name: str,
     num_ranks: int,
     virtual_stages: int,
     num_microbatches: int,
     times: StageTimes | None = None,
-    memory_limit: float | Sequence[float] | None = None,
+    memory_limit: MemoryLimit = None,
 ) -> Orders:
     """The compute order of every rank; a person's own is proved by `check_orders` first.
 
@@ -67,21 +72,17 @@ def schedule_orders(
     activations, of every rank or of each, in the units of `times`. Default: what the plain schedule on that placement needs
     at most (1f1b, interleaved_1f1b; zb_v on a V); `math.inf`: no limit. Raises `UserError`.
     """
-    check_schedule(schedule, num_ranks, virtual_stages, num_microbatches)
-    if is_user_schedule(schedule):
-        return user_orders(schedule, num_ranks, virtual_stages, num_microbatches)
-    if schedule == AUTO:
-        ranks = stage_ranks(schedule, num_ranks, virtual_stages)
-        times = times or StageTimes.uniform(len(ranks))
-        return auto_orders(ranks, num_microbatches, times, memory_limit)
-    return fixed_orders(schedule, num_ranks, virtual_stages, num_microbatches)
+    check_schedule(name, num_ranks, virtual_stages, num_microbatches)
+    return find_schedule(name).orders(num_ranks, virtual_stages, num_microbatches, times, memory_limit)
 
 
-def _check_name(schedule: str) -> None:
-    if schedule in SCHEDULES or is_user_schedule(schedule):
-        return
-    works = nearest(schedule.lower().replace("-", "_"), SCHEDULES) or "1f1b"
-    raise UserError(
-        f"layout.schedule = {schedule!r} is unknown; allowed: {', '.join(SCHEDULES)}, file:PATH, python:MODULE:FUNCTION; "
-        f"a value that works: {works!r}"
-    )
+def forward_orders(stage_ranks: Sequence[int], num_microbatches: int) -> Orders:
+    """Evaluation, whatever the placement: the order of every rank. In groups of P microbatches a rank takes its stages in
+    turn, each through the whole group; all ranks follow the one order (group, stage, microbatch), so none can deadlock."""
+    num_ranks = max(stage_ranks) + 1
+    orders: list[list[Compute]] = [[] for _ in range(num_ranks)]
+    for first in range(0, num_microbatches, num_ranks):
+        for stage, rank in enumerate(stage_ranks):
+            group = range(first, min(first + num_ranks, num_microbatches))
+            orders[rank] += [Compute(FORWARD, stage, m) for m in group]
+    return tuple(map(tuple, orders))

@@ -3,29 +3,43 @@
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fourfold.config import UserError
 from fourfold.program.schedule.check import check_orders
 from fourfold.program.schedule.compute import Compute, Orders
-from fourfold.program.schedule.placement import check_stated_placement, loop_placement
+from fourfold.program.schedule.record import MemoryLimit, Schedule, loop_placement
 from fourfold.program.schedule.text import parse_orders, parse_token
+from fourfold.program.schedule.times import StageTimes
 
 FILE, PYTHON = "file:", "python:"
 
 
-class UserSchedule(NamedTuple):
-    """Orders as given, not yet proved, and the rank of every stage."""
-
-    orders: Orders
-    stage_ranks: tuple[int, ...]
+def is_user_schedule(name: str) -> bool:
+    """Whether the name is `file:...` or `python:...`."""
+    return name.startswith((FILE, PYTHON))
 
 
-def is_user_schedule(schedule: str) -> bool:
-    return schedule.startswith((FILE, PYTHON))
+def user_schedule(name: str) -> Schedule:
+    """The record of a person's own schedule. Nothing is read before orders or placement are asked for."""
+
+    def orders(
+        num_ranks: int, virtual_stages: int, num_microbatches: int, times: StageTimes | None, limit: MemoryLimit
+    ) -> Orders:
+        return _proved_orders(name, num_ranks, virtual_stages, num_microbatches)
+
+    return Schedule(
+        name=name,
+        summary="A person's own.",
+        paper="",
+        orders=orders,
+        placement=lambda num_ranks, virtual_stages: _stage_ranks(name, num_ranks, virtual_stages),
+        check_size=lambda *size: _proved_orders(name, *size),
+        steady_rounds=None,
+    )
 
 
-def user_stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
+def _stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tuple[int, ...]:
     """The placement that the file or function states; stage s on rank s mod P where it states none."""
     if schedule.startswith(FILE):
         _, stated = parse_orders(_read(schedule), num_ranks, schedule.removeprefix(FILE))
@@ -33,13 +47,30 @@ def user_stage_ranks(schedule: str, num_ranks: int, virtual_stages: int) -> tupl
         stated = _function_placement(schedule, _function(schedule), num_ranks, virtual_stages)
     if stated is None:
         return loop_placement(num_ranks, virtual_stages)
-    check_stated_placement(stated, num_ranks, virtual_stages, f"layout.schedule = {schedule!r}")
+    _check_placement(stated, num_ranks, virtual_stages, f"layout.schedule = {schedule!r}")
     return stated
 
 
-def user_orders(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
+def _check_placement(stage_ranks: Sequence[int], num_ranks: int, virtual_stages: int, source: str) -> None:
+    """Every rank holds `virtual_stages` stages."""
+    works = " ".join(map(str, loop_placement(num_ranks, virtual_stages)))
+    if len(stage_ranks) != num_ranks * virtual_stages:
+        raise UserError(
+            f"{source}: gives the ranks of {len(stage_ranks)} stages, but layout.pp x layout.virtual_stages = {num_ranks} x "
+            f"{virtual_stages} = {num_ranks * virtual_stages}; what works: stages {works}"
+        )
+    for rank in range(num_ranks):
+        held = sum(r == rank for r in stage_ranks)
+        if held != virtual_stages:
+            raise UserError(
+                f"{source}: rank {rank} holds {held} stages; allowed: layout.virtual_stages = {virtual_stages}; "
+                f"what works: stages {works}"
+            )
+
+
+def _proved_orders(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
     """The order of every rank, proved complete and executable. Raises `UserError`."""
-    stage_ranks = user_stage_ranks(schedule, num_ranks, virtual_stages)
+    stage_ranks = _stage_ranks(schedule, num_ranks, virtual_stages)
     if schedule.startswith(FILE):
         orders, _ = parse_orders(_read(schedule), num_ranks, schedule.removeprefix(FILE))
     else:

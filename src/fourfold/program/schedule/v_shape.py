@@ -11,13 +11,12 @@ from fourfold.program.schedule.compute import (
     Kind,
     numbered,
 )
+from fourfold.program.schedule.record import Idle, Schedule, by_rank, v_placement
+from fourfold.program.schedule.zero_bubble import first_activation_alone
 
 
-def zb_v(pp_rank: int, num_ranks: int, num_microbatches: int) -> Iterator[Compute]:
-    """ZB-V (Qi et al. 2023, 2024): zero bubble on a V at the memory of 1F1B, 2P activations of half a rank's layers.
-
-    Where F = I = W and M >= 2P - 1 no rank idles from its first entry to its last.
-    """
+def zb_v(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Iterator[Compute]:
+    """Where F = I = W and M >= 2P - 1 no rank idles from its first entry to its last. 2P activations of half a rank's layers."""
     return numbered(_zb_v(pp_rank, num_ranks, num_microbatches), num_microbatches)
 
 
@@ -38,9 +37,9 @@ def _zb_v(r: int, num_ranks: int, num_microbatches: int) -> Iterator[Kind]:
     yield from [w0] * r
 
 
-def dualpipe_v(pp_rank: int, num_ranks: int, num_microbatches: int) -> Iterator[Compute]:
-    """DualPipeV (DeepSeek-AI 2025, "cut in half"): every forward of one way stands beside a backward of the other, so that
-    a runtime can hide the one's communication behind the other's arithmetic. Here they are neighbours, one after the other.
+def dualpipe_v(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Iterator[Compute]:
+    """Every forward of one way stands beside a backward of the other, so that a runtime can hide the one's communication
+    behind the other's arithmetic. Here they are neighbours, one after the other.
 
     Idle (P-1)(FB + B - 3W), FB the time of such a pair, B = I + W, and 2P + 1 activations of half a rank's layers.
     """
@@ -72,3 +71,38 @@ def _dualpipe_v(r: int, num_ranks: int, num_microbatches: int) -> Iterator[Kind]
 
 def _ops(stage: int) -> tuple[Kind, Kind, Kind]:
     return (FORWARD, stage), (BACKWARD_INPUT, stage), (BACKWARD_WEIGHT, stage)
+
+
+ZB_V = Schedule(
+    name="zb_v",
+    summary="Zero bubble on a V, at the memory of 1F1B.",
+    paper="Qi et al. 2024",
+    orders=by_rank(zb_v),
+    placement=v_placement,
+    min_virtual_stages=2,
+    max_virtual_stages=2,
+    splits_backward=True,
+    steady_rounds=3,
+    in_flight=lambda P, v, M: min(M, P),
+    least_idle=Idle(1, 0),
+    bubble=first_activation_alone,
+    searched=True,
+    names={"torch": "ZBVZeroBubble"},
+)
+
+DUALPIPE_V = Schedule(
+    name="dualpipe_v",
+    summary="DualPipe cut in half: a forward beside a backward in the steady state, on a V.",
+    paper="DeepSeek-AI 2025",
+    orders=by_rank(dualpipe_v),
+    placement=v_placement,
+    min_virtual_stages=2,
+    max_virtual_stages=2,
+    splits_backward=True,
+    pairs_passes=True,
+    steady_rounds=4,
+    in_flight=lambda P, v, M: min(M, P),
+    least_idle=Idle(1, 0),
+    searched=True,
+    names={"torch": "DualPipeV"},
+)
