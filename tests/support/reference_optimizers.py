@@ -22,7 +22,13 @@ def _adamw(groups: Groups, section: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=False)
 
 
+def _sgd(groups: Groups, section: Any) -> torch.optim.Optimizer:
+    options = {"momentum": section.momentum, "nesterov": section.nesterov}
+    return torch.optim.SGD(groups, lr=section.lr, foreach=False, **options)
+
+
 REFERENCES = {
     "adamw": ReferenceOptimizer(_adamw, {"betas": [0.5, 0.8], "eps": 1e-3}),
+    "sgd": ReferenceOptimizer(_sgd, {"momentum": 0.8, "nesterov": True}),
 }
 """By `optimizer.name`."""

@@ -90,7 +90,20 @@ class AdamWSection(OptimizerSection):
     eps: Annotated[float, Field(gt=0)] = 1e-8
 
 
-OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection,)}
+class SgdSection(OptimizerSection):
+    """Stochastic gradient descent with momentum as in torch.optim.SGD: v <- momentum v + (g + decay w), w <- w - lr v; `nesterov`
+    (Sutskever et al. 2013): w <- w - lr (g + decay w + momentum v). Weight decay is part of the gradient."""
+
+    spec = OptimizerSpec("sgd", (StateTensor("momentum_buffer"),))
+
+    name: Literal["sgd"]
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    weight_decay: Weight = 1e-4
+    momentum: Decay = 0.9
+    nesterov: bool = False
+
+
+OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection, SgdSection)}
 
 
 def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:

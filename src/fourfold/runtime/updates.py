@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
-from fourfold.config.optimizers import AdamWSection
+from fourfold.config.optimizers import AdamWSection, SgdSection
 
 Update = Callable[[Tensor, Tensor, list[Tensor], Any, float, int, float, Tensor | None], None]
 """(weights, gradient, state, section, lr, step, decay, divisor): updates weights and state in place.
@@ -48,5 +49,32 @@ def _adamw(
     )
 
 
-UPDATES: dict[str, Update] = {"adamw": _adamw}
+def _sgd(
+    weights: Tensor,
+    gradient: Tensor,
+    state: list[Tensor],
+    section: SgdSection,
+    lr: float,
+    step: int,
+    decay: float,
+    divisor: Tensor | None,
+) -> None:
+    """torch's fused kernel."""
+    buffers: list[Tensor | None] = [*state]
+    sgd(
+        [weights],
+        [gradient],
+        buffers,
+        fused=True,
+        weight_decay=decay,
+        momentum=section.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=section.nesterov,
+        maximize=False,
+        grad_scale=divisor,
+    )
+
+
+UPDATES: dict[str, Update] = {"adamw": _adamw, "sgd": _sgd}
 """By the optimizer's name."""
