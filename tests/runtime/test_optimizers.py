@@ -45,8 +45,8 @@ def test_experts_and_their_own_shards(name: str) -> None:
 
 
 @names
-def test_no_clipping_and_no_decay(name: str) -> None:
-    settings = {**_stated(name), "clip_norm": 0.0, "weight_decay": 0.0}
+def test_defaults_without_clipping_and_decay(name: str) -> None:
+    settings = {"name": name, "lr": 0.05, "clip_norm": 0.0, "weight_decay": 0.0}
     check_split(2, layout={"dp_shard": 2, "zero": 1, "microbatch_sequences": 6}, optimizer=settings)
 
 
