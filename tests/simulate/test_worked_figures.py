@@ -52,7 +52,7 @@ def bytes_a_parameter(*kinds: str, precision: dict, **layout: int) -> float:
 
 
 def test_state_of_405e9_parameters() -> None:
-    """Weights and both moments in fp32: 12 bytes, 4.86 TB. With bf16 weights and gradients and an fp32 master copy: 16, 6.48 TB."""
+    """Weights and AdamW states in fp32: 12 bytes, 4.86 TB. With bf16 weights and gradients and an fp32 master copy: 16, 6.48 TB."""
     assert 405e9 * bytes_a_parameter("params", "optimizer", precision={"compute": "fp32"}) == pytest.approx(4.86e12)
     mixed = {"compute": "bf16", "gradients": "bf16"}
     sixteen = bytes_a_parameter("params", "grad", "master", "optimizer", precision=mixed)

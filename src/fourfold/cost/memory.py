@@ -50,8 +50,8 @@ def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: i
 def _state_shares(facts: Lowering, stack: Stack) -> dict[str, float]:
     """Sizes of optimizer states and master weights that the stack states, as shares of the declared, by kind of buffer."""
     spec, shares = facts.optimizer, {}
-    if stack.moment_bytes is not None and spec.state:
-        shares["optimizer"] = len(spec.state) * stack.moment_bytes / spec.state_bytes(facts.master)
+    if stack.optimizer_bytes is not None and spec.state:
+        shares["optimizer"] = len(spec.state) * stack.optimizer_bytes / spec.state_bytes(facts.master)
     if stack.master_bytes is not None:
         shares["master"] = stack.master_bytes / DTYPE_BYTES[facts.master]
     return shares

@@ -261,6 +261,6 @@ def _optimizer_bytes(request: Request) -> float:
     stack, spec = request.stack, request.optimizer.spec
     master: float = request.master_bytes if stack.master_bytes is None else stack.master_bytes
     state: float = spec.state_bytes(request.precision.master_format)
-    if stack.moment_bytes is not None:
-        state = len(spec.state) * stack.moment_bytes
+    if stack.optimizer_bytes is not None:
+        state = len(spec.state) * stack.optimizer_bytes
     return (master if request.mixed else 0) + state
