@@ -32,13 +32,18 @@ class ShardOptimizer:
 
     def __init__(self, section: OptimizerSection, master: Tensor, decayed: int) -> None:
         self._section = section
-        self._master = master
-        self._decayed = min(max(decayed, 0), master.numel())
         self._update = UPDATES[section.name]
         self.state = {
             tensor.name: torch.zeros_like(master, dtype=torch_dtype(tensor.dtype) if tensor.dtype else None)
             for tensor in section.spec.state
         }
+        end = master.numel()
+        middle = min(max(decayed, 0), end)
+        self._parts = [
+            (part, master[part], [tensor[part] for tensor in self.state.values()], decay)
+            for part, decay in ((slice(0, middle), section.weight_decay), (slice(middle, end), 0.0))
+            if part.start < part.stop
+        ]
 
     def update(self, gradient: Tensor, lr: float, step: int, scale: float) -> None:
         """One update in place with `gradient` [shard] x `scale`, in the master format; `step` counts updates before this one."""
@@ -47,12 +52,5 @@ class ShardOptimizer:
             divisor = torch.tensor(1.0 / scale, device=gradient.device)
         elif scale != 1.0:
             gradient.mul_(scale)
-        for start, end, decay in (
-            (0, self._decayed, self._section.weight_decay),
-            (self._decayed, self._master.numel(), 0.0),
-        ):
-            if start == end:
-                continue
-            state = [tensor[start:end] for tensor in self.state.values()]
-            weights, part = self._master[start:end], gradient[start:end]
-            self._update(weights, part, state, self._section, lr, step, decay, divisor)
+        for part, weights, state, decay in self._parts:
+            self._update(weights, gradient[part], state, self._section, lr, step, decay, divisor)
