@@ -7,8 +7,8 @@ from torch import Tensor
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, Layout, resolve_layout
-from fourfold.model.rope_tables import rope_tables
 from fourfold.model.microbatch import Microbatch
+from fourfold.model.rope_tables import rope_tables
 from fourfold.program import lower_step
 from fourfold.program.facts import Lowering
 from fourfold.runtime.collectives import make_groups

@@ -81,7 +81,7 @@ WRONG_TYPES = [
     ("optimizer.lr", float("nan")),
     ("optimizer.lr", float("inf")),
     ("optimizer.lr", "fast"),
-    ("optimizer.name", "sgd"),
+    ("optimizer.name", "adam"),
     ("optimizer.schedule", "linear"),
     ("optimizer.betas", [0.9]),
     ("optimizer.betas", [0.9, 0.95, 0.99]),

@@ -98,7 +98,7 @@ def test_this_projects_own_stack_holds_what_its_programs_declare() -> None:
     own, default = fitted().stack("fourfold"), fitted().stack("default")
     assert (own.extra, own.saved_bytes, own.gathered_bytes, own.unit_bytes, own.logits_bytes) == (0,) * 5
     assert (own.context_bytes, own.slack) == (default.context_bytes, default.slack)
-    assert (own.saved_share, own.moment_bytes, own.master_bytes) == (1.0, None, None)
+    assert (own.saved_share, own.optimizer_bytes, own.master_bytes) == (1.0, None, None)
 
 
 def test_constants_reach_the_kernels_of_the_stack() -> None:

@@ -134,10 +134,10 @@ def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     assert peak(gathered_bytes=2.0) - peak() == 2 * blocks * tokens * hidden
     assert peak(logits_bytes=16.0) > peak(logits_bytes=1.0) >= peak()
     resident = {
-        kind: sum(b for n, b in program.buffers.items() if n.startswith(f"{kind}/")) for kind in ("moments", "master")
+        kind: sum(b for n, b in program.buffers.items() if n.startswith(f"{kind}/")) for kind in ("optimizer", "master")
     }
-    assert resident["moments"] == 2 * resident["master"] > 0
-    assert peak() - peak(moment_bytes=2.0) == resident["moments"] // 2, "moments in 16 bits"
+    assert resident["optimizer"] == 2 * resident["master"] > 0
+    assert peak() - peak(optimizer_bytes=2.0) == resident["optimizer"] // 2, "moments in 16 bits"
     assert peak() - peak(master_bytes=0.0) == resident["master"], "no copy beside the parameters"
     saved = sum(size for name, size in program.buffers.items() if name.startswith("saved/") and name.endswith("/m0"))
     assert peak() - peak(saved_share=0.5) == pytest.approx(saved / 2, rel=0.05)

@@ -49,6 +49,7 @@ def test_the_same_run_may_grow_and_look_elsewhere(tmp_path) -> None:
     ("change", "named"),
     [
         ({"optimizer": {"lr": 0.5}}, ["optimizer.lr = 0.5", "0.0003", "optimizer.lr=0.0003"]),
+        ({"optimizer": {"name": "sgd"}}, ['optimizer.name = "sgd"', "optimizer.name=adamw"]),
         ({"data": {"corpus": "texts"}}, ['data.corpus = "texts"', "stdlib"]),
         ({"run": {"seed": 1}}, ["run.seed = 1"]),
         ({"layout": {"dp_shard": 4}}, ["layout.dp_shard = 4", "not stated"]),

@@ -9,12 +9,12 @@ from itertools import pairwise, product
 import pytest
 import torch
 import torch.nn.functional as F
+from fourfold.model.context.cost import backward_work, forward_work
+from fourfold.model.context.flash import plain_attend, plain_attend_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.model.context import context_attention
-from fourfold.model.context.cost import backward_work, forward_work
-from fourfold.model.context.flash import plain_attend, plain_attend_backward
 from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
 from fourfold.model.parallel import ContextParallel
 from fourfold.model.work import Phase, Work

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from fourfold.config import ModelConfig
 from fourfold.model.experts.cost import routed_backward, routed_forward
 from fourfold.model.tape import Tape, replay
+
+from fourfold.config import ModelConfig
 from fourfold.model.traffic import Traffic
 from fourfold.program.instruction import sent_bytes
 from tests.support.experts import (

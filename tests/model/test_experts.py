@@ -5,6 +5,9 @@ from math import ceil
 
 import pytest
 import torch
+from fourfold.model.experts.cost import SAVED, routed_backward, routed_forward
+from fourfold.model.experts.grouped import Groups, add_grouped_product, grouped_product, grouped_product_backward
+from fourfold.model.tape import Tape, replay
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -13,13 +16,10 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from fourfold.config import ModelConfig
 from fourfold.model.experts.balance import Balancing, update_bias
-from fourfold.model.experts.cost import SAVED, routed_backward, routed_forward
 from fourfold.model.experts.dispatch import keep_within_capacity
 from fourfold.model.experts.feed_forward import RoutedFeedForward
-from fourfold.model.experts.grouped import Groups, add_grouped_product, grouped_product, grouped_product_backward
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.parallel import ALONE
-from fourfold.model.tape import Tape, replay
 from fourfold.model.weights import Deferred, Weight, torch_dtype
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.double import compute_in_double

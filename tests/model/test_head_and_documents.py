@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from fourfold.model.segments import causal_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import head
-from fourfold.model.segments import causal_attention
 from fourfold.model.shape import chunk_tokens
 from tests.support.plain_model import PlainModel, random_tokens
 

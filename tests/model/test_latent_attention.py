@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from fourfold.model.latent_tape import latent_backward, latent_forward
+from fourfold.model.tape import Tape, replay
 from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
@@ -13,9 +15,7 @@ from fourfold.config import ModelConfig
 from fourfold.config.schema import YarnScaling
 from fourfold.model.footprint import Shape
 from fourfold.model.latent import LatentQueryKeyValue, rotate_pairs_
-from fourfold.model.latent_tape import latent_backward, latent_forward
 from fourfold.model.parallel import ALONE
-from fourfold.model.tape import Tape, replay
 from fourfold.model.weights import LatentWeights, Weight, torch_dtype
 from fourfold.model.yarn import table_scale, yarn_frequencies
 from fourfold.runtime.tracker import MemoryTracker

@@ -5,15 +5,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
+from fourfold.model.segments import block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
 from fourfold.model.parallel import ALONE
 from fourfold.model.rope import rope_tables, rotate_
-from fourfold.model.segments import block_forward
 from fourfold.model.weights import AttentionWeights, BlockWeights, EmbeddingWeights, FeedForwardWeights, Weight
 from tests.support.plain_model import PlainModel, random_tokens
 

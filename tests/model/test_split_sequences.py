@@ -9,8 +9,8 @@ import torch
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
 from fourfold.model.footprint import Shape, segment_footprint
-from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.microbatch import Microbatch
+from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.runtime.collectives import Group, make_groups
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.ranks import run_on_ranks

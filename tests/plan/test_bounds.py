@@ -29,7 +29,7 @@ def model(**more) -> ModelConfig:
 
 
 def request(devices: int, sequences: int = 32, stack: str | None = None, **more) -> Request:
-    own = {key: more.pop(key) for key in ("precision", "prefetch", "said") if key in more}
+    own = {key: more.pop(key) for key in ("precision", "prefetch", "said", "optimizer") if key in more}
     return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack, **own)
 
 

@@ -29,7 +29,7 @@ def _state_at_update(facts: Lowering, pp_rank: int = 0) -> int:
         if step.op is Op.CLIP_NORM:
             break
         live = (live | set(step.writes)) - set(step.frees)
-    kinds = ("params", "shard", "master", "moments", "grad", "grad_shard")
+    kinds = ("params", "shard", "master", "optimizer", "grad", "grad_shard")
     return sum(program.buffers[name] for name in live if name.partition("/")[0] in kinds)
 
 
@@ -87,9 +87,9 @@ def test_the_405b_model_on_1024_ranks() -> None:
     program = lower_step(facts)
     by_kind = {
         kind: sum(size for name, size in program.buffers.items() if name.startswith(f"{kind}/"))
-        for kind in ("shard", "grad_shard", "moments", "master")
+        for kind in ("shard", "grad_shard", "optimizer", "master")
     }
-    twelve = by_kind["shard"] + by_kind["grad_shard"] + by_kind["moments"]
+    twelve = by_kind["shard"] + by_kind["grad_shard"] + by_kind["optimizer"]
     assert twelve == pytest.approx(4.75e9, rel=5e-3)
     assert twelve * 1024 == pytest.approx(405.85e9 * 12, rel=1e-3)
     assert (twelve + by_kind["master"]) * 1024 == pytest.approx(405.85e9 * 16, rel=1e-3)

@@ -15,8 +15,9 @@ from fourfold.model.spec import step_flops_per_token
 from fourfold.model.work import Product
 from fourfold.program import Lowering, sent_bytes
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
+from fourfold.program.sizes import state_bytes
 from fourfold.program.timeline import timeline
-from fourfold.simulate.campaign import Assumptions, campaign, state_bytes
+from fourfold.simulate.campaign import Assumptions, campaign
 from fourfold.simulate.run_prices import prices_for, transport_on
 from fourfold.simulate.step import predict_step, simulate
 from fourfold.simulate.summary import Summary
@@ -52,10 +53,10 @@ def bytes_a_parameter(*kinds: str, precision: dict, **layout: int) -> float:
 
 
 def test_state_of_405e9_parameters() -> None:
-    """Weights and both moments in fp32: 12 bytes, 4.86 TB. With bf16 weights and gradients and an fp32 master copy: 16, 6.48 TB."""
-    assert 405e9 * bytes_a_parameter("params", "moments", precision={"compute": "fp32"}) == pytest.approx(4.86e12)
+    """Weights and AdamW states in fp32: 12 bytes, 4.86 TB. With bf16 weights and gradients and an fp32 master copy: 16, 6.48 TB."""
+    assert 405e9 * bytes_a_parameter("params", "optimizer", precision={"compute": "fp32"}) == pytest.approx(4.86e12)
     mixed = {"compute": "bf16", "gradients": "bf16"}
-    sixteen = bytes_a_parameter("params", "grad", "master", "moments", precision=mixed)
+    sixteen = bytes_a_parameter("params", "grad", "master", "optimizer", precision=mixed)
     assert 405e9 * sixteen == pytest.approx(6.48e12)
 
 
@@ -69,7 +70,7 @@ def test_what_a_checkpoint_holds() -> None:
 
 
 def test_zero_3_on_1024_ranks() -> None:
-    share = bytes_a_parameter("shard", "moments", precision={"compute": "fp32"}, dp_shard=1024, zero=3)
+    share = bytes_a_parameter("shard", "optimizer", precision={"compute": "fp32"}, dp_shard=1024, zero=3)
     assert 405e9 * share == pytest.approx(4.75e9, rel=0.002)
 
 
@@ -179,7 +180,7 @@ def test_parameters_and_optimizer_of_the_paper(name: str) -> None:
     """18 bytes a parameter of the blocks' matrices: bf16 weights, fp32 gradients, master weights and moments."""
     layers, _, _, pp, *_ = FIGURE_1[name]
     facts = block_facts(name, True)
-    held = sum(facts.buffer_bytes(f"{kind}/b0") for kind in ("params", "grad", "master", "moments"))
+    held = sum(facts.buffer_bytes(f"{kind}/b0") for kind in ("params", "grad", "master", "optimizer"))
     assert held / facts.flats["b0"].padded_numel == 18
     assert held * layers / pp / GIB == pytest.approx(FIGURE_1[name][6], rel=0.01)
 

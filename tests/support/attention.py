@@ -7,14 +7,14 @@ from functools import cache
 from itertools import pairwise
 
 import torch
+from fourfold.model.context.cost import AttentionShape
+from fourfold.model.context.memory import attention_backward, attention_forward
+from fourfold.model.tape import Tape
 from torch import Tensor
 
 from fourfold.layout import Layout
 from fourfold.model.context import context_attention
-from fourfold.model.context.cost import AttentionShape
-from fourfold.model.context.memory import attention_backward, attention_forward
 from fourfold.model.parallel import ContextParallel
-from fourfold.model.tape import Tape
 from fourfold.runtime.collectives import Group, make_groups
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.ranks import run_on_ranks

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fourfold.model.operators import OutputResidual
+from fourfold.model.segments import causal_attention
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model.latent import LatentQueryKeyValue
-from fourfold.model.operators import OutputResidual
 from fourfold.model.parallel import Parallel
-from fourfold.model.segments import causal_attention
 from fourfold.model.weights import Deferred, LatentWeights, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support import experts

@@ -93,7 +93,7 @@ def measure_step(executor: Executor, program: Any, data: RankData, lr: float, un
     for unit in units.values():
         for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
             tracker.watch(tensor, resizable=True)
-        for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq):
+        for tensor in (unit.shard, unit.master, *unit.optimizer.state.values()):
             tracker.watch(tensor)
     for table in data._tables:
         tracker.watch(table)

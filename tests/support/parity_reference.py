@@ -19,6 +19,7 @@ from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
 from tests.support.parity_runs import STEPS, global_batch
 from tests.support.reference_names import view_of
+from tests.support.reference_optimizers import REFERENCES
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Record:
 
 
 def reference(table: dict[str, Any]) -> Record:
-    """transformers' model and torch.optim.AdamW on the whole batch, nothing of the runtime.
+    """transformers' model and the reference optimizer on the whole batch, nothing of the runtime.
 
     transformers computes norms and routers in fp32 whatever the model's format; torch's own RMSNorm takes the place of its
     norms, and in fp64 the routers' casts are to fp64.
@@ -87,7 +88,7 @@ def _reference(table: dict[str, Any]) -> Record:
     plain = [p for p in parameters.values() if p.dim() == 1]
     section = config.optimizer
     groups = [{"params": decayed, "weight_decay": section.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=section.lr, betas=section.betas, eps=section.eps, foreach=False)
+    optimizer = REFERENCES[section.name].make(groups, section)
     record = Record([], [], {}, {}, {})
     masked = config.data.document_mask
     rows, length = config.batch.global_sequences, config.batch.sequence_length

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fourfold.model.segments import Microbatch, block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
@@ -12,7 +13,6 @@ from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.rope_tables import rope_tables
-from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import FlatUnit, Weights
 from tests.support.reference_names import view_of

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from fourfold.model.segments import block_forward
 from torch.autograd.graph import get_gradient_edge
 
 from fourfold.config import ModelConfig
@@ -13,7 +14,6 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Work
-from fourfold.model.segments import block_forward
 from fourfold.model.weights import RoutedWeights, deferring, torch_dtype
 from fourfold.program.instruction import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fourfold.model.segments import Microbatch, block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
@@ -15,7 +16,6 @@ from fourfold.model.binding import bind_weights
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Work
-from fourfold.model.segments import Microbatch, block_forward
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import Group, Links, make_groups
 from tests.support.plain_model import PlainModel

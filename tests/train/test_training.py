@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.checkpoint import read_manifest
 from fourfold.config import dump_run, load_run, parse_run
+from fourfold.config.optimizers import OPTIMIZERS
 from fourfold.data.prepare import prepare
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
@@ -19,6 +21,7 @@ from fourfold.program import lower_step
 from fourfold.program.facts import Lowering
 from fourfold.program.liveness import ledger
 from fourfold.train.sample import generate
+from tests.support.reference_optimizers import REFERENCES
 
 RUN = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 48},
@@ -118,6 +121,17 @@ RUNS = [
     ("ranks", "sections"), RUNS, ids=lambda value: str(value["layout"]) if isinstance(value, dict) else None
 )
 def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, sections) -> None:
+    _check_resumed(tmp_path, corpus, ranks, sections)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+def test_the_state_of_every_other_optimizer_is_resumed(tmp_path, corpus, name) -> None:
+    _check_resumed(
+        tmp_path, corpus, 2, {"layout": {"zero": 1}, "optimizer": {"name": name, **REFERENCES[name].settings}}
+    )
+
+
+def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
     whole = make_run(tmp_path / "whole", corpus, **sections)
     codes, errors = finish(start(whole, ranks))
     assert codes == [0] * ranks, errors
@@ -133,6 +147,8 @@ def test_stopped_and_resumed_is_the_same_run(tmp_path, corpus, ranks, sections) 
     for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "held_out_loss"):
         assert [line.get(key) for line in actual] == [line.get(key) for line in expected], key
     assert [line["step"] for line in expected] == list(range(12))
+    last, again = (read_manifest(folder / "checkpoints" / "step-000012") for folder in (whole, parts))
+    assert last.files == again.files, "weights and optimizer states are the same to the bit"
 
 
 def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:

@@ -15,9 +15,9 @@ MASTER = "master"
 class UnitShard:
     """Shard `index` of the flat buffer of this rank's part of a unit.
 
-    `tensors`: by role (`master`, `exp_avg`, `exp_avg_sq`), each [flat.shard_numel], on any device. `coordinates`: the rank's, by
-    axis (`Layout.coordinates`); they say which part of a split parameter it has. `is_writer` False: another rank holds the
-    same shard of the same part and writes it.
+    `tensors`: by role (`master`, and the names of the optimizer states), each [flat.shard_numel], on any device. `coordinates`:
+    the rank's, by axis (`Layout.coordinates`); they say which part of a split parameter it has. `is_writer` False: another rank
+    holds the same shard of the same part and writes it.
     """
 
     flat: FlatLayout

@@ -106,6 +106,7 @@ def read_request(options: Options) -> Asked:
         config.layout.prefetch,
         windows,
         options.said,
+        config.optimizer,
     )
     run = config.model_copy(update={"model": section, "precision": precision})
     return Asked(request, run, resolved, named, near)

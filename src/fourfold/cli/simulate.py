@@ -14,6 +14,7 @@ from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
+from fourfold.program.sizes import state_bytes
 from fourfold.report.campaign_words import campaign_lines
 from fourfold.report.simulation_document import simulation_document
 from fourfold.report.simulation_words import (
@@ -34,7 +35,6 @@ from fourfold.simulate.campaign import (
     Campaign,
     campaign,
     checkpoint_seconds,
-    state_bytes,
 )
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.run_prices import Products, check_devices, prices_for, transport_on

@@ -11,6 +11,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from fourfold.config.errors import UserError, nearest
+from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_text
 from fourfold.config.schema import RunConfig
 
@@ -59,14 +60,8 @@ def dump_run(config: RunConfig, brief: bool = False) -> str:
 
 
 def _written_out(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has arrays only; the one tuple in the schema is `optimizer.betas`. `layout = "auto"` is short for a section."""
-    result = dict(table)
-    if result.get("layout") == AUTO:
-        result["layout"] = {"auto": True}
-    optimizer = result.get("optimizer")
-    if isinstance(optimizer, Mapping) and isinstance(optimizer.get("betas"), list):
-        result["optimizer"] = {**optimizer, "betas": tuple(optimizer["betas"])}
-    return result
+    """`layout = "auto"` is short for a section."""
+    return {**table, "layout": {"auto": True}} if table.get("layout") == AUTO else dict(table)
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:
@@ -101,7 +96,7 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         location = [str(part) for part in item["loc"] if not _is_union_branch(str(part))]
         key = ".".join(location)
         if item["type"] == "extra_forbidden":
-            allowed = _keys_at(location[:-1])
+            allowed = _keys_at(location[:-1], table)
             near = nearest(location[-1], allowed)
             hint = f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}"
             other = _section_of(location[-1]) if not near else None
@@ -111,7 +106,7 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         elif item["type"] == "missing":
             lines.append(f"key {key!r} is missing; for example {_example(location)}")
         else:
-            default = _default_text(location)
+            default = _default_text(location, table)
             lines.append(f"{key} = {item['input']!r}: {_plain(item['msg'])}{default}")
     return list(dict.fromkeys(lines))
 
@@ -124,12 +119,12 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _keys_at(location: Sequence[str]) -> list[str]:
-    model = _model_at(location)
+def _keys_at(location: Sequence[str], table: Mapping[str, Any]) -> list[str]:
+    model = _model_at(location, table)
     return sorted(model.model_fields) if model else []
 
 
-def _model_at(location: Sequence[str]) -> type[BaseModel] | None:
+def _model_at(location: Sequence[str], table: Mapping[str, Any]) -> type[BaseModel] | None:
     model: type[BaseModel] = RunConfig
     for part in location:
         if part.isdigit():
@@ -138,7 +133,7 @@ def _model_at(location: Sequence[str]) -> type[BaseModel] | None:
         found = _first_model(field.annotation) if field else None
         if found is None:
             return None
-        model = found
+        model = (section_of(table[part]) or AdamWSection) if found is OptimizerSection else found
     return model
 
 
@@ -159,7 +154,8 @@ def _first_model(annotation: Any) -> type[BaseModel] | None:
 def _section_of(key: str) -> str | None:
     for name, field in RunConfig.model_fields.items():
         model = _first_model(field.annotation)
-        if model is not None and key in model.model_fields:
+        models = OPTIMIZERS.values() if model is OptimizerSection else (model,)
+        if any(each is not None and key in each.model_fields for each in models):
             return name
     return None
 
@@ -177,8 +173,8 @@ def _example(location: Sequence[str]) -> str:
     return _EXAMPLES.get(".".join(location), f"{location[-1]} = ...")
 
 
-def _default_text(location: Sequence[str]) -> str:
-    model = _model_at(location[:-1])
+def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
+    model = _model_at(location[:-1], table)
     field = model.model_fields.get(location[-1]) if model else None
     if field is None:
         return ""

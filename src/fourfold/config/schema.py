@@ -2,20 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt, SerializeAsAny
 
-Dtype = Literal["fp64", "fp32", "bf16"]
-DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
-
+from fourfold.config.optimizers import AdamWSection, OptimizerSection
+from fourfold.config.section import Dtype, Section
 
 Layers = Annotated[int, Field(gt=0, le=100_000)]
 """Bounded, as a list is made of them: no run file exhausts the memory."""
-
-
-class Section(BaseModel):
-    """A table of the run file: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RopeScaling(Section):
@@ -169,7 +162,7 @@ class LayoutSection(Section):
 
 
 class PrecisionSection(Section):
-    """Number formats. `master` holds the weights that the optimizer updates, its moments too; `gradients` is the format in
+    """Number formats. `master` holds the weights that the optimizer updates, and its state; `gradients` is the format in
     which gradients are accumulated and reduced. Left out: fp32 (fp64 when `compute` is fp64)."""
 
     compute: Dtype = "fp32"
@@ -189,27 +182,6 @@ class PrecisionSection(Section):
     @property
     def _wide(self) -> str:
         return "fp64" if self.compute == "fp64" else "fp32"
-
-
-class OptimizerSection(Section):
-    """AdamW (Loshchilov & Hutter 2019) with a warm-up, then cosine or warm-up/stable/decay (WSD).
-    `clip_norm = 0`: gradients are not clipped."""
-
-    name: Literal["adamw"] = "adamw"
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    clip_norm: Annotated[float, Field(ge=0)] | None = 1.0
-
-    @field_validator("clip_norm")
-    @classmethod
-    def _zero_is_none(cls, value: float | None) -> float | None:
-        return value or None
 
 
 class CheckpointSection(Section):
@@ -232,7 +204,7 @@ class RunSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     evaluate_every: PositiveInt | None = None
     evaluate_sequences: PositiveInt = 32
-    log: list[Literal["tensorboard", "wandb", "mlflow"]] = []
+    log: list[Literal["tensorboard", "wandb", "mlflow"]] = []  # noqa: RUF012 (pydantic copies it)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads_per_rank: PositiveInt | None = None
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
@@ -247,7 +219,7 @@ class RunConfig(Section):
     batch: BatchSection
     layout: LayoutSection = LayoutSection()
     precision: PrecisionSection = PrecisionSection()
-    optimizer: OptimizerSection = OptimizerSection()
+    optimizer: SerializeAsAny[OptimizerSection] = AdamWSection()
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
     run: RunSection = RunSection()

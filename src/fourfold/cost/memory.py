@@ -36,16 +36,25 @@ def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
 
 def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
     """Those that the stack has in other sizes."""
-    declared = DTYPE_BYTES[facts.master]
-    states = {"moments": stack.moment_bytes, "master": stack.master_bytes}
-    if not extra and stack.saved_share == 1 and not stack.narrow_operands and set(states.values()) == {None}:
+    shares = _state_shares(facts, stack)
+    if not extra and stack.saved_share == 1 and not stack.narrow_operands and not shares:
         return
     for name, size in buffers.items():
         kind, _, rest = name.partition("/")
         if kind == "saved":
             yield name, kept_bytes(facts.footprint(facts.by_name[rest.partition("/")[0]]), stack) + extra
-        elif (held := states.get(kind)) is not None:
-            yield name, int(size * held / declared)
+        elif kind in shares:
+            yield name, int(size * shares[kind])
+
+
+def _state_shares(facts: Lowering, stack: Stack) -> dict[str, float]:
+    """Sizes of optimizer states and master weights that the stack states, as shares of the declared, by kind of buffer."""
+    spec, shares = facts.optimizer, {}
+    if stack.optimizer_bytes is not None and spec.state:
+        shares["optimizer"] = len(spec.state) * stack.optimizer_bytes / spec.state_bytes(facts.master)
+    if stack.master_bytes is not None:
+        shares["master"] = stack.master_bytes / DTYPE_BYTES[facts.master]
+    return shares
 
 
 def kept_bytes(footprint: Footprint, stack: Stack) -> int:

@@ -111,8 +111,8 @@ class Stack:
     logits_bytes: float = 0.0
     """What is live of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
     products of few rows."""
-    moment_bytes: float | None = None
-    """Of an element of the optimizer's moments, where it is not in the run's master format."""
+    optimizer_bytes: float | None = None
+    """Bytes of an element of the optimizer states, where that is not in the master format."""
     master_bytes: float | None = None
     """The same of its copy of the parameters (0: there is none)."""
 

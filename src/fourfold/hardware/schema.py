@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from fourfold.config.errors import UserError, nearest
-from fourfold.config.schema import Section
+from fourfold.config.section import Section
 from fourfold.hardware.types import PEAK_BITS
 
 MAX_DEVICES = 1_000_000

@@ -24,6 +24,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         document_mask=config.data.document_mask,
         document_tokens=config.data.document_tokens,
         prefetch=config.layout.prefetch,
+        optimizer=config.optimizer,
     )
     stated = config.layout.model_fields_set - {"auto", "sequence_parallel", "prefetch"}
     unknown = stated - set(FIXABLE)

@@ -195,10 +195,10 @@ def check_same_run(path: Path, old: RunConfig, new: RunConfig) -> None:
 def _differences(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
     before, now = (config.model_dump(mode="json") for config in (old, new))
     return [
-        (f"{section}.{key}", before[section][key], value)
+        (f"{section}.{key}", before[section].get(key), value)
         for section in _ORDER
         for key, value in now[section].items()
-        if value != before[section][key]
+        if value != before[section].get(key)
     ]
 
 

@@ -183,4 +183,4 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         tp_head=shape.tp if model.is_latent else tensor_head_degree(shape.tp, model.num_kv_heads),
     )
     formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
-    return Lowering(model, layout, *formats, request.document_mask, request.transport)
+    return Lowering(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)

@@ -1,7 +1,7 @@
 """What a layout costs at least: vectorised over every pipeline and every data parallelism around one shape of a replica.
 
 Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, or the traffic of gradients
-and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and moments divided evenly, and the
+and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and optimizer states divided evenly, and the
 activations of the microbatches that the schedule must hold. Nothing that the simulation adds is ever negative, so that a layout
 whose bound is worse than a simulated layout need not be simulated.
 """
@@ -173,10 +173,10 @@ class Bounder:
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The optimizer's pass over its shard, and what the stack adds to every step."""
-        request, sharded = self.request, table.zero > 0
+        request, precision, sharded = self.request, self.request.precision, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
-        written = request.element_bytes if request.mixed else 0
-        moved = numbers * (request.gradient_bytes + 2 * 3 * request.master_bytes + written)
+        formats = (precision.compute, precision.master_format, precision.gradients_format)
+        moved = numbers * request.optimizer.spec.update_bytes(*formats)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
         return moved / rate + request.stack.step_seconds
 
@@ -258,7 +258,10 @@ class Bounder:
 
 
 def _optimizer_bytes(request: Request) -> float:
-    """Of one parameter: master weights, where they are a copy, and both moments."""
-    stack, wide = request.stack, request.master_bytes
-    master, moment = (wide if held is None else held for held in (stack.master_bytes, stack.moment_bytes))
-    return (master if request.mixed else 0) + 2 * moment
+    """Bytes a parameter of master weights, where they are a copy, and of optimizer states."""
+    stack, spec = request.stack, request.optimizer.spec
+    master: float = request.master_bytes if stack.master_bytes is None else stack.master_bytes
+    state: float = spec.state_bytes(request.precision.master_format)
+    if stack.optimizer_bytes is not None:
+        state = len(spec.state) * stack.optimizer_bytes
+    return (master if request.mixed else 0) + state

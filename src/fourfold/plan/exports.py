@@ -6,6 +6,7 @@ Names of flags and keys as in Megatron-LM (core 0.12), torchtitan (2025) and Dee
 import json
 from collections.abc import Callable
 
+from fourfold.config.optimizers import AdamWSection
 from fourfold.plan.request import Candidate, Request
 from fourfold.program.schedule import find_schedule, usual_schedule
 
@@ -13,9 +14,16 @@ Said = tuple[str, list[str]]
 """The text, and what it leaves out or changes."""
 
 
+def _other_optimizer(request: Request) -> list[str]:
+    name = request.optimizer.name
+    return (
+        [] if name == AdamWSection.spec.name else [f"optimizer {name}: is priced here, but not stated there: state it"]
+    )
+
+
 def megatron(request: Request, layout: Candidate) -> Said:
     """Command-line flags of `pretrain_gpt.py`."""
-    missing = []
+    missing = _other_optimizer(request)
     flags = [
         f"--tensor-model-parallel-size {layout.tp}",
         f"--pipeline-model-parallel-size {layout.pp}",
@@ -92,7 +100,7 @@ def _every_block_instead(layout: Candidate) -> str:
 
 def torchtitan(request: Request, layout: Candidate) -> Said:
     """The sections of a job's TOML file."""
-    missing = []
+    missing = _other_optimizer(request)
     if layout.zero in (0, 1):
         missing.append(
             "ZeRO-0: torchtitan has replicas or FSDP: data_parallel_shard_degree = 1 replicates all states"
@@ -154,7 +162,7 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
 
 def deepspeed(request: Request, layout: Candidate) -> Said:
     """The JSON configuration; degrees beside data parallelism are the client's."""
-    missing = []
+    missing = _other_optimizer(request)
     if layout.pp > 1:
         missing.append(
             f"pp = {layout.pp}: wrap the model in PipelineModule(num_stages={layout.pp}), which runs 1F1B alone"

@@ -13,7 +13,7 @@ from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Candidate, Request
-from fourfold.plan.space import RECOMPUTE, splits_tensors
+from fourfold.plan.space import RECOMPUTE
 from fourfold.program.schedule import usual_schedule
 
 MICROBATCHES = (1, 2, 4, 8)

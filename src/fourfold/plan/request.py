@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
@@ -16,6 +17,7 @@ from fourfold.program.facts import Lowering, Transport
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
+ADAMW = AdamWSection()
 MEMORY_SHARE = 0.94
 """Of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
 
@@ -41,6 +43,7 @@ class Request:
     prefetch: int = 1
     windows: Windows | None = None
     said: Said = NOTHING_SAID
+    optimizer: OptimizerSection = ADAMW
 
     @classmethod
     def of(
@@ -57,6 +60,7 @@ class Request:
         prefetch: int = 1,
         windows: Windows | None = None,
         said: Said = NOTHING_SAID,
+        optimizer: OptimizerSection = ADAMW,
     ) -> "Request":
         """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
@@ -73,7 +77,7 @@ class Request:
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         data = (document_mask, transport, document_tokens)
         asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)
-        return replace(asked, windows=windows, said=said)._masked()
+        return replace(asked, windows=windows, said=said, optimizer=optimizer)._masked()
 
     def on(self, cluster: Cluster) -> "Request":
         """The same on another number of the cluster's devices. Raises `UserError`."""
@@ -89,6 +93,7 @@ class Request:
             prefetch=self.prefetch,
             windows=self.windows,
             said=self.said,
+            optimizer=self.optimizer,
         )
         return replace(asked, memory_bytes=self.memory_bytes)
 
@@ -132,7 +137,7 @@ class Request:
 
     @property
     def master_bytes(self) -> int:
-        """Of a master weight and of a moment."""
+        """Bytes of a master weight."""
         return DTYPE_BYTES[self.precision.master_format]
 
     @property
@@ -154,7 +159,8 @@ class Request:
 
     def run(self, layout: LayoutSection) -> RunConfig:
         """The run of one layout. The model goes beside it, resolved."""
-        return _run(self.global_sequences, self.sequence_length, self.precision, self.document_mask, layout)
+        run = _run(self.global_sequences, self.sequence_length, self.precision, self.document_mask, layout)
+        return run.model_copy(update={"optimizer": self.optimizer})
 
 
 def _run(

@@ -3,7 +3,7 @@
 params/U      unit U's parameters, whole, in the compute format        hidden/S/m   input of segment S for microbatch m
 shard/U       this rank's shard of them (ZeRO-3)                       dhidden/S/m  the gradient of that input
 master/U      the shard in the master format, where formats differ     saved/S/m    what S's backward needs beside its input
-moments/U     both AdamW moments of the shard                          deferred/S/m what S's weight gradients need, once put off
+optimizer/U   optimizer states of the shard                            deferred/S/m what S's weight gradients need, once put off
 grad/U        gradients of the whole unit                              batch/m      tokens, targets, positions
 grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     landing space of a reduction
 rope          rotary tables                                            router/S     a router's balancing bias and load counts

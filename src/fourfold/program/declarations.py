@@ -35,7 +35,7 @@ def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fau
 
 def resident_buffers(kind: str, facts: Lowering) -> set[str]:
     """What is live before and after a program of this kind."""
-    state = ["moments", *(["master"] if facts.mixed else [])] if kind == "train" else []
+    state = ["optimizer", *(["master"] if facts.mixed else [])] if kind == "train" else []
     units = {f"{prefix}/{unit}" for unit in facts.flats for prefix in state}
     return {"rope", *units, *map(facts.values_buffer, facts.flats), *(f"router/{s.name}" for s in facts.moe_segments)}
 

@@ -111,7 +111,7 @@ def _transfer(step: Instruction, facts: Lowering, training: bool) -> list[Declar
 
 
 def _update(unit: str, facts: Lowering) -> Declared:
-    state = (facts.values_buffer(unit), f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
+    state = (facts.values_buffer(unit), f"optimizer/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
     converts = facts.gradients != facts.master
     converted = facts.flats[unit].shard_numel * DTYPE_BYTES[facts.master] if converts else 0
     reads = tuple(sorted((*state, facts.gradient_buffer(unit))))

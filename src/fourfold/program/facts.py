@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Literal
 
 from fourfold.config import ModelConfig, RunConfig
+from fourfold.config.optimizers import AdamWSection, OptimizerSpec
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import DATA_AXES
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
@@ -39,7 +40,7 @@ class Lowering:
     gradients: str
     document_mask: bool = False
     transport: Transport = "exchange"
-    moments: int = 2
+    optimizer: OptimizerSpec = AdamWSection.spec
     pp_rank: int = 0
 
     @classmethod
@@ -48,7 +49,8 @@ class Lowering:
         precision = config.precision
         master, gradients = precision.master_format, precision.gradients_format
         check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
-        facts = cls(model, layout, precision.compute, master, gradients, config.data.document_mask, transport)
+        formats = (precision.compute, master, gradients)
+        facts = cls(model, layout, *formats, config.data.document_mask, transport, config.optimizer.spec)
         placed = replace(
             layout,
             stages=stage_sizes(config.layout.segments_per_stage, segment_costs(facts), layout, model.mtp_layers),

@@ -75,7 +75,7 @@ def assemble(kind: str, steps: list[Instruction], facts: Lowering) -> Program:
         resident.append(facts.values_buffer(unit))
         if kind == "train":
             resident += [f"master/{unit}"] if facts.mixed else []
-            resident.append(f"moments/{unit}")
+            resident.append(f"optimizer/{unit}")
     resident += [f"router/{segment.name}" for segment in facts.moe_segments]
     names = set(resident)
     for step in steps:

@@ -35,6 +35,12 @@ def buffer_bytes(facts: "Lowering", name: str) -> int:
     return _unit_bytes(facts, kind, facts.all_flats[rest])
 
 
+def state_bytes(facts: "Lowering") -> int:
+    """Bytes of a checkpoint: master weights and optimizer states of the full model."""
+    numel = sum(segment.numel for segment in facts.segments)
+    return numel * (DTYPE_BYTES[facts.master] + facts.optimizer.state_bytes(facts.master))
+
+
 def _depths(facts: "Lowering", segment: Segment) -> int:
     """How many hidden states of a token the segment's input has: of the head, those of every depth of prediction."""
     return 1 + facts.model.mtp_layers if segment.kind == "head" else max(1, segment.depth)
@@ -46,7 +52,7 @@ def _unit_bytes(facts: "Lowering", kind: str, flat: FlatLayout) -> int:
         "params": flat.padded_numel * compute,
         "shard": flat.shard_numel * compute,
         "master": flat.shard_numel * master,
-        "moments": flat.shard_numel * master * facts.moments,
+        "optimizer": flat.shard_numel * facts.optimizer.state_bytes(facts.master),
         "grad": flat.padded_numel * gradient,
         "grad_shard": flat.shard_numel * gradient,
         "reduce": _landing_bytes(facts, flat, gradient),

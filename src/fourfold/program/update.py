@@ -21,7 +21,7 @@ def append_update(steps: list[Instruction], facts: Lowering) -> list[Instruction
     waits = []
     for unit, flat in facts.flats.items():
         values, gradient = facts.values_buffer(unit), facts.gradient_buffer(unit)
-        state = (values, f"moments/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
+        state = (values, f"optimizer/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
         converted = flat.shard_numel * DTYPE_BYTES[facts.master] if facts.gradients != facts.master else 0
         update = Instruction(
             Op.UPDATE,

@@ -17,7 +17,7 @@ KINDS = {
     "params": "parameters",
     "shard": "parameters (shards)",
     "master": "master weights",
-    "moments": "moments",
+    "optimizer": "optimizer states",
     "grad": "gradients",
     "grad_shard": "gradients (shards)",
     "hidden": "hidden states",
@@ -230,7 +230,7 @@ def _too_much(summary: Summary) -> str:
     elif kind == "units":
         what = "layout.zero=2, more tp or pp"
     else:
-        least = {"moments": 1, "master": 1, "grad": 2}.get(kind, 3)
+        least = {"optimizer": 1, "master": 1, "grad": 2}.get(kind, 3)
         sharded = f"layout.zero={least} with dp_shard" if layout.zero < least else "more dp_shard"
         what = f"{sharded}, more tp or pp"
     return f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what makes them less: {what}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fourfold.config import RunFailure
-from fourfold.config.schema import OptimizerSection
+from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model.microbatch import Microbatch
 from fourfold.program import Instruction, Op, Program, buffers

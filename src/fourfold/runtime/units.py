@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fourfold.config.schema import OptimizerSection
+from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
@@ -127,7 +127,7 @@ def watch_units(tracker: MemoryTracker, units: Iterable[Unit], tables: Iterable[
     for unit in units:
         for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
             tracker.watch(tensor, resizable=True)
-        for tensor in (unit.shard, unit.master, unit.optimizer.exp_avg, unit.optimizer.exp_avg_sq):
+        for tensor in (unit.shard, unit.master, *unit.optimizer.state.values()):
             tracker.watch(tensor)
     for table in tables:
         tracker.watch(table)

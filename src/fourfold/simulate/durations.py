@@ -1,6 +1,5 @@
 """How long each instruction of one pipeline rank takes, by the work that it declares."""
 
-from fourfold.config import DTYPE_BYTES
 from fourfold.cost.phase import PhaseCost, phase_cost, whole
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Phase
@@ -67,8 +66,6 @@ def rank_durations(facts: Lowering, prices: Prices) -> list[Durations]:
 
 
 def update_bytes(facts: Lowering, unit: str) -> int:
-    """What AdamW on a unit's shard reads and writes: the gradient; master weights and both moments, twice; the new values."""
+    """Bytes that the update of a unit's shard reads and writes."""
     numbers = facts.flats[unit].shard_numel if facts.zero_of(unit) else facts.flats[unit].padded_numel
-    master, compute = DTYPE_BYTES[facts.master], DTYPE_BYTES[facts.compute]
-    gradient = DTYPE_BYTES[facts.gradients]
-    return numbers * (gradient + 2 * master * (1 + facts.moments) + (compute if facts.mixed else 0))
+    return numbers * facts.optimizer.update_bytes(facts.compute, facts.master, facts.gradients)

@@ -1,4 +1,4 @@
-"""A run's state as checkpoints hold it: every unit's master shard and moments, the cursor, and the counters."""
+"""A run's state as checkpoints hold it: every unit's master shard and optimizer states, the cursor, and the counters."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,16 +12,21 @@ from fourfold.checkpoint import (
     fill_from_folder,
     is_first_of_stage,
     load_checkpoint,
+    read_manifest,
     save_checkpoint,
     unit_shard,
 )
-from fourfold.checkpoint.unit_shard import balance_bias_extra
-from fourfold.config import DTYPE_BYTES, RunConfig
+from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
+from fourfold.config import RunConfig, RunFailure
 from fourfold.layout import FlatLayout
 from fourfold.program.facts import Lowering
+from fourfold.program.sizes import state_bytes
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
+
+_OPTIMIZER = "optimizer"
+"""The key of the optimizer's name in what is saved beside the tensors."""
 
 
 def initial_folder(config: RunConfig, facts: Lowering) -> WeightFolder | None:
@@ -62,7 +67,7 @@ def unit_shards(facts: Lowering, units: Mapping[str, Unit], rank: int) -> dict[s
         name: unit_shard(
             unit.flat,
             unit.index,
-            {"master": unit.master, "exp_avg": unit.optimizer.exp_avg, "exp_avg_sq": unit.optimizer.exp_avg_sq},
+            {MASTER: unit.master, **unit.optimizer.state},
             facts.layout,
             rank,
         )
@@ -98,21 +103,15 @@ def save(
         checkpoint_root(config, out),
         step,
         unit_shards(facts, units, rank),
-        info,
+        {**info, _OPTIMIZER: facts.optimizer.name},
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
         units=unit_names(facts),
         extras=extra_tensors(facts, routers) if is_first_of_stage(facts.layout, rank) else None,
         layout=facts.layout,
-        total_bytes=_state_bytes(facts),
+        total_bytes=state_bytes(facts),
     )
-
-
-def _state_bytes(facts: Lowering) -> int:
-    """Of the whole model's parameters and moments in the master format."""
-    numbers = sum(segment.numel for segment in facts.segments)
-    return numbers * (1 + facts.moments) * DTYPE_BYTES[facts.master]
 
 
 def unit_names(facts: Lowering) -> list[str]:
@@ -121,7 +120,14 @@ def unit_names(facts: Lowering) -> list[str]:
 
 
 def restore(path: Path, facts: Lowering, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
-    """Fills the units and biases from a checkpoint and returns what was saved beside them."""
+    """Fills the units and biases from a checkpoint and returns what was saved beside them. Raises `RunFailure` for the state of
+    another optimizer."""
+    saved, own = read_manifest(path).info.get(_OPTIMIZER), facts.optimizer.name
+    if saved != own:
+        raise RunFailure(
+            f"{path} was saved with optimizer.name = {saved!r}, this run has {own!r}; set optimizer.name = {saved!r} to resume "
+            f"it, or take its weights alone: model.initial = a folder that fourfold export wrote"
+        )
     return load_checkpoint(
         path,
         unit_shards(facts, units, rank),

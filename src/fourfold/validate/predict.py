@@ -208,9 +208,9 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
         dispatcher=case.dispatcher or stack.dispatcher,
     )
     if case.precision.master == case.precision.compute != "fp32":  # no copy beside the parameters, moments as narrow
-        stack = replace(stack, master_bytes=0.0, moment_bytes=2.0)
+        stack = replace(stack, master_bytes=0.0, optimizer_bytes=2.0)
     if case.moment_bytes is not None:
-        stack = replace(stack, moment_bytes=case.moment_bytes)
+        stack = replace(stack, optimizer_bytes=case.moment_bytes)
     if case.attention_kernel is not None:
         stack = replace(stack, attention_speed=_attention_speed(case, stack.attention_speed))
     if case.chunked_loss:

@@ -138,7 +138,7 @@ def buffer_of_no_segment(program: Program, facts: Lowering) -> Iterator[Mutant]:
         "deferred/b99/m0",
         "router/b99",
         "cache/b0",
-        "moments",
+        "optimizer",
         "grad/",
     ):
         yield replace(program, buffers={**program.buffers, name: 64})

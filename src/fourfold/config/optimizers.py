@@ -1,0 +1,113 @@
+"""The optimizers: each one's keys in the run file, and the state that it keeps beside the weights.
+
+Everything that depends on the optimizer reads `OptimizerSpec`: sizes of buffers, checkpoints, memory, prices, the search's bound.
+The arithmetic stands in `runtime/updates.py`. To add an optimizer: its section and its place in `OPTIMIZERS` here, its function
+there, a reference implementation in `tests/support/reference_optimizers.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails
+
+from fourfold.config.section import DTYPE_BYTES, Dtype, Section
+
+Weight = Annotated[float, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""The decay rate of a running mean."""
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor that the optimizer keeps, with one element a parameter. `dtype` None: the format of the master weights."""
+
+    name: str
+    dtype: Dtype | None = None
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """What an optimizer keeps and moves. An update is elementwise: a rank updates its shard with its shard of the gradient and
+    of the state, and sends nothing. `name`: as in the run file."""
+
+    name: str
+    state: tuple[StateTensor, ...]
+
+    def state_bytes(self, master: str) -> int:
+        """Bytes of state a parameter; `master`: the format of the master weights."""
+        return sum(DTYPE_BYTES[tensor.dtype or master] for tensor in self.state)
+
+    def update_bytes(self, compute: str, master: str, gradients: str) -> int:
+        """Bytes that an update moves to and from memory a parameter: it reads the gradient, reads and writes master weights and
+        state, and writes the new weights in the compute format where that is another than the master's."""
+        copied = DTYPE_BYTES[compute] if compute != master else 0
+        return DTYPE_BYTES[gradients] + 2 * (DTYPE_BYTES[master] + self.state_bytes(master)) + copied
+
+
+class OptimizerSection(Section):
+    """The keys that all optimizers have: the learning rate with its warm-up, then cosine or warm-up/stable/decay (WSD), weight
+    decay of the matrices, and clipping of the global gradient norm (`clip_norm = 0`: none)."""
+
+    spec: ClassVar[OptimizerSpec]
+
+    name: str
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    weight_decay: Weight = 0.1
+    clip_norm: Weight | None = 1.0
+
+    @field_validator("clip_norm")
+    @classmethod
+    def _zero_is_none(cls, value: float | None) -> float | None:
+        return value or None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_name(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Any:
+        """A table becomes the section of the optimizer that it names."""
+        if cls is not OptimizerSection or not isinstance(value, Mapping):
+            return handler(value)
+        section = section_of(value)
+        if section is None:
+            names = ", ".join(map(repr, OPTIMIZERS))
+            wrong = InitErrorDetails(type="literal_error", loc=("name",), input=value["name"], ctx={"expected": names})
+            raise ValidationError.from_exception_data("optimizer", [wrong])
+        return section.model_validate(value)
+
+
+class AdamWSection(OptimizerSection):
+    """AdamW (Loshchilov & Hutter 2019)."""
+
+    spec = OptimizerSpec("adamw", (StateTensor("exp_avg"), StateTensor("exp_avg_sq")))
+
+    name: Literal["adamw"] = "adamw"
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+
+
+class SgdSection(OptimizerSection):
+    """Stochastic gradient descent with momentum as in torch.optim.SGD: v <- momentum v + (g + decay w), w <- w - lr v; `nesterov`
+    (Sutskever et al. 2013): w <- w - lr (g + decay w + momentum v). Weight decay is part of the gradient."""
+
+    spec = OptimizerSpec("sgd", (StateTensor("momentum_buffer"),))
+
+    name: Literal["sgd"]
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    weight_decay: Weight = 1e-4
+    momentum: Decay = 0.9
+    nesterov: bool = False
+
+
+OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection, SgdSection)}
+
+
+def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:
+    """The section of the optimizer that a table `[optimizer]` names, AdamW's where it names none; None where there is no such
+    optimizer."""
+    name = table.get("name", AdamWSection.spec.name)
+    return OPTIMIZERS.get(name) if isinstance(name, str) else None

@@ -1,0 +1,74 @@
+"""Plans and predictions of every optimizer: its state fills memory, its update takes time, and bounds stay below both."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config import UserError
+from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
+from fourfold.plan.exports import EXPORTS
+from fourfold.plan.pricing import Pricer, candidate_facts
+from fourfold.program import Instruction, Op, lower_step, verify
+from fourfold.program.sizes import state_bytes
+from fourfold.simulate.durations import Durations
+from fourfold.simulate.step import predict_step
+from tests.plan.test_bounds import drawn, request
+from tests.plan.test_pricer import LAYOUT
+from tests.support.programs import by_rank
+
+names = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def section(name: str) -> OptimizerSection:
+    return OPTIMIZERS[name](name=name)
+
+
+@names
+def test_no_bound_is_above_the_simulation(name: str) -> None:
+    asked, looked_at = request(16, 64, optimizer=section(name)), 0
+    for candidate, seconds, memory_bytes in drawn(asked, 20, seed=7):
+        try:
+            step = Pricer(asked).predict(candidate)
+        except UserError:
+            continue
+        assert seconds <= step.seconds * 1.001, candidate.words()
+        assert memory_bytes <= max(step.device_bytes) * 1.001, candidate.words()
+        looked_at += 1
+    assert looked_at > 15
+
+
+@names
+def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
+    """bf16 weights, the rest in fp32: an update reads the gradient, reads and writes master weights and state, writes weights."""
+    tensors = len(OPTIMIZERS[name].spec.state)
+    asked = request(16, 64, optimizer=section(name))
+    facts = candidate_facts(asked, LAYOUT)
+    unit, numel = "b0", facts.flats["b0"].shard_numel
+    assert facts.buffer_bytes(f"optimizer/{unit}") == 4 * tensors * numel
+    assert state_bytes(facts) == 4 * (1 + tensors) * sum(segment.numel for segment in facts.segments)
+    prices = asked.prices(facts.layout)
+    moved = numel * (4 + 2 * 4 * (1 + tensors) + 2)
+    assert Durations(facts, prices).local(Instruction(Op.UPDATE, unit)) == prices.memory(moved)
+
+
+@names
+def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
+    asked, spec = request(16, 64, optimizer=section(name)), OPTIMIZERS[name].spec
+    facts = candidate_facts(asked, replace(LAYOUT, pp=1))
+    more = replace(facts, optimizer=replace(spec, state=(*spec.state, StateTensor("another"))))
+    programs = [lower_step(each) for each in (facts, more)]
+    own, wider = (sum(program.buffers[buffer] for buffer in program.resident) for program in programs)
+    assert wider - own == 4 * sum(flat.shard_numel for flat in facts.flats.values())
+    assert (
+        predict_step(facts, asked.prices(facts.layout)).seconds < predict_step(more, asked.prices(facts.layout)).seconds
+    )
+    assert not verify(by_rank(programs[:1], facts), facts)
+    faults = verify(by_rank(programs[:1], facts), more)
+    assert any("buffer optimizer/b0 is declared with" in fault.message for fault in faults)
+
+
+@pytest.mark.parametrize("trainer", EXPORTS)
+def test_what_states_no_optimizer_says_so_where_it_is_not_the_usual(trainer: str) -> None:
+    for name in OPTIMIZERS:
+        _, missing = EXPORTS[trainer](request(16, optimizer=section(name)), LAYOUT)
+        assert any(f"optimizer {name}" in each for each in missing) == (name != "adamw")

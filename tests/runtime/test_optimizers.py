@@ -1,0 +1,85 @@
+"""Every optimizer against its reference under every way of sharding the state, and its state's bytes against those declared."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSpec, StateTensor
+from fourfold.program import lower_step
+from fourfold.runtime.optimizer import ShardOptimizer
+from tests.support.parity_check import check_split
+from tests.support.parity_ranks import prepare_rank, run_rank
+from tests.support.parity_runs import MIXTRAL, run_table
+from tests.support.ranks import run_on_ranks
+from tests.support.reference_optimizers import REFERENCES
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    **{f"zero-{zero}": (2, {"dp_shard": 2, "zero": zero, "microbatch_sequences": 2}) for zero in range(4)},
+    "hsdp-1": (4, {"dp_replicate": 2, "dp_shard": 2, "zero": 1, "microbatch_sequences": 3}),
+    "hsdp-3": (4, {"dp_replicate": 2, "dp_shard": 2, "zero": 3, "microbatch_sequences": 3}),
+    "tp": (2, {"tp": 2, "sequence_parallel": True, "microbatch_sequences": 6}),
+    "cp-zero-2": (2, {"cp": 2, "zero": 2, "microbatch_sequences": 6}),
+    "pp": (2, {"pp": 2, "microbatch_sequences": 3}),
+    "pp-tp-tied": (4, {"pp": 2, "tp": 2, "microbatch_sequences": 6}),
+}
+names = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def _stated(name: str) -> dict[str, Any]:
+    return {"name": name, "lr": 0.05, **REFERENCES[name].settings}
+
+
+@names
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_parameter_is_the_references(name: str, layout: str) -> None:
+    ranks, degrees = LAYOUTS[layout]
+    model = {"tie_embeddings": True} if layout.endswith("tied") else {}
+    check_split(ranks, layout=degrees, model=model, optimizer=_stated(name), batch={"steps": 3})
+
+
+@names
+def test_experts_and_their_own_shards(name: str) -> None:
+    layout = {"dp_shard": 2, "ep": 2, "zero": 1, "microbatch_sequences": 6}
+    check_split(2, layout=layout, model=MIXTRAL, optimizer=_stated(name))
+
+
+@names
+def test_defaults_without_clipping_and_decay(name: str) -> None:
+    settings = {"name": name, "lr": 0.05, "clip_norm": 0.0, "weight_decay": 0.0}
+    check_split(2, layout={"dp_shard": 2, "zero": 1, "microbatch_sequences": 6}, optimizer=settings)
+
+
+@names
+@pytest.mark.parametrize(("zero", "compute"), [(0, "fp32"), (1, "fp32"), (3, "bf16")])
+def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:
+    table = run_table(
+        model={
+            "hidden_size": 192,
+            "num_heads": 6,
+            "head_dim": 32,
+            "ffn_size": 512,
+            "vocab_size": 2048,
+            "num_layers": 6,
+        },
+        batch={"global_sequences": 8, "sequence_length": 128, "steps": 1},
+        layout={"dp_shard": 2, "zero": zero, "microbatch_sequences": 4},
+        precision={"compute": compute},
+        optimizer=_stated(name),
+    )
+    for rank, result in enumerate(run_on_ranks(2, run_rank, table=table, ranks=2, track_memory=True)):
+        facts = prepare_rank(rank, table, 2)[1]
+        program, numel = lower_step(facts), sum(flat.shard_numel for flat in facts.flats.values())
+        state = sum(size for buffer, size in program.buffers.items() if buffer.startswith("optimizer/"))
+        assert state == 4 * numel * len(OPTIMIZERS[name].spec.state)
+        assert abs(result["predicted_peak"] / result["peak"] - 1) < 0.005
+        assert abs(result["predicted_peak"] - result["peak"]) < 0.1 * state
+
+
+def test_state_has_the_format_that_the_spec_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = OptimizerSpec("adamw", (StateTensor("a", "bf16"), StateTensor("b")))
+    monkeypatch.setattr(AdamWSection, "spec", narrow)
+    master = torch.zeros(6, dtype=torch.float64)
+    state = ShardOptimizer(AdamWSection(), master, 3).state
+    assert {key: tensor.dtype for key, tensor in state.items()} == {"a": torch.bfloat16, "b": torch.float64}
+    assert sum(tensor.nbytes for tensor in state.values()) == 6 * narrow.state_bytes("fp64")
