@@ -14,7 +14,7 @@ from fourfold.model.spec import POSITIONS, ParameterSpec
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """Elements [start, end) of a parameter laid flat, as tensor `name` of `shape` on disk holds them: from its element `offset` on;
     or, where `columns` is stated, as its columns [columns, columns + rows of the parameter), transposed."""
 
@@ -26,18 +26,18 @@ class Piece:
     columns: int | None = None
 
 
-def forms(spec: ParameterSpec) -> list[list[Piece]]:
+def forms(spec: ParameterSpec) -> list[list[TensorSlice]]:
     """The forms in which the parameter is accepted on disk."""
     if re.search(r"\.experts\.(gate_up|down)_proj$", spec.name):
         return [_experts(spec, _SEPARATE), _experts(spec, _MIXTRAL), [_stacked(spec)]]
-    own = [Piece(spec.name, spec.shape, 0, spec.numel)]
+    own = [TensorSlice(spec.name, spec.shape, 0, spec.numel)]
     if spec.name.endswith(".mlp.gate.weight"):
-        return [own, [Piece(_mixtral(spec.name), spec.shape, 0, spec.numel)]]
+        return [own, [TensorSlice(_mixtral(spec.name), spec.shape, 0, spec.numel)]]
     released = _gpt2(spec)
     return [own] if released is None else [own, released, [_without_prefix(piece) for piece in released]]
 
 
-def released_form(spec: ParameterSpec, family: str) -> list[Piece]:
+def released_form(spec: ParameterSpec, family: str) -> list[TensorSlice]:
     """The form in which a family is released, and written here."""
     accepted = forms(spec)
     if family == "mixtral" and re.search(r"\.mlp\.(experts|gate)\.", spec.name):
@@ -48,7 +48,7 @@ def released_form(spec: ParameterSpec, family: str) -> list[Piece]:
     return accepted[0]
 
 
-def present_form(spec: ParameterSpec, present: Container[str]) -> list[Piece]:
+def present_form(spec: ParameterSpec, present: Container[str]) -> list[TensorSlice]:
     """Of the accepted forms the one of which most is there."""
     return max(forms(spec), key=lambda form: sum(piece.name in present for piece in form) / len(form))
 
@@ -57,22 +57,22 @@ _SEPARATE = ("mlp.experts", ("gate_proj", "up_proj"), "down_proj")
 _MIXTRAL = ("block_sparse_moe.experts", ("w1", "w3"), "w2")
 
 
-def _experts(spec: ParameterSpec, names: tuple[str, tuple[str, str], str]) -> list[Piece]:
+def _experts(spec: ParameterSpec, names: tuple[str, tuple[str, str], str]) -> list[TensorSlice]:
     folder, inputs, output = names
     prefix = spec.name.partition("mlp.experts")[0] + folder
     kinds = inputs if spec.name.endswith("gate_up_proj") else (output,)
     shape = spec.shape[-2:]
-    pieces: list[Piece] = []
+    pieces: list[TensorSlice] = []
     for expert in range(spec.shape[0]):
         for kind in kinds:
             start = len(pieces) * prod(shape)
-            pieces.append(Piece(f"{prefix}.{expert}.{kind}.weight", shape, start, start + prod(shape)))
+            pieces.append(TensorSlice(f"{prefix}.{expert}.{kind}.weight", shape, start, start + prod(shape)))
     return pieces
 
 
-def _stacked(spec: ParameterSpec) -> Piece:
+def _stacked(spec: ParameterSpec) -> TensorSlice:
     shape = spec.shape if len(spec.shape) == 3 else (spec.shape[0], 2 * spec.shape[2], spec.shape[3])
-    return Piece(spec.name, shape, 0, spec.numel)
+    return TensorSlice(spec.name, shape, 0, spec.numel)
 
 
 def _mixtral(name: str) -> str:
@@ -97,9 +97,9 @@ _GPT2_BLOCK = {
 }
 
 
-def _gpt2(spec: ParameterSpec) -> list[Piece] | None:
+def _gpt2(spec: ParameterSpec) -> list[TensorSlice] | None:
     if spec.name in _GPT2_TABLES:
-        return [Piece(_GPT2_TABLES[spec.name], spec.shape, 0, spec.numel)]
+        return [TensorSlice(_GPT2_TABLES[spec.name], spec.shape, 0, spec.numel)]
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", spec.name)
     if match is None or match[2] not in _GPT2_BLOCK:
         return None
@@ -108,14 +108,14 @@ def _gpt2(spec: ParameterSpec) -> list[Piece] | None:
     copies = 1 if third is None else 3
     first = (third or 0) * spec.shape[0]
     if len(spec.shape) == 1:
-        return [Piece(name, (copies * spec.shape[0],), 0, spec.numel, offset=first)]
-    return [Piece(name, (spec.shape[1], copies * spec.shape[0]), 0, spec.numel, columns=first)]
+        return [TensorSlice(name, (copies * spec.shape[0],), 0, spec.numel, offset=first)]
+    return [TensorSlice(name, (spec.shape[1], copies * spec.shape[0]), 0, spec.numel, columns=first)]
 
 
-def _without_prefix(piece: Piece) -> Piece:
+def _without_prefix(piece: TensorSlice) -> TensorSlice:
     """OpenAI's own release of GPT-2 has no `transformer.` before its names."""
     name = piece.name.removeprefix("transformer.")
-    return Piece(name, piece.shape, piece.start, piece.end, piece.offset, piece.columns)
+    return TensorSlice(name, piece.shape, piece.start, piece.end, piece.offset, piece.columns)
 
 
 def balance_bias(layer: int) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, box_numel, box_shape
-from fourfold.checkpoint.released import Piece, balance_bias, is_ignored, present_form
+from fourfold.checkpoint.released import TensorSlice, balance_bias, is_ignored, present_form
 from fourfold.checkpoint.tensor_file import TensorFile
 from fourfold.config import RunFailure, UserError
 from fourfold.model.spec import Segment
@@ -33,7 +33,7 @@ class WeightFolder:
         self.folder = folder
         self._advice = f"download or export {folder} again"
         self._files: dict[str, TensorFile] = {}
-        self._forms: dict[str, list[Piece]] = {}
+        self._forms: dict[str, list[TensorSlice]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         if (folder / SINGLE).exists():
             file = TensorFile(folder / SINGLE, self._advice)
@@ -80,7 +80,7 @@ class WeightFolder:
         part = rows[(slice(None), *(slice(*interval) for interval in box[1:]))]
         return part.reshape(-1)[start - first * inner : end - first * inner]
 
-    def _read(self, piece: Piece, start: int, end: int) -> Tensor:
+    def _read(self, piece: TensorSlice, start: int, end: int) -> Tensor:
         """Elements [start, end) of the parameter, which this piece holds."""
         file = self._files[piece.name]
         first, last = start - piece.start, end - piece.start

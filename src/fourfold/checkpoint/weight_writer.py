@@ -10,7 +10,7 @@ from typing import IO
 
 from torch import Tensor
 
-from fourfold.checkpoint.released import Piece, balance_bias, released_form
+from fourfold.checkpoint.released import TensorSlice, balance_bias, released_form
 from fourfold.checkpoint.tensor_file import TensorEntry, emit, header
 from fourfold.config import ModelConfig
 from fourfold.model.spec import build_segments
@@ -32,7 +32,7 @@ class _Place:
     start: int
     entry: TensorEntry
 
-    def write(self, piece: Piece, tensor: Tensor, first: int) -> None:
+    def write(self, piece: TensorSlice, tensor: Tensor, first: int) -> None:
         """Writes elements of the parameter from `first` on that lie in `piece`. tensor [elements]."""
         size, values = self.entry.dtype.itemsize, tensor.to(self.entry.dtype)
         if piece.columns is None:
@@ -78,7 +78,7 @@ class _Expected:
     """What of the model's parameters has come so far."""
 
     def __init__(self, model: ModelConfig) -> None:
-        self._forms: dict[str, tuple[tuple[int, ...], list[Piece]]] = {}
+        self._forms: dict[str, tuple[tuple[int, ...], list[TensorSlice]]] = {}
         for segment in build_segments(model):
             for spec in segment.parameters:
                 self._forms[spec.name] = (spec.shape, released_form(spec, model.family))
@@ -88,10 +88,10 @@ class _Expected:
                 balance_bias(layer) for layer in range(model.num_layers + model.mtp_layers) if model.is_moe(layer)
             }
         for name in self._biases:
-            self._forms[name] = ((model.num_experts,), [Piece(name, (model.num_experts,), 0, model.num_experts)])
+            self._forms[name] = ((model.num_experts,), [TensorSlice(name, (model.num_experts,), 0, model.num_experts)])
         self._came = dict.fromkeys(self._forms, 0)
 
-    def take(self, name: str, tensor: Tensor) -> tuple[list[Piece], int, int]:
+    def take(self, name: str, tensor: Tensor) -> tuple[list[TensorSlice], int, int]:
         """Where a parameter or its next rows go: (places, first element, last)."""
         if name not in self._came:
             raise ValueError(f"{name} is given twice or is no parameter of the model")

@@ -12,7 +12,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.weights import FlatUnit, Weights, torch_dtype
 from fourfold.program.facts import Lowering
-from fourfold.runtime.collectives import Group
+from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
 
@@ -94,7 +94,7 @@ def _build_unit(
     )
 
 
-def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, Group]) -> None:
+def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
     """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
     for name, unit in units.items():
         if facts.mixed:
