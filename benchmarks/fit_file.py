@@ -8,9 +8,9 @@ from typing import Any
 import tomli_w
 
 from fit_table import Table, constants_of
+from fourfold.cost.collectives import Links
 from fourfold.cost.fitted import LINK_SHARE
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.links import Links
 
 ROOT = Path(__file__).parents[1]
 FITTED = ROOT / "src" / "fourfold" / "cost" / "fitted.toml"

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config.hardware import Cluster, Tier, load_cluster
-from fourfold.cost.collectives import NO_LOSS, Span, collective_seconds, ranks_span, transfer_seconds
-from fourfold.cost.links import Links
+from fourfold.cost.collectives import NO_LOSS, Links, Span, collective_seconds, ranks_span, transfer_seconds
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 H100 = load_cluster("dgx-h100")

@@ -7,9 +7,9 @@ from importlib import resources
 import pytest
 
 from fourfold.config.hardware import load_device
+from fourfold.cost.collectives import Links
 from fourfold.cost.fitted import LINK_SHARE, Fitted, fitted
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.validate import DEVICE_KEYS
 

@@ -7,8 +7,8 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
+from fourfold.cost.collectives import Links
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 
 LINK_SHARE = 0.8
