@@ -7,7 +7,8 @@ DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is w
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
 each held to none: a device with few rows stays near its family, a stack near its framework, a framework near what is known of
 its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so that no
-sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before.
+sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. What is written leaves out what an
+entry inherits, and a year that is its framework's only one (`fit_file.py`).
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
 takes an unknown stack for: the framework's constants; of a framework that only it has, those of what its name begins with
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fit_file import PRIOR, read, rounded, write
+from fit_file import PRIOR, lone_years_joined, read, rounded, write
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
@@ -266,6 +267,7 @@ def main() -> None:
     for file, error in errors_by_file(model):
         say(f"{file}: {error:.3f} by the linear model")
     if options.write:
+        table = lone_years_joined(table)
         write(table, informed(table, model.cases, held.cases))
     if options.cross:
         outcome = cross(model, held, prior, rows, options.jobs)

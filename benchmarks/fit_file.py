@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import tomli_w
 
 from fit_table import Table, constants_of
 from fourfold.cost.collectives import Links
-from fourfold.cost.fitted import LINK_SHARE
+from fourfold.cost.fitted import LINK_SHARE, framework_of
 from fourfold.cost.kernels import Kernels
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,17 @@ def read(path: Path) -> Table:
 def write(table: Table, informed: Table) -> None:
     FITTED.write_text(constants_text(table), encoding="utf-8")
     INFORMED.write_text(informed_text(informed), encoding="utf-8")
+
+
+def lone_years_joined(table: Table) -> Table:
+    """The same constants of every entry. A framework of which one year is known has that year's, whatever the year asked for."""
+    known, years = constants_of(table), defaultdict(list)
+    for name in table["stack"]:
+        if framework_of(name) != name:
+            years[framework_of(name)].append(name)
+    lone = {framework: names[0] for framework, names in years.items() if len(names) == 1}
+    names = {*table["stack"], *lone} - {*lone.values()}
+    return table | {"stack": {name: known.entry(lone.get(name, name)) for name in sorted(names)}}
 
 
 def constants_text(table: Table) -> str:

@@ -11,7 +11,17 @@ from fourfold.config.hardware import device_names
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from fit_file import FITTED, INFORMED, PRIOR, constants_text, departures, informed_text, read, rounded
+from fit_file import (
+    FITTED,
+    INFORMED,
+    PRIOR,
+    constants_text,
+    departures,
+    informed_text,
+    lone_years_joined,
+    read,
+    rounded,
+)
 from fit_table import Table, constants_of, copied, put
 
 SHIPPED = read(FITTED)
@@ -55,6 +65,29 @@ def test_what_is_inherited_is_not_written_and_reads_back_the_same(table: Table, 
     assert written == departures(table)
     assert resolved(written) == resolved(table)
     assert constants_text(written) == constants_text(full)
+
+
+def test_a_framework_of_one_year_has_that_years_constants() -> None:
+    """Every other entry resolves as before, forks of the framework too."""
+    stacks = {
+        "default": {"fused": 0.5, "link_speed": 0.9},
+        "alone": {"fused": 0.6},
+        "alone-2024": {"fused": 0.8, "dispatcher": "deepep"},
+        "alone-fork": {"link_speed": 0.7},
+        "both": {"fused": 0.1},
+        "both-2024": {"fused": 0.2},
+        "both-2025": {"fused": 0.3},
+        "without-2024": {"fused": 0.4},
+    }
+    table = {"link": {}, "device": {}, "stack": stacks}
+    before, after = constants_of(table), constants_of(departures(lone_years_joined(table)))
+    assert set(stacks) - set(after.stacks) == {"alone-2024", "without-2024"}
+    assert {name: after.entry(name) for name in stacks if name != "alone"} == {
+        name: before.entry(name) for name in stacks if name != "alone"
+    }
+    assert after.entry("alone") == after.entry("alone-2030") == before.entry("alone-2024")
+    assert after.stacks["without"] == {"fused": 0.4}
+    assert departures(lone_years_joined(SHIPPED)) == SHIPPED
 
 
 def test_a_year_that_gets_an_entry_does_what_it_did_before() -> None:
