@@ -7,7 +7,8 @@ DIR holds files of rows, as for `fourfold validate`. `prior_constants.toml` is w
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
 each held to none: a device with few rows stays near its family, a stack near its framework, a framework near what is known of
 its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so that no
-sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before.
+sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. What is written leaves out what an
+entry inherits, and a year that is its framework's only one (`fit_file.py`).
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
 takes an unknown stack for: the framework's constants; of a framework that only it has, those of what its name begins with
@@ -17,15 +18,14 @@ takes an unknown stack for: the framework's constants; of a framework that only 
 import argparse
 import json
 import time
-import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import tomli_w
 
+from fit_file import PRIOR, lone_years_joined, read, rounded, write
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
@@ -50,14 +50,6 @@ from fourfold.validate import validate as compare
 from fourfold.validate.predict import predict_case
 from fourfold.validate.stack import Stack, usual_stack
 
-FITTED = Path(__file__).parents[1] / "src" / "fourfold" / "cost" / "fitted.toml"
-PRIOR = Path(__file__).parent / "prior_constants.toml"
-HEAD = """\
-# Constants fitted to measurements: of devices, links, software stacks; never of a row or a model. `rows`: on how many step times,
-# `memory_rows`: on how many peaks of memory, `fitted_on`: of which sources; `source`: what else a value is taken from.
-# Written by benchmarks/fit_constants.py.
-
-"""
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
 """How firmly a constant is held to the limit that it would pass."""
@@ -165,27 +157,32 @@ def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None
             table["stack"].pop(framework_of(stack), None)
     before, table = table, moved_by(table, model.departures(file), known)
     fit_memory(held, before, table)
-    _about(table, rows, held.cases)
     return table
 
 
-def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
-    """Every entry's `rows`, `memory_rows` and `fitted_on`."""
+def informed(table: Table, rows: list[Case], held: list[Case]) -> Table:
+    """Which rows every entry was fitted on: how many step times, how many peaks of memory, and their files."""
     tuned = tuned_devices(rows)
-    parts: list[tuple[dict, list[Case]]] = [
-        (table["link"], [row for row in rows if not says_nothing("link", row, tuned)])
-    ]
-    for device, entry in table["device"].items():
+
+    def said(mine: list[Case], memory: int = 0) -> dict:
+        measured = {"memory_rows": memory} if memory else {}
+        return {"rows": len(mine), **measured, "files": sorted({row.file for row in mine})}
+
+    def of_device(device: str) -> dict:
         kin = [row for row in rows if family_of(row.device) == family_of(device)]
-        heard = [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
-        parts.append((entry, heard))
-    for stack, entry in table["stack"].items():
-        parts.append((entry, [row for row in rows if stack in (row.stack, framework_of(row.stack))]))
-        number = sum(stack in (case.stack, framework_of(case.stack)) for case in held if is_measured(case))
-        entry.update({"memory_rows": number} if number else {})
-    for entry, mine in parts:
-        entry["rows"] = len(mine)
-        entry["fitted_on"] = sorted({row.file for row in mine})
+        return said(
+            [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
+        )
+
+    def of_stack(stack: str) -> dict:
+        measured = sum(stack in (case.stack, framework_of(case.stack)) for case in held if is_measured(case))
+        return said([row for row in rows if stack in (row.stack, framework_of(row.stack))], measured)
+
+    return {
+        "link": said([row for row in rows if not says_nothing("link", row, tuned)]),
+        "device": {device: of_device(device) for device in sorted(table["device"])},
+        "stack": {stack: of_stack(stack) for stack in sorted(table["stack"])},
+    }
 
 
 def joined(parts: list[Held]) -> Held:
@@ -198,12 +195,6 @@ def errors_by_file(model: Model) -> list[tuple[str, float]]:
     error = np.abs(np.exp(model.errors + model.matrix @ np.array([found[node] for node in model.nodes])) - 1)
     files = np.array([case.file for case in model.cases])
     return [(str(file), float(error[files == file].mean())) for file in np.unique(files)]
-
-
-def rounded(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
@@ -228,7 +219,7 @@ def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> Outc
         tables = dict(
             zip(("", *files), pool.map(partial(fitted_table, model, held, prior), (None, *files)), strict=True)
         )
-    constants = {file: constants_of(rounded(table)) for file, table in tables.items()}  # type: ignore[arg-type]
+    constants = {file: constants_of(rounded(table)) for file, table in tables.items()}
     predict = partial(predict_by_file, constants=constants)
     with ProcessPoolExecutor(jobs) as pool:
         return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
@@ -247,7 +238,7 @@ def _progress():  # type: ignore[no-untyped-def]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--write", action="store_true", help="write fitted.toml")
+    parser.add_argument("--write", action="store_true", help="write fitted.toml and fitted_on.json")
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--sweep-rows", type=int, default=150)
@@ -263,10 +254,10 @@ def main() -> None:
         parser.error(str(error))
     cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
     cases = telling(cases)
-    prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
+    prior = read(PRIOR)
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
-    table = tomllib.loads(options.start.read_text(encoding="utf-8"))
+    table = read(options.start)
     for number in range(options.rounds):
         parts = timed.at(table)
         model, held = Model.of(parts, prior), joined(weighed.at(table))
@@ -276,7 +267,8 @@ def main() -> None:
     for file, error in errors_by_file(model):
         say(f"{file}: {error:.3f} by the linear model")
     if options.write:
-        FITTED.write_text(HEAD + tomli_w.dumps(rounded(table)), encoding="utf-8")  # type: ignore[arg-type]
+        table = lone_years_joined(table)
+        write(table, informed(table, model.cases, held.cases))
     if options.cross:
         outcome = cross(model, held, prior, rows, options.jobs)
         options.cross.write_text(json.dumps(outcome.to_json()), encoding="utf-8")

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.cost.fitted import ABOUT, Fitted, framework_of
+from fourfold.cost.fitted import Fitted, framework_of
 from fourfold.validate import Case
 
 Numbers = NDArray[np.float64]
@@ -146,11 +146,8 @@ class Constants:
 
     def value(self, part: str, owner: str, name: str) -> float:
         if part == "link":
-            return float(self.table["link"][name])
-        if part == "device":
-            devices = self.table["device"]
-            return float(devices.get(owner, {}).get(name, devices["default"][name]))
-        return float(getattr(self.fitted.stack(owner), name))
+            return self.fitted.link_share if name == "share" else float(getattr(self.fitted.link_constants, name))
+        return float(getattr(self.fitted.device(owner) if part == "device" else self.fitted.stack(owner), name))
 
     def of(self, part: str, case: Case, name: str) -> float:
         return self.value(part, {"link": "", "device": case.device, "stack": case.stack}[part], name)
@@ -173,12 +170,11 @@ def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
         table["link"][name] = value
         return
     if part == "stack" and owner not in table["stack"]:
-        taken = constants_of(table).entry(owner)
-        table["stack"][owner] = {key: each for key, each in taken.items() if key not in ABOUT}
+        table["stack"][owner] = constants_of(table).entry(owner)
     entry = table[part].setdefault(owner, {})
     if name == "attention_share":
-        before = {**table["device"]["default"], **entry}
-        entry["attention_backward_share"] = value * before["attention_backward_share"] / before["attention_share"]
+        before = constants_of(table).device(owner)
+        entry["attention_backward_share"] = value * before.attention_backward_share / before.attention_share
     entry[name] = value
 
 

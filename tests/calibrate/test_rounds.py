@@ -7,7 +7,7 @@ import pytest
 from fourfold.calibrate import machine
 from fourfold.calibrate.fit import PHASES
 from fourfold.calibrate.machine import measure_machine
-from fourfold.calibrate.rounds import LAYOUTS, Measured, drift, merged, slowest, step_tables
+from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
 from fourfold.calibrate.steps import lowered
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Tier
@@ -19,8 +19,8 @@ SHARE = 0.4
 """Of their speed that four ranks on two cores keep."""
 
 
-def _round(seconds: float, rate: float = 1.0) -> Measured:
-    return Measured({"products": {"sizes": [8], "plain": [rate]}}, [{"step": seconds}], [], {}, [])
+def _round(seconds: float, rate: float = 1.0) -> Measurements:
+    return Measurements({"products": {"sizes": [8], "plain": [rate]}}, [{"step": seconds}], [], {}, [])
 
 
 def test_a_disturbed_round_has_no_part_in_the_median() -> None:
@@ -31,7 +31,7 @@ def test_a_disturbed_round_has_no_part_in_the_median() -> None:
 
 def test_drift_is_what_the_slowest_round_took_longer() -> None:
     assert drift([_round(1.0), _round(1.3), _round(1.1)]) == pytest.approx(0.3)
-    together = [Measured(None, [], [[1.0], [each]], {}, []) for each in (2.0, 2.5)]
+    together = [Measurements(None, [], [[1.0], [each]], {}, []) for each in (2.0, 2.5)]
     assert drift(together) == pytest.approx(0.25)
 
 
@@ -63,7 +63,7 @@ def _constants(ranks: int) -> Any:
     return table, found.crowds[ranks]
 
 
-def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) -> Measured:
+def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) -> Measurements:
     """What a machine measures whose constants are those of `machine_table`."""
     table, constants = _constants(group.size)
     steps = []
@@ -86,7 +86,7 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
     together = [[1.0]] * min(2, group.size) + [[1 / 0.6], [1 / SHARE]] * (group.size == 4)
     kernels = {name: table["kernels"][name] for name in ("products", "attention")} if alone else None
     layouts = [1.0] * len(LAYOUTS) if group.size > 1 else []
-    return Measured(kernels, steps if alone else [], together, table["links"], layouts)
+    return Measurements(kernels, steps if alone else [], together, table["links"], layouts)
 
 
 def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,10 +117,10 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
 def test_ranks_that_take_turns_are_never_faster_together_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "Ranks", _Group)
 
-    def quick(*arguments: Any) -> Measured:
+    def quick(*arguments: Any) -> Measurements:
         measured = _measured(*arguments)
         together = [[1.0], [1.0], [1.0], [1.2]][: len(measured.together)]
-        return Measured(measured.kernels, measured.steps, together, measured.links, measured.layouts)
+        return Measurements(measured.kernels, measured.steps, together, measured.links, measured.layouts)
 
     monkeypatch.setattr(machine, "measure_round", quick)
     found = measure_machine([2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", 2.0, lambda text: None)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.cost.collectives import NO_LOSS, Span, collective_seconds, ranks_span, transfer_seconds
-from fourfold.cost.links import Links
+from fourfold.cost.collectives import NO_LOSS, Links, Span, collective_seconds, ranks_span, transfer_seconds
 from fourfold.hardware import Cluster, Tier, load_cluster
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

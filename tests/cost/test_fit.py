@@ -1,7 +1,6 @@
 """The fit of constants: it finds what made the rows, stays within its limits and leaves out what it says."""
 
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from tests.support.published import ROWS
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from fit_constants import HOLD, OUTLIER, Model, fitted_table, named_as_known  # noqa: E402
+import fit_file  # noqa: E402
+from fit_constants import HOLD, OUTLIER, Model, fitted_table, informed, named_as_known  # noqa: E402
 from fit_memory import LARGEST, UNITS, Held, fit_memory  # noqa: E402
 from fit_rows import Timed  # noqa: E402
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of  # noqa: E402
 
-PRIOR = tomllib.loads((ROOT / "benchmarks" / "prior_constants.toml").read_text(encoding="utf-8"))
+PRIOR = fit_file.read(fit_file.PRIOR)
 
 
 def case(file: str, source: str) -> Case:
@@ -111,7 +111,7 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
     ]
     model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
     whole = fitted_table(model, held, PRIOR)
-    assert whole["stack"]["halo-2026"]["rows"] == 30
+    assert informed(whole, model.cases, held.cases)["stack"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
     assert Constants(whole).value("stack", "halo-2026", "product_speed") > 0.91
     without = fitted_table(model, held, PRIOR, "gone")
     assert not [name for name in without["stack"] if name.startswith("halo")]
@@ -177,7 +177,7 @@ def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) ->
     assert fitted_share(left) == pytest.approx(left * extra)
 
 
-def test_what_ships_stands_within_the_limits_and_says_its_own_source() -> None:
+def test_what_ships_stands_within_the_limits() -> None:
     tables = {"prior": PRIOR, "fitted": {"device": fitted().devices, "stack": fitted().stacks, "link": fitted().links}}
     for name, table in tables.items():
         for part in ("device", "stack"):
@@ -188,8 +188,6 @@ def test_what_ships_stands_within_the_limits_and_says_its_own_source() -> None:
                     assert low <= entry.get(key, low) <= high, (name, owner, key)
                 for key, high in LARGEST.items():
                     assert 0 <= entry.get(key, 0.0) <= high * UNITS.get(key, 1.0), (name, owner, key)
-    default = PRIOR["stack"]["default"]["source"]
-    assert [owner for owner, entry in fitted().stacks.items() if entry.get("source") == default] == ["default"]
 
 
 def test_every_device_has_a_family() -> None:

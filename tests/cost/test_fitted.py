@@ -1,14 +1,14 @@
-"""The file of fitted constants: every entry known, in range, with the rows it was fitted on; a stack for every name."""
+"""The file of fitted constants: each known, in range and not what would be inherited; a stack for every name."""
 
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from importlib import resources
 
 import pytest
 
-from fourfold.cost.fitted import ABOUT, Fitted, fitted
+from fourfold.cost.collectives import Links
+from fourfold.cost.fitted import LINK_SHARE, Fitted, fitted
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.hardware import load_device
 from fourfold.validate import DEVICE_KEYS
@@ -16,18 +16,29 @@ from fourfold.validate import DEVICE_KEYS
 TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8"))
 
 
-def test_every_key_is_a_constant_and_every_entry_says_its_rows() -> None:
+def test_every_key_is_a_constant() -> None:
     known = {
         "device": {field.name for field in fields(Kernels)},
         "stack": {field.name for field in fields(Stack)} - {"name"},
     }
     for part, names in known.items():
         for owner, entry in TABLE[part].items():
-            assert set(entry) - names <= set(ABOUT), (part, owner)
-            assert entry.get("rows", 0) >= 0
-            if entry.get("rows"):
-                assert entry["fitted_on"], (part, owner)
-    assert set(TABLE["link"]) - {field.name for field in fields(Links)} <= {*ABOUT, "share"}
+            assert set(entry) <= names, (part, owner)
+    assert set(TABLE["link"]) <= {field.name for field in fields(Links)} | {"share"}
+
+
+def test_no_constant_equals_what_would_be_inherited() -> None:
+    constants = fitted()
+    above = {
+        "stack": {owner: constants.inherited(owner) for owner in TABLE["stack"]},
+        "device": {owner: asdict(constants.device("default")) for owner in TABLE["device"]}
+        | {"default": asdict(Kernels())},
+        "link": {"link": asdict(Links()) | {"share": LINK_SHARE}},
+    }
+    for part, inherited in above.items():
+        for owner, constant in inherited.items():
+            entry = TABLE[part] if part == "link" else TABLE[part][owner]
+            assert [key for key, each in entry.items() if each == constant[key]] == [], (part, owner)
 
 
 def test_shares_are_shares() -> None:
@@ -57,7 +68,7 @@ def test_a_year_that_is_not_listed_has_its_frameworks_constants_and_what_else_th
         "default": {"fused": 0.5, "link_speed": 0.9},
         "megatron": {"fused": 0.7},
         "megatron-2020": {"fused": 0.1, "dispatch_first": True},
-        "megatron-2024": {"fused": 0.9, "rows": 3, "dispatcher": "deepep"},
+        "megatron-2024": {"fused": 0.9, "dispatcher": "deepep", "product_speed": 0.3},
     }
     constants = Fitted({}, entries, {})
     assert constants.stack("megatron-2024").fused == 0.9
@@ -68,6 +79,7 @@ def test_a_year_that_is_not_listed_has_its_frameworks_constants_and_what_else_th
     assert (late.dispatch_first, late.dispatcher) == (False, "deepep")
     assert late.name == "megatron-2026"
     assert late.link_speed == 0.9, "what an entry leaves out is the default's"
+    assert late.product_speed == 1.0, "a number that the framework inherits is the framework's too"
     for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatronic-2x"):
         assert constants.stack(unknown).fused == 0.5
     del entries["megatron"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.launch.processes import Outcome, launch_local
+from fourfold.launch.processes import LaunchOutcome, launch_local
 from fourfold.launch.run_folder import RunFolder
 
 FAKE = Path(__file__).with_name("fake_worker.py")
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def launch(folder: RunFolder, mode: str, ranks: int = 3, grace: float = 5.0, **callbacks) -> Outcome:
+def launch(folder: RunFolder, mode: str, ranks: int = 3, grace: float = 5.0, **callbacks) -> LaunchOutcome:
     return launch_local(folder, ranks, 1, command=[sys.executable, str(FAKE), mode], grace_seconds=grace, **callbacks)
 
 
@@ -38,7 +38,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_every_rank_gets_its_seat_and_one_port(folder: RunFolder) -> None:
-    assert launch(folder, "finish", ranks=2) == Outcome(0)
+    assert launch(folder, "finish", ranks=2) == LaunchOutcome(0)
     told = [json.loads(folder.log(rank).read_text().splitlines()[0]) for rank in range(2)]
     assert [seat["LOCAL_RANK"] for seat in told] == ["0", "1"]
     assert {seat["WORLD_SIZE"] for seat in told} == {"2"}
@@ -49,12 +49,12 @@ def test_every_rank_gets_its_seat_and_one_port(folder: RunFolder) -> None:
 
 def test_the_first_cause_is_named_and_those_who_only_noticed_are_not(folder: RunFolder) -> None:
     outcome = launch(folder, "fail:1:the disk is full\nfree 2 GB")
-    assert outcome == Outcome(1, "the disk is full\nfree 2 GB")
+    assert outcome == LaunchOutcome(1, "the disk is full\nfree 2 GB")
     assert not any(map(is_alive, pids(folder)))
 
 
 def test_a_mistake_that_a_rank_finds_is_a_usage_error(folder: RunFolder) -> None:
-    assert launch(folder, "mistake:0:model.initial is wrong") == Outcome(2, "model.initial is wrong")
+    assert launch(folder, "mistake:0:model.initial is wrong") == LaunchOutcome(2, "model.initial is wrong")
 
 
 def test_a_rank_killed_by_a_signal_is_named(folder: RunFolder) -> None:
@@ -73,7 +73,7 @@ def test_a_rank_that_says_nothing_is_quoted_from_its_log(folder: RunFolder) -> N
 
 def test_ranks_that_do_not_end_when_another_failed_are_killed_after_the_grace(folder: RunFolder) -> None:
     start = time.monotonic()
-    assert launch(folder, "deaf:1:it broke", grace=0.5) == Outcome(1, "it broke")
+    assert launch(folder, "deaf:1:it broke", grace=0.5) == LaunchOutcome(1, "it broke")
     assert 0.5 <= time.monotonic() - start < 5
     assert not any(map(is_alive, pids(folder)))
 
@@ -89,7 +89,7 @@ def test_a_signal_asks_the_ranks_once_and_waits_for_them(folder: RunFolder, numb
 
     before = signal.getsignal(number)
     outcome = launch(folder, "hang", on_tick=signal_once_all_run, on_stop=said.append)
-    assert outcome == Outcome(128 + number)
+    assert outcome == LaunchOutcome(128 + number)
     assert len(said) == 1
     assert "stopping after this step, saving" in said[0]
     assert signal.getsignal(number) == before
@@ -105,7 +105,7 @@ def test_the_second_signal_kills(folder: RunFolder) -> None:
             time.sleep(0.02)
 
     outcome = launch(folder, "deaf", on_tick=interrupt, on_stop=said.append)
-    assert outcome == Outcome(130, killed=True)
+    assert outcome == LaunchOutcome(130, killed=True)
     assert not any(map(is_alive, pids(folder)))
 
 

@@ -11,7 +11,7 @@ from fourfold.layout import Layout
 from fourfold.model.footprint import Shape, segment_footprint
 from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.runtime.collectives import Group, make_groups
+from fourfold.runtime.collectives import AxisGroup, make_groups
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.ranks import run_on_ranks
 from tests.support.split_model import (
@@ -70,7 +70,7 @@ def run_rank(
     expected = run_segments(model, whole.segments, whole.weights, whole.units, batch, 29)
     actual = run_segments(model, split.segments, split.weights, split.units, local, 29, parallel, deferred=deferred)
     total = actual.loss.clone().view(1)
-    context_group: Group = groups["cp"]._group
+    context_group: AxisGroup = groups["cp"]._group
     context_group.all_reduce(total).wait()
     errors = {"loss": relative_error(total[0], expected.loss)}
     whole_gradients = whole.gradients()

@@ -13,7 +13,7 @@ from fourfold.program.liveness import ledger
 from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import Simulation, StepPrediction, predict_step, simulate
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import trace_events, write_trace
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
 from tests.support.programs import MIXTRAL, make_facts
@@ -137,7 +137,7 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 def test_figures_of_a_step_hold_together(simulation: Simulation) -> None:
     facts = simulation.facts
-    summary = Summary(predict_step(facts, simulation.prices), facts.layout.num_microbatches)
+    summary = StepSummary(predict_step(facts, simulation.prices), facts.layout.num_microbatches)
     layout = facts.layout
     assert summary.tokens == layout.num_microbatches * layout.microbatch_sequences * layout.data_degree * 64
     assert summary.mfu * summary.peak_flops_per_second * layout.world_size * summary.seconds == pytest.approx(
@@ -154,9 +154,9 @@ def test_many_microbatches_sum_up_like_few() -> None:
     """Along the straight line, what ranks spend and what makes the critical path still sum to the step."""
     facts = make_facts(MODEL, pp=2, accumulation=64, dp_shard=2, zero=3, transport="native")
     prices = real_prices(facts)
-    predicted = Summary(predict_step(facts, prices), 64)
+    predicted = StepSummary(predict_step(facts, prices), 64)
     found = simulate(facts, prices)
-    whole = Summary(StepPrediction(found.seconds, found), 64)
+    whole = StepSummary(StepPrediction(found.seconds, found), 64)
     assert not predicted.step.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=1e-3)
     assert predicted.executed_flops == pytest.approx(whole.executed_flops)

@@ -20,7 +20,7 @@ from fourfold.program.timeline import timeline
 from fourfold.simulate.campaign import Assumptions, campaign
 from fourfold.simulate.run_prices import prices_for, transport_on
 from fourfold.simulate.step import predict_step, simulate
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 from fourfold.validate.flops import step_flops
 from tests.support.programs import make_facts
 from tests.support.simulated import free_prices, one_block_a_stage, unit_blocks
@@ -33,12 +33,12 @@ def preset(name: str, *overrides: str) -> Lowering:
     return resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, "native").facts
 
 
-def summary(name: str, cluster: str, *overrides: str, stack: str | None = None) -> Summary:
+def summary(name: str, cluster: str, *overrides: str, stack: str | None = None) -> StepSummary:
     """As `fourfold simulate preset:NAME --cluster CLUSTER --stack STACK` finds it."""
     machine = load_cluster(cluster)
     run = resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, transport_on(machine))
     step = predict_step(run.facts, prices_for(run.config, run.facts, machine, stack))
-    return Summary(step, run.layout.num_microbatches)
+    return StepSummary(step, run.layout.num_microbatches)
 
 
 # Bytes of state

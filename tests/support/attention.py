@@ -15,7 +15,7 @@ from torch import Tensor
 from fourfold.layout import Layout
 from fourfold.model.context import context_attention
 from fourfold.model.parallel import ContextParallel
-from fourfold.runtime.collectives import Group, make_groups
+from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.ranks import run_on_ranks
 
@@ -101,7 +101,7 @@ def allowed(case: Case) -> Tensor:
 
 
 @cache
-def groups_of(case_layout: Layout, rank: int) -> dict[str, Group]:
+def groups_of(case_layout: Layout, rank: int) -> dict[str, AxisGroup]:
     axes = [axis for axis in ("cp_ring", "cp_ulysses") if case_layout.degree(axis) > 1]
     return make_groups(case_layout, rank, axes, 60.0) if axes else {}
 
@@ -126,7 +126,7 @@ def _attend(rank: int, case: Case) -> Result:
     return Result((out.detach(), *grads), forward, backward)
 
 
-def _sent(groups: dict[str, Group]) -> dict[str, int]:
+def _sent(groups: dict[str, AxisGroup]) -> dict[str, int]:
     return {axis: group.sent_bytes for axis, group in groups.items()}
 
 
@@ -184,7 +184,7 @@ class Memory:
 class Patient:
     """A group whose finished exchange is followed by a rest, in which gloo's thread lets go of the tensors."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: AxisGroup) -> None:
         self._group, self.size, self.index = group, group.size, group.index
 
     def all_to_all(self, *tensors: Tensor) -> "Patient":

@@ -17,7 +17,7 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Work
 from fourfold.model.weights import FlatUnit, deferring
-from fourfold.runtime.collectives import Group, Links, make_groups
+from fourfold.runtime.collectives import AxisGroup, Links, make_groups
 from tests.support.plain_model import PlainModel
 
 LINKS: Links = {}
@@ -27,7 +27,7 @@ LINKS: Links = {}
 class CountingGroup:
     """A group of `Parallel` that notes what it starts: (kind, bytes of the whole buffer), in order."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: AxisGroup) -> None:
         self._group = group
         self.size, self.index = group.size, group.index
         self.started: list[tuple[str, int]] = []
@@ -86,7 +86,7 @@ def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
     )
 
 
-def tensor_group(layout: Layout, rank: int) -> Group:
+def tensor_group(layout: Layout, rank: int) -> AxisGroup:
     """The rank's tensor-parallel group."""
     return make_groups(layout, rank, ["tp"], 60.0, LINKS)["tp"]
 

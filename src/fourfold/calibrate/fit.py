@@ -14,7 +14,7 @@ from fourfold.simulate.durations import update_bytes
 
 
 @dataclass(frozen=True)
-class Fit:
+class SegmentFit:
     """`launch_seconds` and `memory_bytes_per_second` of passes; the same of updates; `step_seconds`: of a step beside its
     instructions; `product_share`: of the time of products and attention by themselves, what they take within segments; `error`:
     mean relative error of the segments' times."""
@@ -38,7 +38,7 @@ PHASES = {
 """Kinds of instructions, and the passes over segments that they are."""
 
 
-def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> Fit:
+def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> SegmentFit:
     """Least squares on relative errors, no constant below 0. `crowd`: with the products and attention that were measured."""
     rows, totals, updates, update_times, frames = [], [], [], [], []
     for each, seconds in zip(facts, measured, strict=True):
@@ -67,7 +67,7 @@ def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, floa
     )
     table = table[large]
     predicted = share * table[:, 2] + launch * table[:, 0] + per_byte * table[:, 1]
-    return Fit(
+    return SegmentFit(
         launch_seconds=launch,
         memory_bytes_per_second=1 / max(per_byte, 1e-15),
         update_seconds=once,

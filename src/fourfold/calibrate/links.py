@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fourfold.calibrate.clock import synchronize
 from fourfold.calibrate.steps import LINKS, agreed_repeats, lowered
-from fourfold.runtime.collectives import Group, Handle, make_groups
+from fourfold.runtime.collectives import AxisGroup, Handle, make_groups
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift", "send")
 SIZES = (256, 4096, 32768, 262144, 2097152, 8388608)
@@ -31,7 +31,7 @@ def measure_links(
     return found
 
 
-def _group(ranks: int, size: int, rank: int, device: torch.device) -> Group:
+def _group(ranks: int, size: int, rank: int, device: torch.device) -> AxisGroup:
     """The ranks beside this one, as many as `size`."""
     table = {
         "model": {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "ffn_size": 8, "vocab_size": 8},
@@ -42,7 +42,7 @@ def _group(ranks: int, size: int, rank: int, device: torch.device) -> Group:
     return make_groups(layout, rank, ["dp_shard"], 600.0, LINKS)["dp_shard"]
 
 
-def _sweep(kind: str, group: Group, device: torch.device, window: float, sizes: tuple[int, ...]) -> dict[str, Any]:
+def _sweep(kind: str, group: AxisGroup, device: torch.device, window: float, sizes: tuple[int, ...]) -> dict[str, Any]:
     seconds, starts, processor = [], [], []
     for size in sizes:
         start = _starter(kind, group, size, device)
@@ -70,7 +70,7 @@ def _sweep(kind: str, group: Group, device: torch.device, window: float, sizes: 
     return {"bytes": list(sizes), "seconds": seconds, "start_seconds": starts, "processor_seconds": processor}
 
 
-def _starter(kind: str, group: Group, size: int, device: torch.device) -> Callable[[], Handle]:
+def _starter(kind: str, group: AxisGroup, size: int, device: torch.device) -> Callable[[], Handle]:
     """Starts it on a buffer of `size` bytes, counted as `program.Collective` does."""
     whole = torch.zeros(max(group.size, size // 4), device=device)
     part = torch.zeros(whole.numel() // group.size, device=device)

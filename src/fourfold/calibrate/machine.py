@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 from fourfold.calibrate.fit import fit_segments
 from fourfold.calibrate.ranks import Ranks
-from fourfold.calibrate.rounds import Budget, Measured, Table, drift, layout_tables, measure_round, merged, step_tables
+from fourfold.calibrate.rounds import (
+    Budget,
+    Measurements,
+    Table,
+    drift,
+    layout_tables,
+    measure_round,
+    merged,
+    step_tables,
+)
 from fourfold.calibrate.steps import lowered
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.calibration import Crowd, constants_of
@@ -38,7 +47,7 @@ def measure_machine(
     cores = threads_of(1) if device == "cpu" else 0
     base = max((n for n in counts if threads_of(n) == 1 and n <= cores), default=0)
     budget = Budget.of(seconds, len(counts))
-    rounds: dict[int, list[Measured]] = {ranks: [] for ranks in counts}
+    rounds: dict[int, list[Measurements]] = {ranks: [] for ranks in counts}
     begun, jobs = time.monotonic(), [ranks for _ in range(budget.rounds) for ranks in counts]
     with ExitStack() as open_groups:
         groups = {ranks: open_groups.enter_context(Ranks(ranks, threads_of(ranks), device)) for ranks in counts}
@@ -72,7 +81,7 @@ def measure_machine(
 
 
 def _described(
-    measured: Measured, table: Table, ranks: int, dtype: str, device: str, quick: bool
+    measured: Measurements, table: Table, ranks: int, dtype: str, device: str, quick: bool
 ) -> tuple[Table, float, float]:
     """Kernels with what single operators cost, from whole segments; seconds of a step beside its instructions; how well all of
     it describes segments."""
@@ -106,7 +115,7 @@ def _slowed(constants: Mapping[str, Any], share: float) -> Table:
     return found
 
 
-def _paces(measured: Measured) -> list[float]:
+def _paces(measured: Measurements) -> list[float]:
     """How fast a rank computes while 1, 2, ... of them do, beside its pace when all do."""
     if not measured.together:
         return [1.0]

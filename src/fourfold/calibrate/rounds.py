@@ -52,7 +52,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """`kernels`: products and attention by themselves. `steps`: of each run table, seconds of a step and of each kind of
     instruction, all ranks at once. Neither where ranks take turns on the cores, for which single kernels are too short.
     `together[n]`: of some of the tables, seconds until n + 1 ranks that begin a step together, each for itself, have all made it.
@@ -94,7 +94,7 @@ def layout_tables(dtype: str, ranks: int) -> list[Table]:
     ]
 
 
-def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: bool) -> Measured:
+def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: bool) -> Measurements:
     """All measurements of the group's ranks. `alone`: each rank has cores or a device of its own."""
     tables, several = step_tables(dtype, budget.quick), group.size > 1
     kernels, steps = None, []
@@ -113,15 +113,17 @@ def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: 
     if several and device == "cpu":
         answers = group.run(measure_layouts, tables=layout_tables(dtype, group.size), ranks=group.size, steps=3)
         layouts = _middle(answers)
-    return Measured(kernels, steps, together, links, layouts)
+    return Measurements(kernels, steps, together, links, layouts)
 
 
-def merged(rounds: Sequence[Measured]) -> Measured:
+def merged(rounds: Sequence[Measurements]) -> Measurements:
     """The median of all rounds, number by number: one that something else disturbed has no part in it."""
-    return Measured(**{each.name: _middle([getattr(one, each.name) for one in rounds]) for each in fields(Measured)})
+    return Measurements(
+        **{each.name: _middle([getattr(one, each.name) for one in rounds]) for each in fields(Measurements)}
+    )
 
 
-def drift(rounds: Sequence[Measured]) -> float:
+def drift(rounds: Sequence[Measurements]) -> float:
     """How much longer the steps of the slowest round took than those of the fastest, as a share."""
     totals = [sum(each.together[-1] if each.together else [table["step"] for table in each.steps]) for each in rounds]
     return max(totals) / min(totals) - 1

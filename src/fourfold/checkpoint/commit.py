@@ -20,7 +20,7 @@ from fourfold.checkpoint.manifest import (
     UnitRecord,
     unit_inconsistency,
 )
-from fourfold.checkpoint.tensor_file import FileRecord, dtype_name
+from fourfold.checkpoint.tensor_file import FileDigest, dtype_name
 from fourfold.checkpoint.unit_shard import UnitShard, extra_name, tensor_name
 from fourfold.config import RunFailure
 
@@ -40,7 +40,7 @@ def rank_tensors(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor]) 
     return tensors
 
 
-def rank_record(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], file: FileRecord, attempt: str) -> str:
+def rank_record(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], file: FileDigest, attempt: str) -> str:
     """The JSON text of a writer's record."""
     units = {
         unit: {"index": shard.index, "part": shard.part, **asdict(_describe(shard))} for unit, shard in shards.items()
@@ -66,7 +66,7 @@ class Composer:
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
-        self.files: dict[str, FileRecord] = {}
+        self.files: dict[str, FileDigest] = {}
         self.units: dict[str, UnitRecord] = {}
         self.extras: dict[str, ExtraRecord] = {}
         self._holders: dict[tuple[str, str], dict[int, str]] = {}
@@ -77,7 +77,7 @@ class Composer:
         name = path.stem + ".safetensors"
         if record["attempt"] != self._attempt:
             raise RunFailure(f"{name} is of another save; do two runs share this folder?")
-        self.files[name] = FileRecord(**record["file"])
+        self.files[name] = FileDigest(**record["file"])
         for unit, described in record["units"].items():
             index, part = described.pop("index"), described.pop("part")
             self._add_unit(unit, part, TypeAdapter(UnitRecord).validate_json(json.dumps(described)), name)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 
 from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
-from fourfold.checkpoint.tensor_file import FileRecord
+from fourfold.checkpoint.tensor_file import FileDigest
 from fourfold.config import RunFailure
 
 VERSION = 2
@@ -95,7 +95,7 @@ class Manifest:
     attempt: str
     info: dict[str, Any]
     layout: dict[str, _Count]
-    files: dict[str, FileRecord]
+    files: dict[str, FileDigest]
     units: dict[str, UnitRecord]
     extras: dict[str, ExtraRecord]
 
@@ -190,7 +190,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
     return None
 
 
-def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileRecord]) -> str | None:
+def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileDigest]) -> str | None:
     """What contradicts itself in a unit's record, or None; among it, parts that do not make up the whole."""
     if not unit.dtypes or set(unit.dtypes.values()) - _DTYPES:
         return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
@@ -210,7 +210,7 @@ def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileRecord]) -> str
     return None
 
 
-def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, FileRecord]) -> str | None:
+def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, FileDigest]) -> str | None:
     if part.padded_numel % part.num_shards:
         return f"padded_numel = {part.padded_numel} is not a multiple of num_shards = {part.num_shards}"
     if len(part.shards) != part.num_shards:

@@ -24,7 +24,7 @@ _FP = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
 @dataclass(frozen=True)
-class FileRecord:
+class FileDigest:
     """A file's length and SHA-256, lower-case hex."""
 
     size_bytes: int
@@ -75,7 +75,7 @@ def emit(tensor: Tensor, write: Callable[[bytes | memoryview], Any]) -> None:
         write(piece.view(torch.uint8).numpy().data)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
     """Writes one safetensors file, waits until it is on disk, and returns its length and SHA-256. Raises `OSError`."""
     entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     digest = hashlib.sha256()
@@ -90,7 +90,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileRecord:
             emit(tensor, write)
         file.flush()
         os.fsync(file.fileno())
-        return FileRecord(file.tell(), digest.hexdigest())
+        return FileDigest(file.tell(), digest.hexdigest())
 
 
 class TensorFile:

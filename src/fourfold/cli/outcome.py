@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fourfold.config import RunConfig, RunFailure, UserError
-from fourfold.launch.processes import Outcome
+from fourfold.launch.processes import LaunchOutcome
 from fourfold.launch.ready import ReadyRun
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
@@ -62,7 +62,7 @@ def write_report(folder: RunFolder) -> str:
     return str(_short(page))
 
 
-def conclude(outcome: Outcome, state: RunState, folder: RunFolder, config: RunConfig, command: Command) -> int:
+def conclude(outcome: LaunchOutcome, state: RunState, folder: RunFolder, config: RunConfig, command: Command) -> int:
     """Prints how the run ended; the exit code. Raises `UserError` or `RunFailure` with the message of a rank that failed."""
     state.refresh()
     if outcome.exit_code == 0:

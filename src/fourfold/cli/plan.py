@@ -25,7 +25,7 @@ from fourfold.plan.result import Plan
 from fourfold.plan.search import Progress, search
 from fourfold.report.plan_words import layout_words, plan_document, plan_lines
 from fourfold.simulate.run_prices import Products
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -223,9 +223,9 @@ def _planned(
     return Plan(found, prescribed(request), explanations, closer=_summary(request, found.best[0].candidate))
 
 
-def _summary(request: Request, layout: Candidate) -> Summary:
+def _summary(request: Request, layout: Candidate) -> StepSummary:
     step = Pricer(request).predict(layout)
-    return Summary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
+    return StepSummary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
 
 
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:

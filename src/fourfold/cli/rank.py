@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
-from fourfold.launch.processes import STOPPED, Outcome
+from fourfold.launch.processes import STOPPED, LaunchOutcome
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
@@ -53,7 +53,7 @@ def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
     with _plain_lines(state):
         code = _run_worker(folder)
     if code in (0, _SIGTERM_CODE):
-        return conclude(Outcome(code), state, folder, ready.resolved.config, command)
+        return conclude(LaunchOutcome(code), state, folder, ready.resolved.config, command)
     return code
 
 

@@ -39,7 +39,7 @@ from fourfold.simulate.campaign import (
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.run_prices import Products, check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
 from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 
@@ -132,7 +132,7 @@ def simulate(
     wanted = _tokens(config, tokens)
     prices = prices_for(resolved.config, resolved.facts, machine, stack, said)
     check_size(resolved.facts)
-    summary = Summary(predict_step(resolved.facts, prices), layout.num_microbatches)
+    summary = StepSummary(predict_step(resolved.facts, prices), layout.num_microbatches)
     length = None
     if wanted is not None:
         length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
@@ -152,7 +152,7 @@ def simulate(
 def _text(
     resolved: ResolvedRun,
     machine: Cluster,
-    summary: Summary,
+    summary: StepSummary,
     length: Campaign | None,
     pp_rank: int | None,
     memory: bool,
@@ -248,7 +248,7 @@ def _assumptions(
     return assumptions, frozenset(name for name, text in texts.items() if text is not None)
 
 
-def _write_trace(path: Path, resolved: ResolvedRun, summary: Summary) -> str:
+def _write_trace(path: Path, resolved: ResolvedRun, summary: StepSummary) -> str:
     shown, cut = step_for_trace(resolved.facts, summary.step)
     events = write_trace(shown, path)
     return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"

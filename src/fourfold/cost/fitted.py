@@ -1,4 +1,4 @@
-"""The fitted constants: of devices, links and stacks, one file, each entry with what it was fitted on and on how many rows."""
+"""Fitted constants of devices, links and software stacks: one file, whose entries state only what they do not inherit."""
 
 import tomllib
 from collections.abc import Mapping
@@ -7,35 +7,50 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from typing import Any
 
+from fourfold.cost.collectives import Links
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 
-ABOUT = ("rows", "memory_rows", "fitted_on", "source")
-"""Keys of an entry that are no constants."""
+LINK_SHARE = 0.8
+"""Of a tier's bandwidth, what collectives reach where nothing was fitted."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """`devices`, `stacks`: constants by name, `default` for those that are not there; `links`: of collectives on any link."""
+    """Constants by name. An entry states only what departs from what it inherits.
+
+    `stacks`: a year (`nemo-2026`) inherits from its framework (`nemo`), a framework from each name that its own begins with, word
+    by word (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `Stack`. A year that has no
+    entry inherits its framework's numbers, but words and switches (`dispatcher = "hybridep"`) from the nearest year that has one.
+    `devices`: each inherits from `default`, and `default` from `Kernels`. `links`: inherit from `Links` and `LINK_SHARE`."""
 
     devices: Mapping[str, Mapping[str, Any]]
     stacks: Mapping[str, Mapping[str, Any]]
     links: Mapping[str, Any]
 
     def stack(self, name: str) -> Stack:
-        """The stack of that name; of a framework that is listed, another year's; else the default."""
-        return Stack(**{**_constants(self.entry(name)), "name": name})
+        """The stack of that name, whether or not it has an entry."""
+        return Stack(**{**self.entry(name), "name": name})
 
     def entry(self, name: str) -> dict[str, Any]:
-        """A stack's constants. What its own entry leaves out is its framework's, then that of what its name begins with, word by
-        word, then the default's. A year that is not listed has the framework's constants and what else the nearest year has."""
-        nearest = self._nearest(name) if name not in self.stacks else ""
-        *kin, framework = kin_of(name)
-        layers = ("default", *kin, nearest, framework, name)
-        return {key: each for layer in layers for key, each in self.stacks.get(layer, {}).items()}
+        """All constants of a stack: its own over those that it inherits."""
+        return {**self.inherited(name), **self.stacks.get(name, {})}
+
+    def inherited(self, name: str) -> dict[str, Any]:
+        """All constants that a stack of that name has if its own entry states nothing."""
+        nearest = "" if name in self.stacks else self._nearest(name)
+        if nearest and framework_of(name) not in self.stacks:
+            return self.entry(nearest)
+        found = {field.name: field.default for field in fields(Stack) if field.name != "name"}
+        for ancestor in ("default", *kin_of(name)):
+            if ancestor != name:
+                found.update(self.stacks.get(ancestor, {}))
+        if nearest:
+            found.update({key: each for key, each in self.entry(nearest).items() if isinstance(each, bool | str)})
+        return found
 
     def _nearest(self, name: str) -> str:
+        """The entry of the same framework whose date is nearest, the later of two; an empty name where there is none."""
         framework, _, date = name.rpartition("-")
         wanted = _months(date)
         if not framework or wanted is None:
@@ -44,11 +59,13 @@ class Fitted:
         known = [(abs(months - wanted), -months, each) for each, months in same.items() if months is not None]
         return min(known, default=(0, 0, ""))[2]
 
+    def device(self, name: str) -> Kernels:
+        """A device's kernels, whether or not it has an entry."""
+        return Kernels(**{**self.devices.get("default", {}), **self.devices.get(name, {})})
+
     def kernels(self, device: str, stack: Stack) -> Kernels:
         """A device's kernels as a stack runs them."""
-        constants = {**self.devices.get("default", {}), **self.devices.get(device, {})}
-        known = {field.name for field in fields(Kernels)}
-        kernels = Kernels(**{k: v for k, v in _constants(constants).items() if k in known})
+        kernels = self.device(device)
         product_share = min(1.0, kernels.product_share * stack.product_speed)
         low_share = kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0) * stack.low_speed
         return replace(
@@ -70,12 +87,11 @@ class Fitted:
 
     @cached_property
     def link_constants(self) -> Links:
-        known = {field.name for field in fields(Links)}
-        return Links(**{key: value for key, value in self.links.items() if key in known})
+        return Links(**{key: value for key, value in self.links.items() if key != "share"})
 
     @property
     def link_share(self) -> float:
-        return float(self.links.get("share", 0.8))
+        return float(self.links.get("share", LINK_SHARE))
 
 
 def framework_of(stack: str) -> str:
@@ -85,7 +101,7 @@ def framework_of(stack: str) -> str:
 
 
 def kin_of(stack: str) -> list[str]:
-    """What a stack's framework begins with, word by word: what it is a fork of; the framework itself last."""
+    """Ancestor names, shortest first: what a stack's framework begins with, word by word; the framework itself last."""
     words = framework_of(stack).split("-")
     return ["-".join(words[:number]) for number in range(1, len(words) + 1)]
 
@@ -97,10 +113,6 @@ def _months(date: str) -> int | None:
     if len(year) != 4 or not (digits.isascii() and digits.isdigit()) or date.endswith(".") or int(month or 0) > 12:
         return None
     return 12 * int(year) + int(month or 0)
-
-
-def _constants(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key not in ABOUT}
 
 
 @lru_cache(maxsize=1)

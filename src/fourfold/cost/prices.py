@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import sqrt
 
-from fourfold.cost.collectives import Span, Spared, collective_seconds, span_of, transfer_seconds
+from fourfold.cost.collectives import Links, Span, Spared, collective_seconds, span_of, transfer_seconds
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
-from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout

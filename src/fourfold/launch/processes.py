@@ -26,7 +26,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended. `exit_code`: 0 finished, 1 or 2 failed, 128 + signal stopped. `message`: the failure's."""
 
     exit_code: int
@@ -69,7 +69,7 @@ def launch_local(
     on_stop: Callable[[str], None] = lambda text: None,
     command: Sequence[str] = WORKER,
     grace_seconds: float = 10.0,
-) -> Outcome:
+) -> LaunchOutcome:
     """Runs `command OUT` once a rank and returns when all have ended. Called from the main thread.
 
     `on_tick` is called some 20 times a second, `on_stop` with a line to show when a signal asks the run to stop. The first
@@ -100,16 +100,16 @@ def launch_local(
     return _outcome(group, stop.received)
 
 
-def _outcome(group: "_Ranks", received: list[int]) -> Outcome:
+def _outcome(group: "_Ranks", received: list[int]) -> LaunchOutcome:
     if len(received) > 1 and group.was_killed:
-        return Outcome(128 + received[0], killed=True)
+        return LaunchOutcome(128 + received[0], killed=True)
     failures = [failure for failure in group.failures if not (received and failure.only_noticed)]
     if failures:
         message, exit_code = summarize(failures)
-        return Outcome(exit_code, message)
+        return LaunchOutcome(exit_code, message)
     if all(code == FINISHED for code in group.exit_codes.values()):
-        return Outcome(0)
-    return Outcome(128 + (received[0] if received else signal.SIGTERM))
+        return LaunchOutcome(0)
+    return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
 
 
 class _Ranks:

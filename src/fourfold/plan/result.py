@@ -7,7 +7,7 @@ from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.search import Found, pareto
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Plan:
     prescription: Priced | None
     explanations: tuple[Explanation, ...] = ()
     enough: int | None = None
-    closer: Summary | None = None
+    closer: StepSummary | None = None
 
     @property
     def request(self) -> Request:

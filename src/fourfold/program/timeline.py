@@ -21,7 +21,7 @@ class Event(NamedTuple):
     microbatch: int
 
 
-class Transfer(NamedTuple):
+class StageTransfer(NamedTuple):
     """An activation or a gradient on its way to another rank, which `stage` made."""
 
     start: float
@@ -95,12 +95,12 @@ class Timeline:
         return (cost - max(self.busy)) / cost if cost else 0.0
 
     @cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
+    def transfers(self) -> tuple[StageTransfer, ...]:
         """What goes from rank to rank, in the order of its start."""
         found = [transfer for events in self.events for event in events for transfer in self._sent(event)]
         return tuple(sorted(found))
 
-    def _sent(self, event: Event) -> Iterator[Transfer]:
+    def _sent(self, event: Event) -> Iterator[StageTransfer]:
         if event.op is Op.BACKWARD_WEIGHT:
             return
         forward = event.op is Op.FORWARD
@@ -111,7 +111,7 @@ class Timeline:
         if source != target:
             arrived = event.end + self.transfer_time
             kind: Literal["activation", "gradient"] = "activation" if forward else "gradient"
-            yield Transfer(event.end, arrived, kind, event.stage, event.microbatch, source, target)
+            yield StageTransfer(event.end, arrived, kind, event.stage, event.microbatch, source, target)
 
 
 def timeline(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], times: StageTimes) -> Timeline:

@@ -21,7 +21,7 @@ Entry = tuple[int, int]
 """A pipeline rank and a position in its order."""
 
 
-class Transfer(NamedTuple):
+class PlannedTransfer(NamedTuple):
     """A hidden state, or its gradient, from rank to rank, with places in time: of the computation that makes it, of the one before
     which its receive starts, of the one that needs it."""
 
@@ -72,7 +72,7 @@ class TransferPlan:
     """`places`: of every rank's computations in time. `transfers`: those that each rank is an end of."""
 
     places: list[list[int]]
-    transfers: list[list[Transfer]]
+    transfers: list[list[PlannedTransfer]]
 
 
 def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, facts: Lowering) -> list[Instruction]:
@@ -126,12 +126,12 @@ def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> Tran
                 makers[False, stage + 1, m] = users[False, stage, m] = (rank, index)
             elif op is not Op.BACKWARD_WEIGHT:
                 makers[True, stage, m] = users[True, stage + 1, m] = (rank, index)
-    channels: dict[tuple[int, int], list[Transfer]] = {}
+    channels: dict[tuple[int, int], list[PlannedTransfer]] = {}
     for key in makers.keys() & users.keys():
         (source, made), (target, position), (gradient, stage, m) = makers[key], users[key], key
         if source == target:
             continue
-        transfer = Transfer(
+        transfer = PlannedTransfer(
             source,
             target,
             facts.stage_segments(stage)[0].name,
@@ -142,7 +142,7 @@ def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> Tran
             needed=times[target][position],
         )
         channels.setdefault((source, target), []).append(transfer)
-    transfers: list[list[Transfer]] = [[] for _ in orders]
+    transfers: list[list[PlannedTransfer]] = [[] for _ in orders]
     for (source, target), channel in sorted(channels.items()):
         ordered = _in_order(channel)
         transfers[source] += ordered
@@ -150,9 +150,9 @@ def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> Tran
     return TransferPlan(times, transfers)
 
 
-def _in_order(channel: list[Transfer]) -> list[Transfer]:
+def _in_order(channel: list[PlannedTransfer]) -> list[PlannedTransfer]:
     """By time of sending, with receives brought forward so that they start in the same order."""
-    result: list[Transfer] = []
+    result: list[PlannedTransfer] = []
     for transfer in sorted(channel, key=lambda t: t.made, reverse=True):
         latest = min(transfer.received, result[-1].received) if result else transfer.received
         result.append(transfer if latest == transfer.received else transfer._replace(received=latest))

@@ -5,10 +5,10 @@ from typing import Any
 
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.memory import memory_over_time
-from fourfold.simulate.summary import Summary
+from fourfold.simulate.summary import StepSummary
 
 
-def simulation_document(summary: Summary, run: Campaign | None, with_curves: bool) -> dict[str, Any]:
+def simulation_document(summary: StepSummary, run: Campaign | None, with_curves: bool) -> dict[str, Any]:
     """Everything `fourfold simulate` prints. Units are in the keys."""
     simulation = summary.step.simulation
     layout, prices = simulation.facts.layout, simulation.prices
@@ -64,7 +64,7 @@ def simulation_document(summary: Summary, run: Campaign | None, with_curves: boo
     return document
 
 
-def _curve(summary: Summary, rank: int) -> dict[str, Any]:
+def _curve(summary: StepSummary, rank: int) -> dict[str, Any]:
     curve = memory_over_time(summary.step.simulation, rank)
     kinds = {kind: list(sizes) for kind, sizes in curve.by_kind.items()}
     return {"pp_rank": rank, "ends_seconds": list(curve.ends), "bytes": list(curve.bytes), "by_kind_bytes": kinds}

@@ -8,7 +8,7 @@ from fourfold.cost.stack import Stack
 from fourfold.report.units import format_bytes, format_count, sparkline
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import IDLE
-from fourfold.simulate.summary import AxesTraffic, Summary
+from fourfold.simulate.summary import AxesTraffic, StepSummary
 
 SHOWN_RANKS = 6
 SHOWN_REASONS = 6
@@ -47,7 +47,7 @@ def per_cent(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:.1f} %"  # 0 without a sign
 
 
-def step_lines(summary: Summary) -> list[str]:
+def step_lines(summary: StepSummary) -> list[str]:
     """Time, rates and utilisation with their formulas."""
     simulation = summary.step.simulation
     peak = summary.peak_flops_per_second
@@ -71,7 +71,7 @@ def step_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def late_lines(summary: Summary) -> list[str]:
+def late_lines(summary: StepSummary) -> list[str]:
     """The critical path in words."""
     whole = summary.seconds
     parts = [(kind, seconds) for kind, seconds in summary.path.items() if seconds >= 0.005 * whole]
@@ -84,7 +84,7 @@ def late_lines(summary: Summary) -> list[str]:
     return [*lines, *([hint] if hint else [])]
 
 
-def _hint(summary: Summary) -> str | None:
+def _hint(summary: StepSummary) -> str | None:
     """What takes most beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.facts.layout
     arithmetic = ("matrix products", "attention")
@@ -125,7 +125,7 @@ def chosen_ranks(count: int, pp_rank: int | None) -> list[int]:
     return sorted({round(i * (count - 1) / (SHOWN_RANKS - 1)) for i in range(SHOWN_RANKS)} | {1})
 
 
-def spent_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
+def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     """Seconds by what they went into: columns are pipeline ranks and the mean of all."""
     spent = summary.spent
     mean: dict[str, float] = {}
@@ -149,7 +149,7 @@ def spent_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
     return table([f"where the {'seconds' if unit == 's' else 'milliseconds'} go", *columns], rows)
 
 
-def communication_lines(summary: Summary) -> list[str]:
+def communication_lines(summary: StepSummary) -> list[str]:
     """Bytes, busy and exposed seconds by axes; groups that carry next to nothing go together."""
     small = 1e-4 * summary.seconds
     shown = [each for each in summary.communication if each.busy_seconds >= small]
@@ -173,7 +173,7 @@ def communication_lines(summary: Summary) -> list[str]:
     return table(["communication of a device", "over", "sent", "busy", "exposed", "of the step"], rows, left=(0, 1))
 
 
-def memory_lines(summary: Summary, ranks: Sequence[int]) -> list[str]:
+def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     """The peak of each rank's devices: its instruction and what it is made of."""
     simulation, capacity = summary.step.simulation, summary.device.memory_bytes
     rows = []
@@ -217,7 +217,7 @@ def software_words(prices: Prices) -> str:
     return f"{prices.stack.name}{products}"
 
 
-def _too_much(summary: Summary) -> str:
+def _too_much(summary: StepSummary) -> str:
     """What takes most where it does not fit, and what would make it smaller."""
     layout = summary.step.simulation.facts.layout
     held = summary.step.device_bytes
@@ -236,7 +236,7 @@ def _too_much(summary: Summary) -> str:
     return f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what makes them less: {what}"
 
 
-def memory_curve_lines(summary: Summary, ranks: Sequence[int], width: int = 60) -> list[str]:
+def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 60) -> list[str]:
     """Memory over the simulated step, and everything that makes the peak."""
     simulation = summary.step.simulation
     lines = []

@@ -60,7 +60,7 @@ class Link:
 Links = dict[tuple[int, ...], Link]
 
 
-class Group:
+class AxisGroup:
     """The ranks along some axes, seen from one of them."""
 
     def __init__(self, axes: str, ranks: Sequence[int], rank: int, link: Link, native: bool) -> None:
@@ -224,7 +224,7 @@ def _reduce_scatter_single(shard: Tensor | None, whole: Tensor, group: Any) -> A
 
 def make_groups(
     layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
-) -> dict[str, Group]:
+) -> dict[str, AxisGroup]:
     """Binds every group of axes that a program names to a process group; axes with the same ranks share one. All ranks call it
     with the same names, though a rank may be in no group of some (`tied`): it then makes one of itself alone, for torch names a
     group by its ranks and by how many groups there are already. `links`: process groups that exist already."""
@@ -239,7 +239,7 @@ def make_groups(
             members = ranks if rank in ranks else (rank,)
             links[ranks] = _link(members, timeout, directed=native and name == "pp")
         if rank in ranks:
-            result[name] = Group(name, ranks, rank, links[ranks], native)
+            result[name] = AxisGroup(name, ranks, rank, links[ranks], native)
     return result
 
 

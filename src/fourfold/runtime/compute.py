@@ -22,7 +22,7 @@ from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 
 
-class Compute:
+class SegmentRunner:
     """Runs the segments of one rank. `live` holds what lives within a step, by buffer name; the executor shares it."""
 
     def __init__(

@@ -14,8 +14,8 @@ from fourfold.model.microbatch import Microbatch
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.facts import Lowering
 from fourfold.program.instruction import STARTS
-from fourfold.runtime.collectives import Group, Handle, Phases
-from fourfold.runtime.compute import Compute
+from fourfold.runtime.collectives import AxisGroup, Handle, Phases
+from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
@@ -65,7 +65,7 @@ class Executor:
         self,
         facts: Lowering,
         units: dict[str, Unit],
-        groups: Mapping[str, Group],
+        groups: Mapping[str, AxisGroup],
         optimizer: OptimizerSection,
         device: torch.device,
         rank: int = 0,
@@ -86,7 +86,7 @@ class Executor:
         split = axes_name(facts.layout.active(("cp", "tp")))  # named by the programs where a balance loss needs it
         self.routers = Routers(facts, [groups[split]] if split in groups else [], device)
         parallel = bind_parallel(facts.layout, groups)
-        self._compute = Compute(facts, units, flats, weights, parallel, self._live, self.routers)
+        self._compute = SegmentRunner(facts, units, flats, weights, parallel, self._live, self.routers)
         self._gradient_norm = GradientNorm(facts, units, rank)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
@@ -182,7 +182,7 @@ class Executor:
 
     # Communication
 
-    def _group(self, step: Instruction, position: int = 0) -> Group:
+    def _group(self, step: Instruction, position: int = 0) -> AxisGroup:
         return self.groups[step.collectives[position].axes]
 
     def _start(self, step: Instruction, handle: Handle) -> None:

@@ -8,13 +8,13 @@ from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.program.facts import Lowering
 from fourfold.program.reductions import partial_sums
-from fourfold.runtime.collectives import Group
+from fourfold.runtime.collectives import AxisGroup
 
 
-def bind_parallel(layout: Layout, groups: Mapping[str, Group]) -> Parallel:
+def bind_parallel(layout: Layout, groups: Mapping[str, AxisGroup]) -> Parallel:
     """What segments know of other ranks."""
 
-    def group(axis: str) -> Group | None:
+    def group(axis: str) -> AxisGroup | None:
         return groups[axis] if layout.degree(axis) > 1 else None
 
     context = None

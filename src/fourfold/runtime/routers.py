@@ -8,7 +8,7 @@ from torch import Tensor
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.parallel import Group
 from fourfold.program.facts import Lowering
-from fourfold.runtime.collectives import Group as RuntimeGroup
+from fourfold.runtime.collectives import AxisGroup
 
 
 class Routers:
@@ -40,7 +40,7 @@ class Routers:
             losses=losses,
         )
 
-    def balance(self, groups: Iterable[RuntimeGroup]) -> None:
+    def balance(self, groups: Iterable[AxisGroup]) -> None:
         """Sums the loads of all routers over the groups, moves the biases by them, and starts counting anew."""
         names = [segment.name for segment in self._facts.segments if segment.moe]
         nothing = torch.zeros(self._facts.model.num_experts, dtype=torch.float64, device=self._device)

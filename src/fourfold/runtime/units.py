@@ -13,7 +13,7 @@ from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
 from fourfold.program.facts import Lowering
-from fourfold.runtime.collectives import Group
+from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
 
@@ -95,7 +95,7 @@ def _build_unit(
     )
 
 
-def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, Group]) -> None:
+def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
     """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
     for name, unit in units.items():
         if facts.mixed:

@@ -17,7 +17,7 @@ QUEUE = "links that were taken"
 
 
 @dataclass(frozen=True)
-class Link:
+class PathLink:
     """One part of the path: a pipeline rank, an instruction of its, from when to when, and what the time went into."""
 
     rank: int
@@ -31,7 +31,7 @@ class Link:
 class CriticalPath:
     """`links`: from the step's beginning to its end."""
 
-    links: tuple[Link, ...]
+    links: tuple[PathLink, ...]
 
     @cached_property
     def reasons(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ class _Walk:
         self.makespan = simulation.times.makespan
         self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[PathLink]:
         rank = max(range(len(self.ranks)), key=self._end)
         index, time = len(self.steps[rank]) - 1, self.makespan
         ran: tuple[int, int] | None = None
@@ -89,7 +89,7 @@ class _Walk:
             elif step.op not in COMPUTE_OPS and index in times.streams:
                 ran = rank, index
             else:
-                yield Link(rank, index, start, time, self._reasons(rank, step, time - start))
+                yield PathLink(rank, index, start, time, self._reasons(rank, step, time - start))
                 index, time = index - 1, start
 
     def _end(self, rank: int) -> float:
@@ -103,7 +103,7 @@ class _Walk:
                     return rank, index
         return None
 
-    def _ran(self, rank: int, index: int, until: float) -> tuple[tuple[int, int] | None, Link]:
+    def _ran(self, rank: int, index: int, until: float) -> tuple[tuple[int, int] | None, PathLink]:
         """The link of what ran beside computation until then; and what held its stream before, where it had to wait for that."""
         times, step = self.ranks[rank], self.steps[rank][index]
         asked = times.starts[index]
@@ -112,10 +112,10 @@ class _Walk:
         parts: tuple[tuple[str, float], ...] = ((reason, until - begin),)
         before = self._before_on_stream(rank, index, begin) if asked < begin else None
         if before is not None:
-            return (rank, before), Link(rank, index, begin, until, parts)
+            return (rank, before), PathLink(rank, index, begin, until, parts)
         if asked < begin:
             parts = ((QUEUE, begin - asked), *parts)
-        return None, Link(rank, index, min(asked, begin), until, parts)
+        return None, PathLink(rank, index, min(asked, begin), until, parts)
 
     def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
         """What ran on the same stream until `begin`."""

@@ -109,8 +109,7 @@ def stack_named(name: str | None) -> Stack:
     """A stack by its name; of a known framework, any year will do. Raises `UserError`."""
     constants = fitted()
     if name is None or name == OWN_STACK:
-        own = OWN_STACK if OWN_STACK in constants.stacks else "default"
-        return replace(constants.stack(own), name=OWN_STACK)
+        return constants.stack(OWN_STACK)
     allowed = [OWN_STACK, *stack_names()]
     if name in allowed or framework_of(name) in map(framework_of, stack_names()):
         return constants.stack(name)

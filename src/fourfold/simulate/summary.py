@@ -25,7 +25,7 @@ class AxesTraffic:
 
 
 @dataclass(frozen=True)
-class Summary:
+class StepSummary:
     """Figures of a step, for all of its microbatches."""
 
     step: StepPrediction

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from fourfold.layout.mesh import Layout
 from fourfold.model.context import attention, ulysses
-from fourfold.runtime.collectives import Group
+from fourfold.runtime.collectives import AxisGroup
 from tests.support.parity_runs import RankData
 from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, reductions_without, replaced
 
@@ -34,14 +34,14 @@ def merging_forgets_the_new_log_sum_exp() -> Iterator[None]:
 @mutant
 def the_ring_turns_the_other_way() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def shift(self: Group, received: Any, sent: Any) -> Any:
+        def shift(self: AxisGroup, received: Any, sent: Any) -> Any:
             mirrored = copy.copy(self)
             mirrored.ranks, mirrored.index = self.ranks[::-1], self.size - 1 - self.index
             yield from original(mirrored, received, sent)
 
         return shift
 
-    with replaced(Group, "_shift", make):
+    with replaced(AxisGroup, "_shift", make):
         yield
 
 

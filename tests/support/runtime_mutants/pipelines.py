@@ -7,8 +7,8 @@ from unittest.mock import patch
 from fourfold.model.weights import Deferred
 from fourfold.program import Op
 from fourfold.program.buffers import deferred
-from fourfold.runtime.collectives import Group, Handle
-from fourfold.runtime.compute import Compute
+from fourfold.runtime.collectives import AxisGroup, Handle
+from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.executor import Executor
 from tests.support.runtime_mutants.edits import mutant, replaced
 
@@ -25,14 +25,14 @@ def tied_gradients_stay_on_their_stages() -> Iterator[None]:
 @mutant
 def weight_gradients_of_a_microbatch_are_dropped() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def backward_weight(self: Compute, step: Any) -> None:
+        def backward_weight(self: SegmentRunner, step: Any) -> None:
             if step.microbatch == 0:
                 self._live[deferred(step.segment, 0)] = Deferred()
             original(self, step)
 
         return backward_weight
 
-    with replaced(Compute, "backward_weight", make):
+    with replaced(SegmentRunner, "backward_weight", make):
         yield
 
 
@@ -41,7 +41,7 @@ def weight_gradients_are_not_put_off_apart() -> Iterator[None]:
     """A microbatch's W runs what another microbatch put off, if there is one."""
 
     def make(original: Any) -> Any:
-        def backward_input(self: Compute, step: Any) -> None:
+        def backward_input(self: SegmentRunner, step: Any) -> None:
             original(self, step)
             first = self._live.setdefault("first", {})
             name = deferred(step.segment, step.microbatch)
@@ -49,7 +49,7 @@ def weight_gradients_are_not_put_off_apart() -> Iterator[None]:
 
         return backward_input
 
-    with replaced(Compute, "backward_input", make):
+    with replaced(SegmentRunner, "backward_input", make):
         yield
 
 
@@ -73,5 +73,5 @@ def gradients_of_the_microbatch_before_are_received() -> Iterator[None]:
 
 @mutant
 def tokens_are_exchanged_on_the_way_to_the_next_stage() -> Iterator[None]:
-    with replaced(Group, "send", lambda original: lambda self, x, peer: original(self, x.roll(1, 0), peer)):
+    with replaced(AxisGroup, "send", lambda original: lambda self, x, peer: original(self, x.roll(1, 0), peer)):
         yield

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from fourfold.model.tensor_parallel import Arriving, ColumnInput
-from fourfold.runtime.compute import Compute
+from fourfold.runtime.compute import SegmentRunner
 from tests.support import parity_ranks
 from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, reductions_without, replaced
 
@@ -129,13 +129,13 @@ def every_rank_takes_its_last_column_for_the_target() -> Iterator[None]:
 @mutant
 def every_tensor_rank_records_the_loss() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def init(self: Compute, *args: Any) -> None:
+        def init(self: SegmentRunner, *args: Any) -> None:
             original(self, *args)
             self._records_loss = True
 
         return init
 
-    with replaced(Compute, "__init__", make):
+    with replaced(SegmentRunner, "__init__", make):
         yield
 
 

@@ -1,0 +1,79 @@
+"""The source tree's own laws: a name for every class, files neither so long that they hold two ideas nor too short for one.
+
+What departs today is listed with its reason. The lists only shrink: an entry that is no longer needed fails too."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fourfold"
+FILES = sorted(SOURCE.rglob("*.py"))
+LONGEST, SHORTEST = 350, 40
+PACKAGE_FILES = ("__init__.py", "__main__.py")
+"""What a package shows, and what `python -m` runs, is as short as it can be."""
+
+NAMED_TWICE = {
+    "Stack": "software that is priced, and software as a published row names it: the second leaves with the reading of rows",
+}
+SHORT = {
+    "calibrate/clock.py": "all measurements share one clock",
+    "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
+    "cli/console.py": "a terminal's spinner, for every command that makes one wait",
+    "cli/numbers.py": "numbers with suffixes, for every command",
+    "cli/software.py": "options of software, for every command that prices",
+    "config/errors.py": "errors, below everything else",
+    "config/huggingface_values.py": "checks of single values, below every reader of a config.json",
+    "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
+    "cost/masks.py": "one formula, which prices and readers of rows share",
+    "data/ahead.py": "what multi-token prediction reads, and nothing else does",
+    "data/unigram.py": "the loss of a model of its own",
+    "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
+    "model/traffic.py": "a record that segments and programs share, without torch",
+    "plan/batch.py": "one question of the planner: which batches layouts can divide",
+    "program/arithmetic.py": "FLOPs of stages, for timelines and for whoever divides a model",
+    "program/buffers.py": "the list of buffers' names",
+    "program/fault.py": "the record that all of the verifier's rules make",
+    "program/schedule/interleaved.py": "one schedule, one file",
+    "program/schedule/placement.py": "which rank holds which stage, for all schedules",
+    "program/schedule/zero_bubble.py": "one schedule, one file",
+    "runtime/allocator.py": "the one call of the C library",
+    "simulate/collection.py": "Python's garbage collector, put off by whoever makes many objects",
+    "train/peak.py": "one measurement, for the denominator of MFU",
+    "validate/assertions.py": "what free text denies; leaves with the reading of rows",
+    "validate/masks.py": "masks that a row states; leaves with the reading of rows",
+    "validate/null_model.py": "the model that every prediction must beat",
+}
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def test_no_class_has_another_ones_name() -> None:
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in FILES)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    twice = {name for name, number in names.items() if number > 1}
+    assert twice - set(NAMED_TWICE) == set(), "two classes of one name: say in the name what tells them apart"
+    assert set(NAMED_TWICE) - twice == set(), "no longer named twice: take it off the list"
+
+
+def test_no_file_is_long() -> None:
+    long = {name_of(path): lines for path in FILES if (lines := lines_of(path)) > LONGEST}
+    assert long == {}, f"more than {LONGEST} lines: look for the second idea"
+
+
+def test_short_files_have_a_reason() -> None:
+    short = {name_of(path) for path in FILES if lines_of(path) < SHORTEST and path.name not in PACKAGE_FILES}
+    assert short - set(SHORT) == set(), f"fewer than {SHORTEST} lines: part of which file is it? Else state a reason"
+    assert set(SHORT) - short == set(), "no longer short, or gone: take it off the list"
+
+
+@pytest.mark.parametrize("reasons", [NAMED_TWICE, SHORT])
+def test_reasons_are_stated(reasons: dict[str, str]) -> None:
+    assert all(reasons.values())
