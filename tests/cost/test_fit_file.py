@@ -6,7 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from fourfold.config.hardware import device_names
+
+from fourfold.hardware import device_names
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
