@@ -32,6 +32,7 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Arr
             logits = ops.wide(logits)
             softmax = _exponentiate(env, logits, target)
             total.add_(softmax.loss)
+            del logits, softmax
     return total
 
 
