@@ -67,8 +67,8 @@ def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape,
     # between mix the two.
     small = model.num_heads >= 2 * model.num_kv_heads and not shape.cp_gather
     if kind != "block" or last_rank == 0 or small:
-        return _Rank(segment, model, shape, last_rank).footprint(policy)
-    last, first = (_Rank(segment, model, shape, rank).footprint(policy) for rank in (last_rank, 0))
+        return GhostRank(segment, model, shape, last_rank).footprint(policy)
+    last, first = (GhostRank(segment, model, shape, rank).footprint(policy) for rank in (last_rank, 0))
     names = [name for name in vars(last) if name.endswith("workspace_bytes")]
     return replace(last, **{name: max(getattr(last, name), getattr(first, name)) for name in names})
 
@@ -91,7 +91,7 @@ class GhostUnit(Unit):
         return Weight(data, grad)
 
 
-class _Rank:
+class GhostRank:
     """One rank's view of a segment, in ghosts: everything outside of it is there and not counted."""
 
     def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int = 0) -> None:
@@ -171,7 +171,7 @@ class _Rank:
             losses=self.ops.outside((2,), "fp64"),
         )
 
-    def _hidden(self, depths: int = 1) -> Ghost:
+    def hidden(self, depths: int = 1) -> Ghost:
         return self.ops.outside((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
 
     # Passes
@@ -183,7 +183,7 @@ class _Rank:
         output, forward, peak = out.nbytes, recording.phase(), recording.peak
         del out
         recording.begin()
-        embedding_backward(self.env, batch.tokens, self._hidden(), self.weights, batch.positions)
+        embedding_backward(self.env, batch.tokens, self.hidden(), self.weights, batch.positions)
         return Footprint(
             saved_bytes=0,
             output_bytes=output,
@@ -196,7 +196,7 @@ class _Rank:
 
     def _head(self) -> Footprint:
         recording, depths = self.recording, 1 + self.model.mtp_layers
-        x = self._hidden(depths)
+        x = self.hidden(depths)
         recording.begin()
         losses(self.env, x, self.batch, self.weights)
         forward, forward_peak = recording.phase(), recording.peak
@@ -214,7 +214,7 @@ class _Rank:
 
     def _block(self, policy: str) -> Footprint:
         rebuilt = SELECTIVE if policy == "selective" else ()
-        x = self._hidden(max(1, self.segment.depth))
+        x = self.hidden(max(1, self.segment.depth))
         saved, forward = self._forward(x, Saved(rebuilt))
         attended = saved.see("attention").nbytes
         recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes

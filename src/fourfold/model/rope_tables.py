@@ -19,7 +19,7 @@ def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: tor
     if model.rope_scaling is not None:
         frequencies = _scale_llama3(frequencies, model)
     if model.yarn_scaling is not None:
-        frequencies = _scale_yarn(frequencies, model)
+        frequencies = scale_yarn(frequencies, model)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     scale = table_scale(model)
     cos, sin = angles.cos().mul_(scale), angles.sin().mul_(scale)
@@ -36,7 +36,7 @@ def _scale_llama3(frequencies: Tensor, model: ModelConfig) -> Tensor:
     return (1 - blend) * frequencies / scaling.factor + blend * frequencies
 
 
-def _scale_yarn(frequencies: Tensor, model: ModelConfig) -> Tensor:
+def scale_yarn(frequencies: Tensor, model: ModelConfig) -> Tensor:
     """frequencies [d / 2] of unscaled rotary embedding -> those with `model.yarn_scaling`: kept where a position turns more than
     `beta_fast` times within the original context, divided by `factor` where less than `beta_slow`, blended between (eq. 23)."""
     scaling = model.yarn_scaling

@@ -37,16 +37,16 @@ def experts_backward(
         product = activated * up
         grad_scale = (grad_product * product).sum(-1, dtype=scale.dtype)
         product.mul_(column)
-    _add_grouped(ops, w.down, grad, product, groups)
+    add_grouped_product(ops, w.down, grad, product, groups)
     del product, grad
     with ops.fused("experts"):
         swiglu_backward_(ops, [grad_product.mul_(column), activated], gate_up)
         del grad_product, activated
     grad_rows = ops.grouped_matmul(gate_up, w.gate_up.data.flatten(1, 2), groups)
-    return grad_rows, grad_scale, lambda: _add_grouped(ops, w.gate_up, gate_up, rows, groups)
+    return grad_rows, grad_scale, lambda: add_grouped_product(ops, w.gate_up, gate_up, rows, groups)
 
 
-def _add_grouped(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:
+def add_grouped_product(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:
     """weight.grad[e] += grad_output_e^T @ inputs_e, now or deferred. grad_output [m, out], inputs [m, in], weight [experts, ...,
     in] whose middle dims make out. Experts without rows get nothing."""
 
