@@ -1,6 +1,6 @@
 """What a step pays for being a program: the interpreter's own time, with its handlers' bookkeeping, as a share of the step.
 
-All that computes or communicates is timed from outside: segment functions, `autograd.grad`, the starting and joining of
+All that computes or communicates is timed from outside: segment functions, the starting and joining of
 collectives, the optimizer, the gradient norm. What is left of the main thread's processor time is the interpreter: its loop,
 dictionaries, buffers taken and freed, the reading of the batch, and the timers themselves.
 """
@@ -24,10 +24,11 @@ RANKS, WARMUP, STEPS = 2, 3, 9
 MODEL = {"preset": "tiny", "vocab_size": 4096}  # as examples/stdlib.toml, like the layout
 LAYOUT = {"dp_shard": RANKS, "zero": 3, "microbatch_sequences": 4}
 SEQUENCES, LENGTH = 16, 256
-FUNCTIONS = ("block_forward", "losses", "losses_backward", "embedding_forward", "embedding_backward")
+FUNCTIONS = (
+    "block_forward", "block_backward", "losses", "losses_backward", "embedding_forward", "embedding_backward",
+)  # fmt: skip
 WORK = [
     *((compute, name) for name in FUNCTIONS),
-    (torch.autograd, "grad"),
     *((collectives.Handle, name) for name in ("__init__", "advance", "wait")),
     (optimizer.ShardOptimizer, "update"),
     (norm.GradientNorm, "sum_of_squares"),

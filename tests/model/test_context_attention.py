@@ -9,25 +9,17 @@ from itertools import pairwise, product
 import pytest
 import torch
 import torch.nn.functional as F
-from fourfold.model.context.cost import backward_work, forward_work
-from fourfold.model.context.flash import plain_attend, plain_attend_backward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.model.context import context_attention
+from fourfold.model import torch_operations
+from fourfold.model.context.attention import attend_forward
 from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
-from fourfold.model.parallel import ContextParallel
-from fourfold.model.work import Phase, Work
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.torch_attention import plain_attend, plain_attend_backward
+from fourfold.model.work import Phase
 from fourfold.program.instruction import sent_bytes
-from tests.support.attention import (
-    Case,
-    allowed,
-    attention_shape,
-    check_cases,
-    declared_memory,
-    memory_on_rank,
-    run_cases,
-)
+from tests.support.attention import UNREAD, Case, allowed, check_cases, memory_on_rank, record, run_cases
 from tests.support.ranks import run_on_ranks
 
 METHODS = [
@@ -85,15 +77,15 @@ def test_bytes_sent_are_those_declared(method) -> None:
     cases = cases_of(method)[::4] + cases_of(method, torch.bfloat16)[1::7]
     degrees = {"cp_ring": ring, "cp_ulysses": ulysses}
     for case, results in zip(cases, run_cases(cases), strict=True):
-        shape = attention_shape(case)
-        for result in results:
-            assert result.forward_bytes == declared_bytes(forward_work(shape), degrees), case
-            assert result.backward_bytes == declared_bytes(backward_work(shape), degrees), case
+        for rank, result in enumerate(results):
+            recorded = record(case, rank // ulysses)
+            assert result.forward_bytes == declared_bytes(recorded.forward, degrees), case
+            assert result.backward_bytes == declared_bytes(recorded.backward, degrees), case
 
 
-def declared_bytes(work: Sequence[Work], degrees: dict[str, int]) -> dict[str, int]:
+def declared_bytes(phase: Phase, degrees: dict[str, int]) -> dict[str, int]:
     result = {axis: 0 for axis, degree in degrees.items() if degree > 1}
-    for each in Phase(tuple(work)).collectives:
+    for each in phase.collectives:
         kind = "send" if each.kind == "shift" else each.kind
         result[each.axes] += sent_bytes(kind, each.bytes, degrees[each.axes])
     return result
@@ -107,8 +99,11 @@ def declared_bytes(work: Sequence[Work], degrees: dict[str, int]) -> dict[str, i
 def test_memory_is_that_declared(method, heads, dtype) -> None:
     case = Case(*method, 2, *heads, 512, None, dtype)
     results = [memory_on_rank(0, case)] if case.ranks == 1 else run_on_ranks(case.ranks, memory_on_rank, case=case)
-    worst = [max(values) for values in zip(*map(astuple, results), strict=True)]
-    assert worst == pytest.approx(astuple(declared_memory(case)), rel=0.05)
+    recorded = [record(case, rank).memory for rank in {0, case.ring - 1}]
+    worst, declared = (
+        [max(values) for values in zip(*map(astuple, each), strict=True)] for each in (results, recorded)
+    )
+    assert worst == pytest.approx(declared, rel=0.05)
 
 
 @pytest.mark.parametrize("sequence", [24, 48])
@@ -209,13 +204,13 @@ def test_scale_and_plain_equations() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    q = torch.zeros(2, 8, 4, 8)
+    env, q = Environment(torch_operations, UNREAD), torch.zeros(2, 8, 4, 8)
     with pytest.raises(ValueError, match=r"document_lengths has 1 rows, the batch 2"):
-        context_attention(q, q, q, ContextParallel(), [[8]])
+        attend_forward(env, [q, q, q], [[8]], Saved())
     with pytest.raises(ValueError, match=r"document_lengths\[1\] sums to 7"):
-        context_attention(q, q, q, ContextParallel(), [[8], [3, 4]])
+        attend_forward(env, [q, q, q], [[8], [3, 4]], Saved())
 
 
-def test_formulas_need_no_torch() -> None:
-    code = "import sys, fourfold.model.context.memory, fourfold.model.context.pieces; sys.exit('torch' in sys.modules)"
+def test_attention_on_ghosts_needs_no_torch() -> None:
+    code = "import sys, fourfold.model.context.attention, fourfold.model.footprint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from fourfold.model.experts.cost import routed_backward, routed_forward
-from fourfold.model.tape import Tape, replay
 
 from fourfold.config import ModelConfig
+from fourfold.model.experts.feed_forward import routed_backward, routed_forward
+from fourfold.model.footprint import GhostRank
+from fourfold.model.recorder.recording import GhostGroup
+from fourfold.model.spec import build_segments
 from fourfold.model.traffic import Traffic
+from fourfold.model.weights import deferring
 from fourfold.program.instruction import sent_bytes
+from tests.support.differentiable import rebuilding
 from tests.support.experts import (
     AUXILIARY,
     DEEPSEEK,
@@ -84,15 +88,18 @@ def _check(model: ModelConfig, case: Case) -> None:
 
 
 def _declared(model: ModelConfig, case: Case) -> dict[str, list[Traffic]]:
-    forward, backward = Tape(), Tape(apart=case.defers)
-    forward.alloc(middle=0)
-    routed_forward(forward, model, case.shape, case.keep, graph=True)
-    backward.alloc(**{name: size for name, size in forward.live.items() if name != "output"})
-    backward.peak = 0
-    routed_backward(backward, model, case.shape, case.keep, "cp+tp" if case.cp * case.tp > 1 else None)
-    assert set(backward.live) - set(backward.operands()) == {"grad_middle"}
-    later = replay(backward.products, backward.operands())
-    return {"forward": forward.collectives, "backward": [*backward.collectives, *later.collectives]}
+    ghosts = GhostRank(build_segments(model)[1], model, case.shape)
+    assert ghosts.balancing is not None
+    ranks = GhostGroup(ghosts.recording, "cp+tp", case.cp * case.tp)
+    balancing = replace(ghosts.balancing, groups=(ranks,) if ranks.size > 1 else ())
+    weights, saved, x = ghosts.weights.feed_forward, rebuilding(case.keep), ghosts.hidden()
+    routed_forward(ghosts.env, x, weights, balancing, saved)
+    forward = ghosts.recording.phase()
+    ghosts.recording.begin()
+    with deferring(ghosts.units.values() if case.defers else ()) as pending:
+        routed_backward(ghosts.env, ghosts.hidden(), weights, balancing, saved)
+    pending.run()
+    return {"forward": [*forward.collectives], "backward": [*ghosts.recording.phase().collectives]}
 
 
 def _check_traffic(model: ModelConfig, case: Case, results: list[dict[str, Any]]) -> None:

@@ -5,9 +5,6 @@ from math import ceil
 
 import pytest
 import torch
-from fourfold.model.experts.cost import SAVED, routed_backward, routed_forward
-from fourfold.model.experts.grouped import Groups, add_grouped_product, grouped_product, grouped_product_backward
-from fourfold.model.tape import Tape, replay
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -15,13 +12,21 @@ from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from fourfold.config import ModelConfig
-from fourfold.model.experts.balance import Balancing, update_bias
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
+from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.dispatch import keep_within_capacity
-from fourfold.model.experts.feed_forward import RoutedFeedForward
+from fourfold.model.experts.feed_forward import routed_backward, routed_forward
+from fourfold.model.experts.groups import Groups
 from fourfold.model.experts.router import Choice, choose
-from fourfold.model.parallel import ALONE
-from fourfold.model.weights import Deferred, Weight, torch_dtype
+from fourfold.model.experts.swiglu import add_grouped_product
+from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.spec import build_segments
+from fourfold.model.torch_operations import grouped_matmul, torch_dtype
+from fourfold.model.weights import Deferred, Weight, deferring
+from fourfold.runtime.routers import update_bias
 from fourfold.runtime.tracker import MemoryTracker
+from tests.support.differentiable import rebuilding
 from tests.support.double import compute_in_double
 from tests.support.experts import (
     AUXILIARY,
@@ -130,7 +135,7 @@ def test_capacity_takes_the_first_by_position() -> None:
     model = replace(MIXTRAL, num_experts=4, top_k=2, capacity_factor=0.5)
     experts = torch.tensor([[0, 1], [0, 2], [3, 0], [1, 0], [1, 0]])
     assert ceil(0.5 * 2 * 5 / 4) == 2
-    kept = keep_within_capacity(Choice(torch.zeros(5, 4), experts, torch.ones(5, 2)), model)
+    kept = keep_within_capacity(torch_operations, Choice(torch.zeros(5, 4), experts, torch.ones(5, 2)), model)
     assert kept.tolist() == [[0, 1], [0, 2], [3, 4], [1, 4], [4, 4]]
 
 
@@ -139,7 +144,7 @@ def test_the_bias_chooses_but_does_not_weigh() -> None:
     model = replace(DEEPSEEK, top_groups=4)
     bias = torch.zeros(8, dtype=torch.float64)
     bias[5] = 10.0
-    choice = choose(x, router, bias, model)
+    choice = choose(torch_operations, x, router, bias, model)
     assert (choice.experts == 5).any(-1).all()
     scores = (x @ router.t()).sigmoid().gather(1, choice.experts)
     torch.testing.assert_close(choice.weights, 2.5 * scores / scores.sum(-1, keepdim=True))
@@ -156,15 +161,15 @@ def test_grouped_products(sizes: tuple[int, ...]) -> None:
     rows, grad = random(sum(sizes), 6), random(sum(sizes), 7, seed=2)
     matrices = random(4, 7, 6, seed=3)
     groups = Groups(sizes, torch.tensor(sizes).cumsum(0).int())
-    out, grad_rows = grouped_product(rows, matrices, groups), grouped_product_backward(grad, matrices, groups)
+    out, grad_rows = grouped_matmul(rows, matrices.transpose(1, 2), groups), grouped_matmul(grad, matrices, groups)
     weight = Weight(matrices, torch.full_like(matrices, torch.nan))
     weight.fresh = True
     weight.deferred = Deferred()
-    add_grouped_product(weight, grad, rows, groups)
+    add_grouped_product(torch_operations, weight, grad, rows, groups)
     assert weight.grad.isnan().all()
     weight.deferred.run()
     weight.deferred = None
-    add_grouped_product(weight, grad, rows, groups)
+    add_grouped_product(torch_operations, weight, grad, rows, groups)
     start = 0
     for expert, size in enumerate(sizes):
         part = slice(start, start + size)
@@ -196,32 +201,48 @@ def test_footprint(name: str, keep: bool, compute: str, apart: bool) -> None:
     for tensor in (upstream, *(w.data for w in weights.values()), *(w.grad for w in weights.values())):
         tracker.watch(tensor)
     balancing = Balancing(case.sequences, case.length, case.sequences)
-    forward, base = Tape(), tracker.live_bytes
+    env, bound, saved = Environment(torch_operations, model), routed_weights(weights), rebuilding(keep)
+    base = tracker.live_bytes
     tracker.watch(x)
-    forward.alloc(middle=x.numel() * x.element_size())
-    routed_forward(forward, model, shape, keep, graph=True)
-    leaf = x.requires_grad_()
+    recorded = _record(model, shape, balancing, keep, apart)
     with tracker:
-        out = RoutedFeedForward.apply(leaf, routed_weights(weights), model, balancing, ALONE, keep)
-    assert tracker.live_bytes - base == forward.total
-    assert set(forward.live) <= {*SAVED, "middle", "output"}
-    assert tracker.peak_bytes - base == pytest.approx(forward.peak, rel=0.01)
-    backward, deferred = Tape(apart), Deferred()
-    backward.alloc(**forward.live)
+        out = routed_forward(env, x, bound, balancing, saved)
+    assert tracker.live_bytes - base == recorded["forward"][1]
+    assert tracker.peak_bytes - base == pytest.approx(recorded["forward"][0], rel=0.01)
+    deferred = Deferred()
     for weight in weights.values():
         weight.deferred = deferred if apart else None
-    routed_backward(backward, model, shape, keep, None)
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        (grad,) = torch.autograd.grad(out, [leaf], [upstream])
-    assert tracker.peak_bytes - base == pytest.approx(backward.peak, rel=0.01)
-    del out
-    backward.free("output")
+        grad = routed_backward(env, upstream, bound, balancing, saved)
+    assert tracker.peak_bytes - base == pytest.approx(recorded["backward"][0], rel=0.01)
     assert grad.shape == x.shape
-    assert tracker.live_bytes - base == backward.total + x.numel() * x.element_size()
+    assert tracker.live_bytes - base == recorded["backward"][1]
     before = tracker.peak_bytes = tracker.live_bytes
-    later = replay(backward.products, backward.operands())
     with tracker:
         deferred.run()
-    assert tracker.peak_bytes - before == pytest.approx(later.peak - sum(backward.operands().values()), abs=64)
+    assert tracker.peak_bytes - before == pytest.approx(recorded["deferred"][0] - recorded["backward"][1], abs=64)
+    assert tracker.live_bytes - base == recorded["deferred"][1]
     assert len(deferred) == 0
+    del out
+
+
+def _record(
+    model: ModelConfig, shape: Shape, balancing: Balancing, keep: bool, apart: bool
+) -> dict[str, tuple[int, int]]:
+    """Peak and live bytes after each of the passes, the input and the output included."""
+    ghosts = GhostRank(build_segments(model)[1], model, shape)
+    env, recording, weights, saved = ghosts.env, ghosts.recording, ghosts.weights.feed_forward, rebuilding(keep)
+    upstream, result = ghosts.hidden(), {}
+    x = ghosts.ops.make(upstream.shape, upstream.dtype)
+    out = routed_forward(env, x, weights, balancing, saved)
+    result["forward"] = recording.peak, recording.live
+    recording.begin()
+    with deferring(ghosts.units.values() if apart else ()) as pending:
+        grad = routed_backward(env, upstream, weights, balancing, saved)
+    result["backward"] = recording.peak, recording.live
+    recording.begin()
+    pending.run()
+    result["deferred"] = recording.peak, recording.live
+    del x, out, grad
+    return result

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from fourfold.model.segments import causal_attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import head
+from fourfold.model.context.attention import attend_forward
+from fourfold.model.environment import Saved
 from fourfold.model.shape import chunk_tokens
 from tests.support.plain_model import PlainModel, random_tokens
 
@@ -63,7 +64,7 @@ def test_logits_agree_with_the_loss() -> None:
     plain = PlainModel(MODEL)
     tokens, targets = random_tokens(MODEL, 2, 19)
     batch = plain.microbatch(tokens, targets)
-    logits = head.head_logits(plain.hidden(batch), plain.weights["head"], MODEL)  # type: ignore[arg-type]
+    logits = head.head_logits(plain.env, plain.hidden(batch), plain.weights["head"])  # type: ignore[arg-type]
     expected = torch.nn.functional.cross_entropy(logits.view(-1, 37), targets.view(-1), reduction="sum")
     assert plain.loss(batch).item() == pytest.approx(expected.item(), rel=1e-12)
 
@@ -171,11 +172,11 @@ def test_nothing_leaks_between_documents(dtype: torch.dtype) -> None:
 
 
 def test_attention_looks_back_only() -> None:
-    rng = np.random.default_rng(0)
+    rng, env = np.random.default_rng(0), PlainModel(MODEL).env
     q, k, v = (torch.from_numpy(rng.normal(0, 1, (2, 12, heads, 4))) for heads in (4, 2, 2))
-    before = causal_attention(q, k, v, None)
+    before = attend_forward(env, [q, k, v], None, Saved(keeps=False))
     k[:, 8:], v[:, 8:] = 0.5, 0.25
-    after = causal_attention(q, k, v, None)
+    after = attend_forward(env, [q, k, v], None, Saved(keeps=False))
     assert torch.equal(before[:, :8], after[:, :8])
     assert not torch.equal(before[:, 8:], after[:, 8:])
 

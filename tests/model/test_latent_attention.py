@@ -5,23 +5,32 @@ from typing import Any
 
 import pytest
 import torch
-from fourfold.model.latent_tape import latent_backward, latent_forward
-from fourfold.model.tape import Tape, replay
 from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
 from fourfold.config import ModelConfig
 from fourfold.config.schema import YarnScaling
-from fourfold.model.footprint import Shape
-from fourfold.model.latent import LatentQueryKeyValue, rotate_pairs_
-from fourfold.model.parallel import ALONE
-from fourfold.model.weights import LatentWeights, Weight, torch_dtype
-from fourfold.model.yarn import table_scale, yarn_frequencies
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
+from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.latent import (
+    latent_backward,
+    latent_forward,
+    latent_query_key_value,
+    latent_query_key_value_backward,
+)
+from fourfold.model.rope import rotate_
+from fourfold.model.rope_tables import scale_yarn
+from fourfold.model.spec import build_segments
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.model.weights import LatentWeights, Weight, deferring
+from fourfold.model.yarn import table_scale
 from fourfold.runtime.tracker import MemoryTracker
+from tests.support.differentiable import rebuilding
 from tests.support.double import compute_in_double
 from tests.support.experts import random
-from tests.support.latent import SPLIT, Case, full_weights, run_rank, tables
+from tests.support.latent import SPLIT, Case, full_weights, microbatch, run_rank, tables
 from tests.support.ranks import run_on_ranks
 
 TOLERANCE = 1e-11
@@ -111,18 +120,24 @@ CASES = [
 
 
 def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> None:
-    """Collectives of the projections as declared, in order; between them the output projection has one each way."""
+    """Collectives as recorded, in order, with those of the output projection."""
     shape = Shape(2, 6, "fp64", "fp64", False, tp=case.tp, sequence_parallel=case.sequence)
-    forward, backward = Tape(), Tape(apart=case.defers)
-    latent_forward(forward, model, shape, case.keep, graph=True)
-    backward.alloc(**forward.live)
-    latent_backward(backward, model, shape, case.keep)
-    later = replay(backward.products, backward.operands()).collectives
+    ghosts = GhostRank(build_segments(model)[1], model, shape)
+    env, batch, weights = ghosts.env, ghosts.batch, ghosts.weights.attention
+    x, saved, passes = ghosts.hidden(), rebuilding(case.keep), []
+    latent_forward(env, x, weights, batch, saved)
+    passes.append(ghosts.recording.phase())
+    ghosts.recording.begin()
+    with deferring(ghosts.units.values() if case.defers else ()) as pending:
+        latent_backward(env, ghosts.hidden(), x, weights, batch, saved)
+    passes.append(ghosts.recording.phase())
+    ghosts.recording.begin()
+    pending.run()
+    passes.append(ghosts.recording.phase())
     started, (before, after) = result["started"], result["marks"]
-    outputs = 2 if case.sequence else 1
-    expected = [[(t.kind, t.bytes) for t in tape] for tape in (forward.collectives, backward.collectives, later)]
-    assert [started[:before], started[before + outputs : after], started[after:]] == expected
-    assert bool(later) == (case.defers and case.sequence)
+    expected = [[(t.kind, t.bytes) for t in phase.collectives] for phase in passes]
+    assert [started[:before], started[before:after], started[after:]] == expected
+    assert bool(passes[2].collectives) == (case.defers and case.sequence)
 
 
 @pytest.mark.parametrize(("model", "case"), CASES, ids=_name)
@@ -151,7 +166,7 @@ def test_pairs_that_are_neighbours_turn_as_in_transformers() -> None:
     x, (cos, sin) = random(2, 5, 3, 8), tables(replace(DEEPSEEK, rope_head_dim=8), 5)
     whole = (torch.cat((t, t), -1).view(1, 5, -1) for t in (cos, sin))
     expected = reference.apply_rotary_pos_emb_interleave(x, x, *whole, unsqueeze_dim=2)[0]
-    rotate_pairs_(x, cos, sin, interleave=True)
+    rotate_(x, cos, sin, interleave=True)
     torch.testing.assert_close(torch.cat((x[..., 0::2], x[..., 1::2]), -1), expected, rtol=0, atol=1e-15)
 
 
@@ -161,7 +176,7 @@ def test_yarn_tables_are_those_of_transformers(mscale: float | None, all_dim: fl
     model = replace(DEEPSEEK, rope_head_dim=64, yarn_scaling=scaling)
     rotary = reference.DeepseekV3RotaryEmbedding(_config(model))
     plain = 1.0 / model.rope_theta ** (torch.arange(0, 64, 2).float() / 64)
-    torch.testing.assert_close(yarn_frequencies(plain, model), rotary.inv_freq, rtol=1e-6, atol=0)
+    torch.testing.assert_close(scale_yarn(plain, model), rotary.inv_freq, rtol=1e-6, atol=0)
     assert table_scale(model) == pytest.approx(rotary.attention_scaling, rel=1e-12)
     assert not torch.allclose(plain, rotary.inv_freq)
 
@@ -176,25 +191,37 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     dtype = torch_dtype(compute)
     weights = {n: Weight(t.to(dtype), t.to(torch_dtype(shape.gradients))) for n, t in full_weights(model).items()}
     bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
-    cos, sin = (table.to(dtype) for table in tables(model, 64))
-    x = random(256, 48).to(dtype).requires_grad_()
+    env, batch, saved = Environment(torch_operations, model), microbatch(model, 4, 64, dtype), rebuilding(keep)
+    x, residual = random(256, 48).to(dtype), random(256, 48, seed=3).to(dtype)
+    constant = [x, residual, batch.tokens, batch.cos, batch.sin]
     tracker = MemoryTracker()
-    for tensor in (x.detach(), cos, sin, *(w.data for w in weights.values()), *(w.grad for w in weights.values())):
+    for tensor in (*constant, *(w.data for w in weights.values()), *(w.grad for w in weights.values())):
         tracker.watch(tensor)
     base = tracker.live_bytes
+    forward, backward = _record(model, shape, keep)
     with tracker:
-        outputs = LatentQueryKeyValue.apply(x, bound, model, 4, cos, sin, ALONE, keep)
-    forward, backward = Tape(), Tape()
-    latent_forward(forward, model, shape, keep, graph=True)
-    assert tracker.live_bytes - base == forward.total
-    assert tracker.peak_bytes - base == pytest.approx(forward.peak, rel=0.01)
+        outputs = latent_query_key_value(env, x, bound, batch, saved)
+    assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(forward[0], rel=0.01), forward[1])
     grads = [torch.randn_like(output) for output in outputs]
     for grad in grads:
         tracker.watch(grad)
-    base, tracker.peak_bytes = tracker.live_bytes - forward.total, 0
-    backward.alloc(**forward.live)
-    latent_backward(backward, model, shape, keep)
+    del grad
+    tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        torch.autograd.grad(outputs, [x], grads)
-    assert tracker.peak_bytes - base == pytest.approx(backward.peak, rel=0.01)
-    assert set(backward.live) == {"grad", "qkv"}
+        result = latent_query_key_value_backward(env, grads, residual, x, bound, batch, saved)
+    assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(backward[0], rel=0.01), backward[1])
+    assert result.shape == x.shape
+
+
+def _record(model: ModelConfig, shape: Shape, keep: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Peak and live bytes after forward, and after backward."""
+    ghosts = GhostRank(build_segments(model)[1], model, shape)
+    x, recording, saved, w = ghosts.hidden(), ghosts.recording, rebuilding(keep), ghosts.weights.attention
+    outputs = latent_query_key_value(ghosts.env, x, w, ghosts.batch, saved)
+    forward = recording.peak, recording.live
+    grads = [ghosts.ops.make(output.shape, output.dtype) for output in outputs]
+    recording.begin()
+    result = latent_query_key_value_backward(ghosts.env, grads, ghosts.hidden(), x, w, ghosts.batch, saved)
+    backward = recording.peak, recording.live
+    del result, outputs
+    return forward, backward

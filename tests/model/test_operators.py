@@ -5,16 +5,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from fourfold.model.operators import GatedFeedForward, OutputResidual, QueryKeyValue
-from fourfold.model.segments import block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
+from fourfold.model import torch_operations
+from fourfold.model.attention import output_backward, output_forward, query_key_value, query_key_value_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.feed_forward import gated_backward, gated_forward
 from fourfold.model.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from fourfold.model.parallel import ALONE
-from fourfold.model.rope import rope_tables, rotate_
+from fourfold.model.rope import rotate_
+from fourfold.model.rope_tables import rope_tables
 from fourfold.model.weights import AttentionWeights, BlockWeights, EmbeddingWeights, FeedForwardWeights, Weight
+from tests.support.differentiable import Backward, differentiable, differentiable_block, rebuilding
 from tests.support.plain_model import PlainModel, random_tokens
 
 STEP = 1e-6
@@ -69,15 +72,15 @@ def _check(forward: Callable[[Tensor], Tensor], x: Tensor, weights: dict[str, We
 
 
 def test_learned_positions() -> None:
-    tables = PlainModel(GPT2).weights["embed"]
+    env, tables = Environment(torch_operations, GPT2), PlainModel(GPT2).weights["embed"]
     assert isinstance(tables, EmbeddingWeights)
     assert tables.positions is not None
     tokens, positions = torch.tensor([[3, 5, 3], [30, 0, 3]]), torch.tensor([[0, 1, 2], [0, 0, 7]])
-    out = embedding_forward(tokens, tables, positions=positions)
+    out = embedding_forward(env, tokens, tables, positions)
     expected = tables.tokens.data[tokens] + tables.positions.data[positions]
     torch.testing.assert_close(out, expected.flatten(0, 1))
     grad = _random(6, 12)
-    embedding_backward(tokens, grad, tables, positions=positions)
+    embedding_backward(env, tokens, grad, tables, positions)
     for table, rows in ((tables.tokens, tokens), (tables.positions, positions)):
         chosen = torch.nn.functional.one_hot(rows.flatten(), len(table.data)).double()
         torch.testing.assert_close(table.grad, chosen.t() @ grad)
@@ -100,15 +103,26 @@ def _tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("model", [MODEL, NORMED, BIASED], ids=lambda m: m.family)
 @pytest.mark.parametrize("output", ["q", "k", "v", "residual", "all"])
 def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
-    (weights, _), (cos, sin) = _block(model), _tables(model, 5)
+    (weights, _), plain = _block(model), PlainModel(model)
+    env, batch = plain.env, plain.microbatch(*random_tokens(model, 2, 5))
+    heads = (model.num_heads, model.num_kv_heads, model.num_kv_heads)
     used = {"norm": weights.norm, "qkv": weights.qkv}
     if weights.query_norm is not None and weights.key_norm is not None:
         used |= {"q_norm": weights.query_norm, "k_norm": weights.key_norm}
     if weights.qkv_bias is not None:
         used["bias"] = weights.qkv_bias
 
+    def run(x: Tensor) -> tuple[tuple[Tensor, ...], Backward]:
+        saved = rebuilding(keep)
+        qkv = query_key_value(env, x, weights, batch, saved)
+
+        def backward(*grads: Tensor) -> tuple[Tensor]:
+            return (query_key_value_backward(env, [*grads[:3]], grads[3], x, weights, batch, saved),)
+
+        return (*(part.clone() for part in qkv.split(heads, -2)), x.clone()), backward
+
     def forward(x: Tensor) -> Tensor:
-        q, k, v, residual = QueryKeyValue.apply(x, weights, model, 2, cos, sin, ALONE, keep)
+        q, k, v, residual = differentiable(run, x)
         parts = {"q": q, "k": k, "v": v, "residual": residual}
         chosen = parts.values() if output == "all" else [parts[output]]
         return torch.cat([part.reshape(-1) for part in chosen])
@@ -124,19 +138,27 @@ def test_query_key_value(model: ModelConfig, keep: bool, output: str) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_gated_feed_forward(keep: bool) -> None:
-    _, weights = _block(MODEL)
-    _check(
-        lambda x: GatedFeedForward.apply(x, weights, 1e-5, ALONE, keep),
-        _random(10, 12),
-        {"norm": weights.norm, "gate_up": weights.gate_up, "down": weights.down},
-    )
+    env, (_, weights) = Environment(torch_operations, MODEL), _block(MODEL)
+
+    def run(x: Tensor) -> tuple[Tensor, Backward]:
+        saved = rebuilding(keep)
+        return gated_forward(env, x, weights, saved), lambda grad: (gated_backward(env, grad, weights, saved),)
+
+    used = {"norm": weights.norm, "gate_up": weights.gate_up, "down": weights.down}
+    _check(lambda x: differentiable(run, x), _random(10, 12), used)
 
 
 def test_output_residual() -> None:
-    weights, _ = _block(MODEL)
+    env, (weights, _) = Environment(torch_operations, MODEL), _block(MODEL)
     residual, attention = _random(10, 12, seed=3), _random(2, 5, 24)
-    _check(lambda x: OutputResidual.apply(x, residual, weights.output, ALONE), attention, {"output": weights.output})
-    _check(lambda x: OutputResidual.apply(attention, x, weights.output, ALONE), residual, {"output": weights.output})
+
+    def run(attention: Tensor, residual: Tensor) -> tuple[Tensor, Backward]:
+        saved = Saved()
+        out = output_forward(env, attention, residual, weights, saved)
+        return out, lambda grad: (output_backward(env, grad, weights, saved).view_as(attention), grad)
+
+    _check(lambda x: differentiable(run, x, residual), attention, {"output": weights.output})
+    _check(lambda x: differentiable(run, attention, x), residual, {"output": weights.output})
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -150,7 +172,7 @@ def test_a_whole_block(model: ModelConfig, documents: list[list[int]] | None, ke
     batch = plain.microbatch(tokens, targets, documents)
     halves = (weights.attention, weights.feed_forward)
     used = {f"{i}.{f}": w for i, half in enumerate(halves) for f, w in vars(half).items() if w is not None}
-    _check(lambda x: block_forward(x, weights, model, batch, keep=keep), _random(10, 12), used)
+    _check(lambda x: differentiable_block(plain.env, x, weights, batch, keep), _random(10, 12), used)
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 64])
@@ -159,10 +181,10 @@ def test_rms_norm(width: int) -> None:
     x, projection, direction = _random(6, width), _random(6, width, seed=4), _random(6, width, seed=8)
 
     def scalar() -> Tensor:
-        return (rms_norm(x, weight.data, 1e-3)[0] * projection).sum()
+        return (rms_norm(torch_operations, x, weight.data, 1e-3)[0] * projection).sum()
 
-    _, scale = rms_norm(x, weight.data, 1e-3)
-    grad = rms_norm_backward(projection.clone(), x, scale, weight)
+    _, scale = rms_norm(torch_operations, x, weight.data, 1e-3)
+    grad = rms_norm_backward(torch_operations, projection.clone(), x, scale, weight)
     assert (grad * direction).sum().item() == pytest.approx(_slope(scalar, x, direction), rel=1e-6, abs=1e-9)
     turn = _random(width, seed=9)
     assert (weight.grad * turn).sum().item() == pytest.approx(_slope(scalar, weight.data, turn), rel=1e-6, abs=1e-9)
@@ -172,8 +194,8 @@ def test_rms_norm(width: int) -> None:
 def test_layer_norm_equals_torchs(dtype: torch.dtype) -> None:
     x, gain, shift, grad = (_random(*s, seed=i).to(dtype) for i, s in enumerate([(5, 33), (33,), (33,), (5, 33)]))
     weight, bias = (Weight(v, torch.zeros(33, dtype=torch.float64)) for v in (gain, shift))
-    ours, statistics = layer_norm(x, gain, shift, 1e-3)
-    grad_x = layer_norm_backward(grad, x, statistics, weight, bias)
+    ours, statistics = layer_norm(torch_operations, x, gain, shift, 1e-3)
+    grad_x = layer_norm_backward(torch_operations, grad, x, statistics, weight, bias)
     leaves = [t.double().requires_grad_() for t in (x, gain, shift)]
     out = torch.nn.functional.layer_norm(leaves[0], (33,), leaves[1], leaves[2], 1e-3)
     out.backward(grad.double())
@@ -188,7 +210,7 @@ def test_rms_norm_equals_torchs(dtype: torch.dtype) -> None:
     x, weight = _random(5, 33).to(dtype), (1 + 0.1 * _random(33, seed=2)).to(dtype)
     expected = torch.nn.functional.rms_norm(x, (33,), weight, 1e-5)
     tolerance = {torch.float32: 1e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}[dtype]
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5)[0], expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(rms_norm(torch_operations, x, weight, 1e-5)[0], expected, rtol=tolerance, atol=tolerance)
 
 
 def test_rotation_keeps_lengths_and_its_inverse_undoes_it() -> None:

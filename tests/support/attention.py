@@ -1,23 +1,32 @@
 """Attention split over ranks beside the same attention whole, with an explicit mask: cases, workers and the comparison."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
-from fourfold.model.context.cost import AttentionShape
-from fourfold.model.context.memory import attention_backward, attention_forward
-from fourfold.model.tape import Tape
 from torch import Tensor
 
+from fourfold.config import ModelConfig
 from fourfold.layout import Layout
-from fourfold.model.context import context_attention
-from fourfold.model.parallel import ContextParallel
+from fourfold.model import torch_operations
+from fourfold.model.context.attention import attend_backward, attend_forward
+from fourfold.model.environment import Environment, Saved
+from fourfold.model.operations import Array
+from fourfold.model.parallel import ContextParallel, Parallel
+from fourfold.model.recorder.operations import RecorderOperations
+from fourfold.model.recorder.recording import GhostGroup, Recording
+from fourfold.model.work import Phase
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.tracker import MemoryTracker
+from tests.support.differentiable import Backward, differentiable
 from tests.support.ranks import run_on_ranks
+
+UNREAD = ModelConfig(1, 24, 4, 4, 6, 40, 64)
+"""Attention reads nothing of the model."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +121,38 @@ def attend_on_rank(rank: int, cases: Sequence[Case]) -> list[Result]:
 
 
 def _attend(rank: int, case: Case) -> Result:
-    group_layout = Case(ring=case.ring, ulysses=case.ulysses).layout()
-    groups = groups_of(group_layout, rank)
-    context = ContextParallel(groups.get("cp_ring"), groups.get("cp_ulysses"), case.gather)
+    groups = _groups(rank, case)
     own = torch.tensor(case.layout().positions(rank))
     q, k, v, grad = (x[:, own].requires_grad_() for x in inputs(case))
     ledgers = [_sent(groups)]
-    out = context_attention(q, k, v, context, case.documents, case.scale)
+    out = _differentiable_attention(case, groups, q, k, v)
     ledgers.append(_sent(groups))
     grads = torch.autograd.grad(out, (q, k, v), grad)
     ledgers.append(_sent(groups))
     forward, backward = ({a: after[a] - before[a] for a in after} for before, after in pairwise(ledgers))
     return Result((out.detach(), *grads), forward, backward)
+
+
+def _groups(rank: int, case: Case) -> dict[str, AxisGroup]:
+    return groups_of(Case(ring=case.ring, ulysses=case.ulysses).layout(), rank)
+
+
+def _environment(case: Case, groups: dict[str, Any], ops: Any = torch_operations) -> Environment:
+    context = ContextParallel(groups.get("cp_ring"), groups.get("cp_ulysses"), case.gather)
+    return Environment(ops, UNREAD, Parallel(context=context))
+
+
+def _differentiable_attention(case: Case, groups: dict[str, AxisGroup], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A scale of one's own is in q, as YaRN's factor of MLA's scores is."""
+    env = _environment(case, groups)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Backward]:
+        saved = Saved()
+        out = attend_forward(env, [q, k, v], case.documents, saved)
+        saved.keep(attention=out.view(-1, out.shape[-1]))
+        return out, lambda grad: attend_backward(env, [grad.reshape(-1, grad.shape[-1])], saved)
+
+    return differentiable(run, q if case.scale is None else q * (case.scale * case.head_dim**0.5), k, v)
 
 
 def _sent(groups: dict[str, AxisGroup]) -> dict[str, int]:
@@ -151,23 +180,6 @@ def check_cases(cases: Sequence[Case], tolerance: float) -> list[list[Result]]:
                 error = (actual.double() - reference).abs().max().item() / max(1.0, expected[i].abs().max().item())
                 assert error < tolerance, f"{name} of rank {rank} is off by {error:.1e}: {case}"
     return everything
-
-
-def attention_shape(case: Case) -> AttentionShape:
-    """The case as cost formulas see it."""
-    return AttentionShape(
-        sequences=case.batch,
-        tokens=case.sequence // case.ranks,
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        head_dim=case.head_dim,
-        value_dim=case.value_dim,
-        element_bytes=case.dtype.itemsize,
-        ring=case.ring,
-        ulysses=case.ulysses,
-        gather=case.gather,
-        documents=case.documents is not None,
-    )
 
 
 @dataclass(frozen=True)
@@ -198,40 +210,77 @@ class Patient:
 
 def memory_on_rank(rank: int, case: Case) -> Memory:
     """Measured by following every storage. Runs on every rank of a pool."""
-    groups = groups_of(Case(ring=case.ring, ulysses=case.ulysses).layout(), rank)
-    ulysses = groups.get("cp_ulysses")
-    context = ContextParallel(groups.get("cp_ring"), ulysses and Patient(ulysses), case.gather)
+    groups: dict[str, Any] = dict(_groups(rank, case))
+    if "cp_ulysses" in groups:
+        groups["cp_ulysses"] = Patient(groups["cp_ulysses"])
     own = torch.tensor(case.layout().positions(rank))
-    q, k, v, grad = (x[:, own].requires_grad_() for x in inputs(case))
+    q, k, v, grad = (x[:, own] for x in inputs(case))
     with MemoryTracker() as tracker:
         for tensor in (q, k, v, grad):
             tracker.watch(tensor)
-        before = tracker.live_bytes
-        out = context_attention(q, k, v, context, case.documents)
-        forward_peak, kept = tracker.peak_bytes - before, tracker.live_bytes - before
-        scaled = out * 2
-        del out
-        before = tracker.peak_bytes = tracker.live_bytes
-        grads = torch.autograd.grad(scaled, (q, k, v), grad)
-        backward_peak = tracker.peak_bytes - before
-        gradients = sum({x.untyped_storage()._cdata: x.untyped_storage().size() for x in grads}.values())
-    return Memory(forward_peak, kept, backward_peak, gradients)
+
+        def restart() -> None:
+            tracker.peak_bytes = tracker.live_bytes
+
+        meter = Meter(lambda: tracker.live_bytes, lambda: tracker.peak_bytes, restart)
+        return attention_memory(_environment(case, groups), case, [q, k, v], grad, meter)
 
 
-def declared_memory(case: Case) -> Memory:
-    """The same by formula."""
-    shape = attention_shape(case)
-    tape = Tape()
-    attention_forward(tape, shape)
-    kept = dict(tape.live)
-    output = kept["attention"]
-    forward_peak = tape.peak
-    tape = Tape()
-    if case.ulysses > 1:
-        del kept["attention"]
-    tape.alloc(**kept)
-    before = tape.total
-    tape.alloc(grad_attention=output)
-    attention_backward(tape, shape)
-    total = sum(kept.values()) + (output if case.ulysses > 1 else 0)
-    return Memory(forward_peak, total, tape.peak - before, tape.total)
+@dataclass(frozen=True)
+class Meter:
+    """Live bytes, and the most there were since `restart`."""
+
+    live: Callable[[], int]
+    peak: Callable[[], int]
+    restart: Callable[[], None]
+
+
+def attention_memory(env: Environment, case: Case, parts: list[Array], grad: Array, meter: Meter) -> Memory:
+    """Runs forward and backward, on tensors or on ghosts. `parts`: q, k and v, which live outside, as does `grad`."""
+    saved, before = Saved(), meter.live()
+    meter.restart()
+    out = attend_forward(env, parts, case.documents, saved)
+    saved.keep(attention=out.view(-1, out.shape[-1]))
+    del out
+    forward_peak, kept = meter.peak() - before, meter.live() - before
+    meter.restart()
+    given = [env.ops.copy(grad.view(-1, grad.shape[-1]))]
+    gradients = attend_backward(env, given, saved)
+    memory = Memory(forward_peak, kept, meter.peak() - before - kept, meter.live() - before)
+    del gradients
+    return memory
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Memory and work of a case on one rank, as recorded on ghosts."""
+
+    memory: Memory
+    forward: Phase
+    backward: Phase
+
+
+def record(case: Case, ring_rank: int = 0) -> Recorded:
+    """The same forward and backward on ghosts."""
+    recording, phases = Recording(landing=True), []
+    degrees = {"cp_ring": case.ring, "cp_ulysses": case.ulysses}
+    groups = {
+        axis: GhostGroup(recording, axis, size, ring_rank if axis == "cp_ring" else 0)
+        for axis, size in degrees.items()
+        if size > 1
+    }
+    ops = RecorderOperations(recording)
+    dtype = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}[case.dtype]
+    tokens = case.batch, case.sequence // case.ranks
+    widths = (case.heads, case.head_dim), (case.kv_heads, case.head_dim), (case.kv_heads, case.value_dim)
+    parts = [ops.outside((*tokens, *width), dtype) for width in widths]
+    held, grad = list(parts), ops.outside((*tokens, case.heads * case.value_dim), dtype)
+
+    def restart() -> None:
+        phases.append(recording.phase())
+        recording.begin()
+
+    meter = Meter(lambda: recording.live, lambda: recording.peak, restart)
+    memory = attention_memory(_environment(case, groups, ops), case, parts, grad, meter)
+    assert len(held) == 3
+    return Recorded(memory, phases[1], recording.phase())

@@ -11,12 +11,15 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
 from fourfold.model.experts.balance import Balancing
-from fourfold.model.experts.feed_forward import RoutedFeedForward
+from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.footprint import Shape
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, FeedForwardWeights, RoutedWeights, Weight
 from fourfold.runtime.collectives import make_groups
+from tests.support.differentiable import rebuilding
 from tests.support.split_model import CountingGroup
 
 MIXTRAL = ModelConfig(
@@ -218,14 +221,19 @@ def run_rank(
     deferred = Deferred()
     for weight in weights.values():
         weight.deferred = deferred if case.defers else None
-    leaf = x.view(-1, x.shape[-1])[tokens].clone().requires_grad_()
-    out = RoutedFeedForward.apply(leaf, routed_weights(weights), model, balancing, parallel, case.keep)
+    env, own, saved = (
+        Environment(torch_operations, model, parallel),
+        x.view(-1, x.shape[-1])[tokens],
+        rebuilding(case.keep),
+    )
+    out = routed_forward(env, own, routed_weights(weights), balancing, saved)
     forward = {name: len(group.started) for name, group in groups.items()}
-    out.backward(projection.view(-1, x.shape[-1])[tokens])
+    upstream = projection.view(-1, x.shape[-1])[tokens]
+    grad = routed_backward(env, upstream, routed_weights(weights), balancing, saved)
     put_off = len(deferred)
     deferred.run()
     return {
-        "x": leaf.grad, "output": out.detach(), "losses": balancing.losses, "load": balancing.load, "put_off": put_off,
+        "x": grad, "output": out, "losses": balancing.losses, "load": balancing.load, "put_off": put_off,
         "gradients": {name: weight.grad for name, weight in weights.items()},
         "forward": {name: group.started[: forward[name]] for name, group in groups.items()},
         "backward": {name: group.started[forward[name] :] for name, group in groups.items()},

@@ -4,16 +4,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fourfold.model.operators import OutputResidual
-from fourfold.model.segments import causal_attention
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.latent import LatentQueryKeyValue
+from fourfold.model import torch_operations
+from fourfold.model.environment import Environment
+from fourfold.model.latent import latent_backward, latent_forward
+from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, LatentWeights, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support import experts
+from tests.support.differentiable import rebuilding
 from tests.support.experts import random
 from tests.support.split_model import CountingGroup
 
@@ -51,6 +53,12 @@ def tables(model: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
     return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
 
 
+def microbatch(model: ModelConfig, sequences: int, length: int, dtype: torch.dtype = torch.float64) -> Microbatch:
+    """Attention reads its shape and the tables alone."""
+    tokens = torch.zeros(sequences, length, dtype=torch.int64)
+    return Microbatch(tokens, tokens, *(table.to(dtype) for table in tables(model, length)))
+
+
 def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: Tensor) -> dict[str, Any]:
     """x, projection [batch, seq, hidden] -> this rank's tokens of output and input gradient, its weights' gradients, bytes."""
     layout = experts.Case(tp=case.tp).layout
@@ -66,16 +74,16 @@ def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: T
         weight.deferred = deferred if case.defers else None
     bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
     parts = case.tp if case.sequence else 1
-    leaf = x.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0].clone().requires_grad_()
-    cos, sin = tables(model, x.shape[1])
-    q, k, v, residual = LatentQueryKeyValue.apply(leaf, bound, model, x.shape[0], cos, sin, parallel, case.keep)
+    own, upstream = (t.view(-1, t.shape[-1]).chunk(parts)[rank if case.sequence else 0] for t in (x, projection))
+    env, saved = Environment(torch_operations, model, parallel), rebuilding(case.keep)
+    batch = microbatch(model, *x.shape[:2])
+    out = latent_forward(env, own, bound, batch, saved)
     marks = [len(group.started) if group is not None else 0]
-    out = OutputResidual.apply(causal_attention(q, k, v, None), residual, bound.output, parallel)
-    out.backward(projection.view(-1, x.shape[-1]).chunk(parts)[rank if case.sequence else 0])
+    grad = latent_backward(env, upstream, own, bound, batch, saved)
     marks.append(len(group.started) if group is not None else 0)
     deferred.run()
     gradients = {name: weight.grad for name, weight in weights.items()}
     return {
-        "q": q.detach(), "k": k.detach(), "v": v.detach(), "out": out.detach(), "x": leaf.grad,
-        "gradients": gradients, "started": group.started if group is not None else [], "marks": marks,
+        "out": out, "x": grad, "gradients": gradients, "started": group.started if group is not None else [],
+        "marks": marks,
     }  # fmt: skip

@@ -4,17 +4,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from fourfold.model.segments import Microbatch, block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.huggingface import to_config
+from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
+from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.environment import Environment, Saved
 from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.microbatch import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import FlatUnit, Weights
+from tests.support.differentiable import rebuilding
 from tests.support.reference_names import view_of
 
 
@@ -22,7 +26,7 @@ class PlainModel:
     """Random weights of a format in flat buffers; gradients by parameter name after `loss_and_gradients`."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
-        self.model, self.dtype = model, dtype
+        self.model, self.dtype, self.env = model, dtype, Environment(torch_operations, model)
         self.segments = build_segments(model)
         rng = np.random.default_rng(seed)
         self.units = {}
@@ -70,31 +74,36 @@ class PlainModel:
         learned = positions if self.model.positions == "learned" else None
         return Microbatch(tokens, targets, cos.unsqueeze(-2), sin.unsqueeze(-2), document_lengths, learned)
 
-    def hidden(self, batch: Microbatch, keep: bool = True) -> Tensor:
+    def hidden(self, batch: Microbatch) -> Tensor:
         """The head's input, [tokens, hidden]."""
-        x = embedding_forward(batch.tokens, self.weights["embed"], positions=batch.positions)  # type: ignore[arg-type]
+        embedding: Any = self.weights["embed"]
+        x = embedding_forward(self.env, batch.tokens, embedding, batch.positions)
         for segment in self.segments[1:-1]:
-            x = block_forward(x, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
+            x = block_forward(self.env, x, self._block(segment.name), batch, Saved(keeps=False))
         return x
 
     def loss(self, batch: Microbatch) -> Tensor:
-        with torch.no_grad():
-            return head_loss(self.hidden(batch), batch.targets, self.weights["head"], self.model)  # type: ignore[arg-type]
+        return head_loss(self.env, self.hidden(batch), batch.targets, self.weights["head"])  # type: ignore[arg-type]
 
     def loss_and_gradients(self, batch: Microbatch, num_targets: int, keep: bool = True) -> Tensor:
         """The sum of the token losses; the gradients of (sum / num_targets) are added to the flat gradients."""
-        embedding: Any = self.weights["embed"]
-        x = embedding_forward(batch.tokens, embedding, positions=batch.positions).requires_grad_()
-        out = x
+        env, embedding, head = self.env, self.weights["embed"], self.weights["head"]
+        x = embedding_forward(env, batch.tokens, embedding, batch.positions)  # type: ignore[arg-type]
+        behind = []
         for segment in self.segments[1:-1]:
-            out = block_forward(out, self.weights[segment.name], self.model, batch, keep=keep)  # type: ignore[arg-type]
+            saved = rebuilding(keep)
+            out = block_forward(env, x, self._block(segment.name), batch, saved)
+            behind.append((segment.name, x, saved))
+            x = out
         divisor = torch.tensor(num_targets)
-        loss, grad = head_loss_backward(
-            out.detach(), batch.targets, self.weights["head"], self.model, divisor  # type: ignore[arg-type]
-        )  # fmt: skip
-        (grad,) = torch.autograd.grad(out, [x], [grad])
-        embedding_backward(batch.tokens, grad, embedding, positions=batch.positions)
+        loss, grad = head_loss_backward(env, x, batch.targets, head, divisor)  # type: ignore[arg-type]
+        for name, x, saved in reversed(behind):
+            grad = block_backward(env, grad, x, self._block(name), batch, saved)
+        embedding_backward(env, batch.tokens, grad, embedding, batch.positions)  # type: ignore[arg-type]
         return loss
+
+    def _block(self, name: str) -> Any:
+        return self.weights[name]
 
 
 def random_tokens(model: ModelConfig, rows: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fourfold.model.segments import block_forward
-from torch.autograd.graph import get_gradient_edge
 
 from fourfold.config import ModelConfig
+from fourfold.model import torch_operations
+from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.environment import Environment, Saved
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Work
-from fourfold.model.weights import RoutedWeights, deferring, torch_dtype
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.model.weights import RoutedWeights, deferring
 from fourfold.program.instruction import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
+from tests.support.differentiable import rebuilding
 from tests.support.plain_model import PlainModel, random_tokens
 from tests.support.split_model import CountingGroup, SplitModel, tensor_group, tensor_layout
 
@@ -111,50 +114,48 @@ def measure(
     tokens, targets = random_tokens(model, ROWS, length)
     batch = whole.microbatch(tokens, targets, [[length - 9, 9]] * ROWS if documents else None)
     group = PatientGroup(tensor_group(layout, rank)) if tp > 1 else None
-    parallel = Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy)
+    env = Environment(torch_operations, model, Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy))
     constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
     learned = [] if batch.positions is None else [batch.positions]
     meter = Meter(group, [*constant, tokens, targets, batch.cos, batch.sin, *learned])
     embed, block, *_, head = split.segments
     footprints = {s.name: segment_footprint(s, model, shape, policy) for s in (embed, block, head)}
-    with torch.no_grad():
-        x = _embedding(meter, footprints["embed"], batch, split, parallel)
-        grad = _head(meter, footprints["head"], x, targets, split, model, parallel)
+    x = _embedding(meter, footprints["embed"], batch, split, env)
+    grad = _head(meter, footprints["head"], x, targets, split, env)
     for apart in (False, True):
-        grad = _block(meter, footprints[block.name], block, x, grad, split, batch, parallel, policy, apart)
+        grad = _block(meter, footprints[block.name], block, x, grad, split, batch, env, policy, apart)
     h = footprints["embed"].output_bytes
     f = footprints["embed"]
-    with torch.no_grad():
-        meter.run(
-            "embedding backward",
-            lambda: embedding_backward(tokens, grad, split.weights["embed"], parallel, batch.positions),  # type: ignore
-            f.backward.collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
-        )  # fmt: skip
+    meter.run(
+        "embedding backward",
+        lambda: embedding_backward(env, tokens, grad, split.weights["embed"], batch.positions),  # type: ignore
+        f.backward.collectives, 2 * h, 0, f.backward_workspace_bytes, 2 * h,
+    )  # fmt: skip
     return meter.phases
 
 
-def _embedding(meter: Meter, f: Footprint, batch: Any, split: SplitModel, parallel: Parallel) -> torch.Tensor:
+def _embedding(meter: Meter, f: Footprint, batch: Any, split: SplitModel, env: Environment) -> torch.Tensor:
     weights: Any = split.weights["embed"]
     return meter.run(
         "embedding forward",
-        lambda: embedding_forward(batch.tokens, weights, parallel, batch.positions),
+        lambda: embedding_forward(env, batch.tokens, weights, batch.positions),
         f.forward.collectives, 0, f.output_bytes, f.forward_workspace_bytes, f.output_bytes,
     )  # fmt: skip
 
 
 def _head(
-    meter: Meter, f: Footprint, x: torch.Tensor, targets: Any, split: SplitModel, model: ModelConfig, parallel: Parallel
+    meter: Meter, f: Footprint, x: torch.Tensor, targets: Any, split: SplitModel, env: Environment
 ) -> torch.Tensor:
     h, weights = x.numel() * x.element_size(), split.weights["head"]
     meter.run(
         "head forward",
-        lambda: head_loss(x, targets, weights, model, parallel).item(),  # type: ignore[arg-type]
+        lambda: head_loss(env, x, targets, weights).item(),  # type: ignore[arg-type]
         f.forward.collectives, h, 0, f.forward_workspace_bytes, h,
     )  # fmt: skip
     divisor = torch.tensor(100)
     return meter.run(
         "head backward",
-        lambda: head_loss_backward(x, targets, weights, model, divisor, parallel)[1],  # type: ignore[arg-type]
+        lambda: head_loss_backward(env, x, targets, weights, divisor)[1],  # type: ignore[arg-type]
         f.backward.collectives, h, h, f.backward_workspace_bytes, 2 * h,
     )  # fmt: skip
 
@@ -167,25 +168,23 @@ def _block(
     upstream: torch.Tensor,
     split: SplitModel,
     batch: Any,
-    parallel: Parallel,
+    env: Environment,
     policy: str,
     apart: bool,
 ) -> torch.Tensor:
     """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient."""
-    h, keep, weights = f.output_bytes, policy != "selective", split.weights[block.name]
+    h, weights = f.output_bytes, split.weights[block.name]
 
-    def forward() -> Any:
-        leaf = x.detach().requires_grad_()
-        with torch.enable_grad():
-            out = block_forward(leaf, weights, split.model, batch, parallel, keep)  # type: ignore[arg-type]
-        return leaf, get_gradient_edge(out)
+    def forward() -> Saved:
+        saved = rebuilding(policy != "selective")
+        block_forward(env, x, weights, batch, saved)  # type: ignore[arg-type]
+        return saved
 
-    def without_graph() -> torch.Tensor:
-        with torch.no_grad():
-            return block_forward(x, weights, split.model, batch, parallel, keep=False)  # type: ignore[arg-type]
+    def without_backward() -> torch.Tensor:
+        return block_forward(env, x, weights, batch, Saved(keeps=False))  # type: ignore[arg-type]
 
     if policy == "full":
-        meter.run("forward", without_graph, f.forward.collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
+        meter.run("forward", without_backward, f.forward.collectives, 2 * h, h, f.forward_workspace_bytes, 3 * h)
         workspace, written = f.recompute_workspace_bytes, f.saved_bytes
     else:
         workspace, written = f.forward_workspace_bytes, f.saved_bytes + h
@@ -194,10 +193,8 @@ def _block(
     before = 2 * h + f.saved_bytes
 
     def backward() -> Any:
-        nonlocal saved
-        with torch.no_grad(), deferring([split.units[name] for name in block.units if apart]) as pending:
-            (grad,) = torch.autograd.grad(saved[1], [saved[0]], [upstream])
-        saved = None
+        with deferring([split.units[name] for name in block.units if apart]) as pending:
+            grad = block_backward(env, upstream, x, weights, batch, saved)  # type: ignore[arg-type]
         return grad, pending
 
     if not apart:
@@ -205,7 +202,7 @@ def _block(
         grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
     routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
-    keeps_upstream = not parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
+    keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
     held = f.deferred_bytes - h if keeps_upstream else f.deferred_bytes
     grad, pending = meter.run(
         "input gradient",

@@ -6,18 +6,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fourfold.model.segments import Microbatch, block_forward
 from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.layout import FlatLayout, Layout, flat_layouts
 from fourfold.layout.mesh import tensor_head_degree
+from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
+from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.environment import Environment
 from fourfold.model.head import head_loss, head_loss_backward
+from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ALONE, Parallel, Work
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import AxisGroup, Links, make_groups
+from tests.support.differentiable import rebuilding
 from tests.support.plain_model import PlainModel
 
 LINKS: Links = {}
@@ -122,31 +126,25 @@ def run_segments(
     keep: bool = True,
     deferred: bool = False,
 ) -> Trace:
-    """Every segment's forward and backward, each block on a detached input, as an executor does."""
-    trace, graphs, waiting = Trace(), [], []
-    blocks = segments[1:-1]
-    x = embedding_forward(batch.tokens, weights["embed"], parallel, batch.positions)
-    for block in blocks:
-        leaf = x.detach().requires_grad_()
-        out = block_forward(leaf, weights[block.name], model, batch, parallel, keep)
-        graphs.append((leaf, out))
+    """Every segment's forward and backward, as an executor runs them."""
+    env, trace, behind, waiting = Environment(torch_operations, model, parallel), Trace(), [], []
+    x = embedding_forward(env, batch.tokens, weights["embed"], batch.positions)
+    for block in segments[1:-1]:
+        saved = rebuilding(keep)
+        out = block_forward(env, x, weights[block.name], batch, saved)
+        behind.append((block, x, saved))
         trace.hidden.append(x)
-        x = out.detach()
+        x = out
     trace.hidden.append(x)
-    with torch.no_grad():
-        trace.evaluated = head_loss(x, batch.targets, weights["head"], model, parallel)
-    divisor = torch.tensor(num_targets)
-    trace.loss, grad = head_loss_backward(x, batch.targets, weights["head"], model, divisor, parallel)
+    trace.evaluated = head_loss(env, x, batch.targets, weights["head"])
+    trace.loss, grad = head_loss_backward(env, x, batch.targets, weights["head"], torch.tensor(num_targets))
     trace.gradients.append(grad)
-    for block, (leaf, out) in zip(reversed(blocks), reversed(graphs), strict=True):
-        if deferred:
-            with deferring(units[name] for name in block.units) as pending:
-                (grad,) = torch.autograd.grad(out, [leaf], [grad])
-            waiting.append(pending)
-        else:
-            (grad,) = torch.autograd.grad(out, [leaf], [grad])
+    for block, x, saved in reversed(behind):
+        with deferring(units[name] for name in block.units if deferred) as pending:
+            grad = block_backward(env, grad, x, weights[block.name], batch, saved)
+        waiting.append(pending)
         trace.gradients.append(grad)
-    embedding_backward(batch.tokens, grad, weights["embed"], parallel, batch.positions)
+    embedding_backward(env, batch.tokens, grad, weights["embed"], batch.positions)
     for pending in waiting:
         pending.run()
     return trace

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -60,10 +61,11 @@ def half_of_a_ranks_own_keys_get_no_gradient() -> Iterator[None]:
 
 @mutant
 def gradients_of_gathered_keys_are_not_summed() -> Iterator[None]:
-    def scatter(whole: Any, group: Any) -> Any:
-        return lambda: part_of(whole, group)
+    def scatter(self: Group, whole: Any, into: Any) -> Any:
+        into.copy_(part_of(whole, self))
+        return SimpleNamespace(wait=lambda: None)
 
-    with everywhere("_scatter", lambda original: scatter):
+    with patch.object(Group, "sum_scatter", scatter):
         yield
 
 
@@ -100,14 +102,12 @@ def heads_travel_to_each_others_ranks() -> Iterator[None]:
 
 @mutant
 def copies_of_keys_that_travelled_give_one_gradient() -> Iterator[None]:
-    def backward(ctx: Any, *grads: Any) -> Any:
-        ranks = ctx.group.size
-        parts = ulysses._travel([ulysses.split_tokens(x, ranks) for x in grads], ctx.group)
-        d_q, d_k, d_v = map(ulysses.join_heads, parts)
-        d_k, d_v = (x.unflatten(2, (ctx.kv_heads, -1))[:, :, :, 0] for x in (d_k, d_v))
-        return d_q, d_k, d_v, None
+    def backward(env: Any, grads: Any, group: Any, kv_heads: int) -> None:
+        ulysses._travel(env.ops, grads, [ulysses.split_tokens(x, group.size) for x in grads], group)
+        grads[:] = map(ulysses.join_heads, grads)
+        grads[1:] = [x.unflatten(2, (kv_heads, -1))[:, :, :, 0] for x in grads[1:]]
 
-    with patch.object(ulysses.SequenceToHeads, "backward", staticmethod(backward)):
+    with everywhere("sequence_to_heads_backward", lambda original: backward):
         yield
 
 

@@ -31,7 +31,7 @@ def everywhere(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     modules = [
         module
         for path, module in sys.modules.items()
-        if path.startswith("fourfold.") and hasattr(module, name) and hasattr(module, "Tensor")  # not what declares it
+        if path.startswith(("fourfold.model.", "fourfold.runtime.")) and hasattr(module, name)
     ]
     (original,) = {vars(module)[name] for module in modules}
     with ExitStack() as stack:

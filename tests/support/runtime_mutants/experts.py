@@ -24,7 +24,7 @@ def routing_weights_are_left_out() -> Iterator[None]:
 
 @mutant
 def rows_stay_in_order_of_arrival() -> Iterator[None]:
-    with everywhere("_local_order", lambda original: lambda incoming, rows: torch.arange(rows)):
+    with everywhere("_local_order", lambda original: lambda ops, incoming, rows: torch.arange(rows)):
         yield
 
 
@@ -79,7 +79,7 @@ def every_rank_routes_the_first_tokens() -> Iterator[None]:
 @mutant
 def the_balance_loss_counts_a_ranks_own_tokens() -> Iterator[None]:
     def make(original: Any) -> Any:
-        return lambda choice, balancing, *rest: original(choice, replace(balancing, groups=()), *rest)
+        return lambda env, choice, balancing: original(env, choice, replace(balancing, groups=()))
 
     with everywhere("count_choices", make):
         yield

@@ -7,8 +7,9 @@ from unittest.mock import patch
 
 import torch
 
-from fourfold.runtime.collectives import AxisGroup, Handle
-from fourfold.runtime.compute import SegmentRunner
+from fourfold.model.context.pieces import Documents
+from fourfold.runtime.collectives import Group, Handle
+from fourfold.runtime.compute import Compute
 from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_without, replaced
 
 # Sums that are none
@@ -17,39 +18,39 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_w
 @mutant
 def others_gradients_are_not_added() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             yield from original(self, whole, landing, torch.empty_like(into), first=True)
             own, _ = self._parts(whole)
             into.copy_(own) if first else into.add_(0 if own.data_ptr() == into.data_ptr() else own)
 
         return scatter
 
-    with replaced(AxisGroup, "reduce_scatter_phases", make):
+    with replaced(Group, "reduce_scatter_phases", make):
         yield
 
 
 @mutant
 def gradients_are_averaged_over_ranks() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             whole.div_(self.size)
             yield from original(self, whole, landing, into, first)
 
         return scatter
 
-    with replaced(AxisGroup, "reduce_scatter_phases", make):
+    with replaced(Group, "reduce_scatter_phases", make):
         yield
 
 
 @mutant
 def shards_go_to_the_wrong_owner() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def exchange(self: AxisGroup, outgoing: Any, incoming: Any) -> Any:
+        def exchange(self: Group, outgoing: Any, incoming: Any) -> Any:
             return original(self, list(outgoing)[::-1], incoming)
 
         return exchange
 
-    with replaced(AxisGroup, "_exchange", make):
+    with replaced(Group, "_exchange", make):
         yield
 
 
@@ -73,26 +74,26 @@ def replicas_are_not_summed() -> Iterator[None]:
 @mutant
 def whole_gradients_are_averaged() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def reduce(self: AxisGroup, whole: Any) -> Any:
+        def reduce(self: Group, whole: Any) -> Any:
             if whole.is_floating_point() and whole.dim():
                 whole.div_(self.size)
             yield from original(self, whole)
 
         return reduce
 
-    with replaced(AxisGroup, "all_reduce_phases", make):
+    with replaced(Group, "all_reduce_phases", make):
         yield
 
 
 @mutant
 def each_microbatch_overwrites_the_shard() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             return original(self, whole, landing, into, first=True)
 
         return scatter
 
-    with replaced(AxisGroup, "reduce_scatter_phases", make):
+    with replaced(Group, "reduce_scatter_phases", make):
         yield
 
 
@@ -102,7 +103,7 @@ def each_microbatch_overwrites_the_shard() -> Iterator[None]:
 @mutant
 def each_microbatch_starts_from_zero() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def allocate(self: SegmentRunner, step: Any) -> None:
+        def allocate(self: Compute, step: Any) -> None:
             original(self, step)
             for name in step.writes:
                 if name.startswith("grad/") and step.segment == name.removeprefix("grad/"):
@@ -110,17 +111,17 @@ def each_microbatch_starts_from_zero() -> Iterator[None]:
 
         return allocate
 
-    with replaced(SegmentRunner, "_allocate_gradients", make):
+    with replaced(Compute, "_allocate_gradients", make):
         yield
 
 
 @mutant
 def the_heads_share_of_a_tied_table_is_lost() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def backward(x: Any, targets: Any, weights: Any, *rest: Any, **more: Any) -> Any:
+        def backward(env: Any, x: Any, targets: Any, weights: Any, *rest: Any) -> Any:
             table = weights.unembedding
             lost = type(table)(table.data, torch.zeros_like(table.grad))
-            return original(x, targets, replace(weights, unembedding=lost), *rest, **more)
+            return original(env, x, targets, replace(weights, unembedding=lost), *rest)
 
         return backward
 
@@ -131,7 +132,7 @@ def the_heads_share_of_a_tied_table_is_lost() -> Iterator[None]:
 @mutant
 def recompute_reads_another_microbatch() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def recompute(self: SegmentRunner, step: Any) -> None:
+        def recompute(self: Compute, step: Any) -> None:
             name = f"hidden/{step.segment}/m{step.microbatch}"
             kept = self._live[name]
             self._live[name] = kept.roll(1, dims=1)
@@ -140,24 +141,27 @@ def recompute_reads_another_microbatch() -> Iterator[None]:
 
         return recompute
 
-    with replaced(SegmentRunner, "recompute", make):
+    with replaced(Compute, "recompute", make):
         yield
 
 
 @mutant
 def documents_attend_to_each_other() -> Iterator[None]:
     def make(original: Any) -> Any:
-        return lambda q, k, v, lengths: original(q, k, v, None)
+        def pieces(rank: int, ring: int, length: int, documents: Documents) -> Any:
+            return original(rank, ring, length, Documents(documents.batch, length, None))
 
-    with everywhere("causal_attention", make):
+        return pieces
+
+    with everywhere("own_pieces", make):
         yield
 
 
 @mutant
 def every_position_counts_as_a_target() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def backward(x: Any, targets: Any, *rest: Any, **more: Any) -> Any:
-            return original(x, targets.clamp(min=0), *rest, **more)
+        def backward(env: Any, x: Any, targets: Any, *rest: Any) -> Any:
+            return original(env, x, targets.clamp(min=0), *rest)
 
         return backward
 

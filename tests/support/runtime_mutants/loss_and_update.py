@@ -29,8 +29,8 @@ def the_divisor_is_each_ranks_own() -> Iterator[None]:
 @mutant
 def the_divisor_is_each_microbatchs_own() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def backward(x: Any, targets: Any, weights: Any, model: Any, count: Any, *rest: Any, **more: Any) -> Any:
-            return original(x, targets, weights, model, (targets != -100).sum().clamp(min=1), *rest, **more)
+        def backward(env: Any, x: Any, targets: Any, weights: Any, count: Any, *rest: Any) -> Any:
+            return original(env, x, targets, weights, (targets != -100).sum().clamp(min=1), *rest)
 
         return backward
 

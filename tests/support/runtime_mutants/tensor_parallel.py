@@ -52,9 +52,9 @@ def parts_of_the_sequence_are_gathered_in_reverse() -> Iterator[None]:
 @mutant
 def inputs_for_weight_gradients_are_this_ranks_tokens() -> Iterator[None]:
     def gather(self: ColumnInput) -> None:
-        tp = self._parallel.tp
+        tp = self._env.parallel.tp
         assert tp is not None
-        self._whole = Arriving(self._local.repeat(tp.size, 1))
+        self._full = Arriving(self._local.repeat(tp.size, 1))
 
     with patch.object(ColumnInput, "_gather", gather):
         yield
@@ -88,7 +88,8 @@ def tokens_of_other_vocabularies_are_embedded_too() -> Iterator[None]:
 @mutant
 def exponentials_of_different_maxima_are_added() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def combine(local: Any, tp: Any) -> Any:
+        def combine(env: Any, local: Any, tp: Any) -> Any:
+            local = torch.stack(local)
             every = local.new_empty((tp.size, *local.shape))
             tp.all_gather(every, local).wait()
             maxima, sums, picked = every.unbind(1)
@@ -103,8 +104,8 @@ def exponentials_of_different_maxima_are_added() -> Iterator[None]:
 @mutant
 def targets_in_other_vocabularies_have_no_logit() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def combine(local: Any, tp: Any) -> Any:
-            highest, total, _ = original(local, tp)
+        def combine(env: Any, local: Any, tp: Any) -> Any:
+            highest, total, _ = original(env, local, tp)
             return highest, total, local[2]
 
         return combine
