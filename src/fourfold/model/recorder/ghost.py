@@ -108,6 +108,16 @@ class Ghost:
     def new_empty(self, *shape: Any, dtype: str | None = None) -> "Ghost":
         return self.make(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape, dtype)
 
+    def empty_like(self) -> "Ghost":
+        """A new one, dense, whose dims lie in memory in the order of this one's."""
+        strides, step = [0] * len(self.shape), 1
+        for dim in sorted(range(len(self.shape)), key=self.strides.__getitem__):
+            strides[dim] = step
+            step *= self.shape[dim]
+        out = self.make(self.shape)
+        out.strides = tuple(strides)
+        return out
+
     def new_zeros(self, *shape: Any, dtype: str | None = None) -> "Ghost":
         out = self.new_empty(*shape, dtype=dtype)
         self.recording.touch((), out)

@@ -79,7 +79,7 @@ class RecorderOperations:
 
     def attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float) -> tuple[Ghost, Ghost]:
         self._attend(q, k, v, causal, backward=False)
-        return self.make(q.shape, q.dtype), self.make(q.shape[:-1], self.wide_format(q))
+        return q.empty_like(), self.make(q.shape[:-1], self.wide_format(q))
 
     def attend_backward(
         self, grad: Ghost, q: Ghost, k: Ghost, v: Ghost, out: Ghost, lse: Ghost, causal: bool, scale: float
