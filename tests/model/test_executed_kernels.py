@@ -1,0 +1,124 @@
+"""What ghosts record is what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+
+from fourfold.config import ModelConfig
+from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.spec import Segment, build_segments
+from fourfold.model.work import Join, Pass, Phase, Start
+from tests.support.torch_rank import TorchRank
+
+BASE = ModelConfig(1, 64, 8, 4, 8, 96, 512)
+LATENT = replace(
+    BASE, family="deepseek_v3", num_kv_heads=8, head_dim=12, query_rank=24, key_value_rank=16, rope_head_dim=4,
+    nope_head_dim=8, value_head_dim=8, rope_interleave=True,
+)  # fmt: skip
+AUXILIARY = {"balance_loss": 0.3, "z_loss": 0.2}
+MIXTRAL = replace(BASE, family="mixtral", num_experts=8, top_k=2, moe_ffn_size=48, router="softmax", **AUXILIARY)
+DEEPSEEK = replace(
+    LATENT, num_experts=8, top_k=2, moe_ffn_size=48, num_shared_experts=1, router="sigmoid", routed_scaling=2.5,
+    num_expert_groups=4, top_groups=2, **AUXILIARY,
+)  # fmt: skip
+MODELS = {
+    "dense": BASE,
+    "gpt2": replace(
+        BASE, family="gpt2", num_kv_heads=8, norm="layer", activation="gelu", gated=False, linear_bias=True,
+        qkv_bias=True, positions="learned", tie_embeddings=True, max_position=64,
+    ),
+    "qk norm": replace(BASE, family="qwen3", qk_norm=True, qkv_bias=True),
+    "mla": LATENT,
+    "moe": MIXTRAL,
+    "moe, shared": DEEPSEEK,
+    "mtp": replace(BASE, mtp_layers=2, mtp_loss=0.3),
+    "mtp, moe": replace(DEEPSEEK, mtp_layers=1, mtp_loss=0.3),
+}  # fmt: skip
+SPLITS = {
+    "one rank": {},
+    "tp": {"tp": 2},
+    "tp+sequence": {"tp": 2, "sequence_parallel": True},
+    "ring": {"cp_ring": 4},
+    "gather": {"cp_ring": 4, "cp_gather": True},
+    "ulysses": {"cp_ulysses": 2},
+    "ring x ulysses, tp": {"cp_ring": 2, "cp_ulysses": 2, "tp": 2, "sequence_parallel": True},
+    "ep": {"ep": 2},
+    "etp": {"etp": 2},
+    "tp, ep, etp": {"tp": 2, "ep": 2, "etp": 2},
+    "tp+sequence, ep": {"tp": 2, "sequence_parallel": True, "ep": 4},
+}
+
+
+WAYS = [("none", "fp32", False), ("selective", "bf16", True), ("full", "fp32", False)]
+"""(recompute, format, whether documents are masked)."""
+
+BYTES_BOUND = 0.01
+"""Of bytes that memory-bound kernels move. Left out of what is recorded: biases that matmuls add, statistics that a LayerNorm
+writes, offsets that a sum of rows reads."""
+LAUNCHES_BOUND = 2
+"""Launches of a pass beside those recorded: a sum of rows makes its offsets first, tokens repeated by their number are two
+kernels."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number of one pass, as recorded and as executed."""
+
+    segment: str
+    phase: str
+    quantity: str
+    recorded: object
+    executed: object
+
+    def __str__(self) -> str:
+        return f"{self.segment:8} {self.phase:16} {self.quantity:12} {self.recorded!s:>40} {self.executed!s:>40}"
+
+
+def _differences(model: ModelConfig, shape: Shape, policy: str, segment: Segment, ring_rank: int) -> list[Row]:
+    footprint = GhostRank(segment, model, shape, ring_rank).footprint(policy)
+    rows = []
+    for name, (kernels, started) in TorchRank(segment, model, shape, ring_rank).passes(policy).items():
+        recorded: Phase = getattr(footprint, name.replace("recompute", "forward"))
+        passes = [item for item in recorded.work if isinstance(item, Pass)]
+        flops = [item.flops for item in recorded.work if not isinstance(item, Pass | Start | Join)]
+        pairs = {
+            "FLOPs": ((sum(flops), sum(kernels.flops)) if segment.moe else (flops, kernels.flops)),
+            "collectives": ([*recorded.collectives], started),
+            "launches": (sum(item.launches for item in passes), kernels.launches),
+            "bytes": (sum(item.bytes for item in passes), kernels.bytes),
+        }
+        rows += [Row(segment.name, name, quantity, *pair) for quantity, pair in pairs.items()]
+    return rows
+
+
+def _is_off(row: Row) -> bool:
+    if row.quantity == "bytes":
+        return row.recorded != pytest.approx(row.executed, rel=BYTES_BOUND)
+    if row.quantity == "launches":
+        return abs(row.recorded - row.executed) > LAUNCHES_BOUND  # type: ignore[operator]
+    return row.recorded != row.executed
+
+
+CASES = [
+    (model, split)
+    for model, split in product(MODELS, SPLITS)
+    if MODELS[model].num_experts or not {"ep", "etp"} & set(SPLITS[split])
+]
+
+
+@pytest.mark.parametrize(("name", "split"), CASES, ids=lambda value: value.replace(" ", "_"))
+def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
+    """FLOPs of every matmul and of every attention in order (of all together where experts' rows follow the router), half of a
+    causal square, and columns of padded heads counted as the kernel computes them; collectives in kind, group, bytes and order;
+    bytes and launches of memory-bound kernels within the bounds above. A ring's first and last rank are both compared."""
+    model, degrees = MODELS[name], SPLITS[split]
+    off: list[str] = []
+    for policy, compute, documents in WAYS:
+        shape = Shape(2, 64, compute, "fp32", documents, **degrees)  # type: ignore[arg-type]
+        for segment, rank in product(build_segments(model), {0, shape.cp_ring - 1}):
+            rows = _differences(model, shape, policy, segment, rank)
+            assert all(row.executed for row in rows if row.quantity == "bytes" and row.phase != "weight_gradient")
+            off += [f"{policy:10} {compute} rank {rank} {row}" for row in rows if _is_off(row)]
+    header = f"{'recompute':10} type rank   {Row('segment', 'pass', 'quantity', 'recorded', 'executed')}"
+    assert not off, "\n".join(["", header, *off])
