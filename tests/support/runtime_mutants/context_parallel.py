@@ -61,11 +61,11 @@ def half_of_a_ranks_own_keys_get_no_gradient() -> Iterator[None]:
 
 @mutant
 def gradients_of_gathered_keys_are_not_summed() -> Iterator[None]:
-    def scatter(self: Group, whole: Any, into: Any) -> Any:
+    def scatter(self: AxisGroup, whole: Any, into: Any) -> Any:
         into.copy_(part_of(whole, self))
         return SimpleNamespace(wait=lambda: None)
 
-    with patch.object(Group, "sum_scatter", scatter):
+    with patch.object(AxisGroup, "sum_scatter", scatter):
         yield
 
 

@@ -115,7 +115,7 @@ class Ghost:
             strides[dim] = step
             step *= self.shape[dim]
         out = self.make(self.shape)
-        out.strides = tuple(strides)
+        out.steps = tuple(strides)
         return out
 
     def new_zeros(self, *shape: Any, dtype: str | None = None) -> "Ghost":
