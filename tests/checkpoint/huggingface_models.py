@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from fourfold.checkpoint import write_huggingface
 from fourfold.config import ModelConfig, ModelSection, resolve_model
-from fourfold.config.schema import RopeScaling
+from fourfold.config.model_section import RopeScaling
 from fourfold.model.spec import build_segments
 
 LLAMA = ModelConfig(

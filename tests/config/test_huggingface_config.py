@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, ModelSection, UserError, parse_run, resolve_model
 from fourfold.config.huggingface import parse_config, to_config
-from fourfold.config.schema import RopeScaling
+from fourfold.config.model_section import RopeScaling
 from fourfold.layout import resolve_layout
 
 DIMENSIONS: dict[str, Any] = {

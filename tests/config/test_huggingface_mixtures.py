@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.huggingface import parse_config, to_config
-from fourfold.config.schema import YarnScaling
+from fourfold.config.model_section import YarnScaling
 from tests.config.architectures import LATENT, MODELS, resolve
 
 

@@ -10,7 +10,7 @@ from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as reference
 
 from fourfold.config import ModelConfig
-from fourfold.config.schema import YarnScaling
+from fourfold.config.model_section import YarnScaling
 from fourfold.model.footprint import Shape
 from fourfold.model.latent import LatentQueryKeyValue, rotate_pairs_
 from fourfold.model.latent_tape import latent_backward, latent_forward

@@ -2,9 +2,10 @@
 
 from fourfold.config.errors import RunFailure, UserError, nearest
 from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_section import ModelSection
 from fourfold.config.resolve_model import preset_names, resolve_model
 from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run, run_preset_names
-from fourfold.config.schema import DTYPE_BYTES, ModelSection, RunConfig
+from fourfold.config.schema import DTYPE_BYTES, RunConfig
 
 __all__ = [
     "DTYPE_BYTES",

@@ -13,7 +13,7 @@ from fourfold.config.errors import UserError
 from fourfold.config.families import IMPLIED, family_of
 from fourfold.config.huggingface_nearest import Nearest, nearest_model
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.schema import ModelSection, RopeScaling, YarnScaling
+from fourfold.config.model_section import ModelSection, RopeScaling, YarnScaling
 
 _HEAD_KEYS = {"hidden_size", "num_heads", "key_value_rank", "nope_head_dim", "rope_head_dim"}
 """Keys that, stated beside a preset, make its `head_dim` follow from them anew."""
