@@ -5,7 +5,8 @@ from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.config.resolve_model import preset_names, resolve_model
 from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run, run_preset_names
-from fourfold.config.schema import DTYPE_BYTES, RunConfig
+from fourfold.config.schema import RunConfig
+from fourfold.config.section import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from fourfold.config.errors import UserError, nearest
 from fourfold.config.hardware_types import PEAK_BITS
-from fourfold.config.schema import Section
+from fourfold.config.section import Section
 
 MAX_DEVICES = 1_000_000
 """Most devices of a cluster: ten times the largest that is known."""

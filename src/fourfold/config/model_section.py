@@ -2,19 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
+
+from fourfold.config.section import Section
 
 Layers = Annotated[int, Field(gt=0, le=100_000)]
 """Bounded, since the program makes a list of them: no run file exhausts the memory."""
 Family = Literal["llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v3", "gpt2", "custom"]
 Count = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0)]
-
-
-class Section(BaseModel):
-    """A table of the run file: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class RopeScaling(Section):

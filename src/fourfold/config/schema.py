@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from fourfold.config.model_section import ModelSection, Section
-
-Dtype = Literal["fp64", "fp32", "bf16"]
-DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2}
+from fourfold.config.model_section import ModelSection
+from fourfold.config.section import Dtype, Section
 
 
 class CorpusPart(Section):
