@@ -26,14 +26,14 @@ pygments_style = "tango"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 
-autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": False}
+autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_use_type_comments = False
 add_module_names = False
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 100
+python_maximum_signature_line_length = 160
 toc_object_entries = False
 
 html_theme = "pydata_sphinx_theme"
