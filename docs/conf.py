@@ -1,6 +1,5 @@
 """The site's configuration: `make docs` writes the generated pages, then builds with warnings as errors."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from fourfold import __version__  # noqa: E402
 from tools.docs import api_pages, command_pages, run_file_page  # noqa: E402
 from tools.docs.docstrings import names_in, to_rst  # noqa: E402
+from tools.docs.outward_links import without_outward_links  # noqa: E402
 
 project = "fourfold"
 author = "the fourfold authors"
@@ -58,20 +58,11 @@ html_theme_options = {
 }
 
 REFERENCE = ROOT / "docs" / "reference"
-_REPOSITORY_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+([^)#\s]+)(#[^)\s]+)?\)")
-_PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md"}
-
-
-def _repository_link(match: re.Match[str]) -> str:
-    text, path = match[1], match[2]
-    if path in _PAGES:
-        return f"[{text}](/{_PAGES[path]}{match[3] or ''})"
-    return f"{text} (`{path}`)" if path not in text else text
 
 
 def _on_source(app, name, source):
     """Links out of `docs/` have no page on the site: the path stands beside their text."""
-    source[0] = _REPOSITORY_LINK.sub(_repository_link, source[0])
+    source[0] = without_outward_links(name, source[0])
 
 
 def _on_docstring(app, what, name, thing, options, lines):

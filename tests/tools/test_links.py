@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tools.check_links import markdown_faults, site_faults
+from tools.docs.outward_links import without_outward_links
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,18 @@ def test_links_of_a_site(tmp_path: Path, html: str, fault: str | None) -> None:
     assert site_faults(tmp_path) == ([fault] if fault else [])
     (tmp_path / "a.css").write_text('@import "https://example.org/font.css";')
     assert "a.css: loads a style or font from elsewhere" in site_faults(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "expected"),
+    [
+        ("decisions/a", "[b](../b.md#c)", "[b](../b.md#c)"),
+        ("decisions/a", "[b](../../benchmarks/b.md#c)", "b (`benchmarks/b.md`)"),
+        ("a", "[b](../benchmarks/b.md)", "b (`benchmarks/b.md`)"),
+        ("a", "[`benchmarks/b.md`](../benchmarks/b.md)", "`benchmarks/b.md`"),
+        ("a", "[b](../CONTRIBUTING.md#tests)", "[b](/contributing.md#tests)"),
+        ("a", "[b](c.md)", "[b](c.md)"),
+    ],
+)
+def test_links_out_of_the_pages_become_text(page: str, text: str, expected: str) -> None:
+    assert without_outward_links(page, text) == expected
