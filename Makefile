@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 RANKS  ?= 4
 BENCHMARK ?= data_parallel
 
-.PHONY: train test test-all lint benchmark clean help
+.PHONY: train test test-all lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
 	@echo "make test       all tests but the long sweeps"
 	@echo "make test-all   the long sweeps too"
-	@echo "make lint       ruff, mypy, import-linter"
+	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"
+	@echo "make docs       this documentation as a site in docs/_build: warnings are errors, links are checked"
+	@echo "make wheel      wheel and source distribution in dist, tried in a fresh environment without torch"
 	@echo "make benchmark  side by side with DDP, FSDP2 and DeepSpeed; BENCHMARK=model_parallel: with torch's pipelines, tensor and context parallelism"
 
 train: $(VENV)/ready
@@ -28,6 +30,17 @@ lint: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.check_links
+
+docs: $(VENV)/docs-ready
+	rm -rf docs/_build
+	$(BIN)/python -m sphinx -q -W --keep-going -j auto -b html -d docs/_build/doctrees docs docs/_build/site
+	$(BIN)/python -m tools.check_links docs/_build/site
+	@echo "the site: docs/_build/site/index.html"
+
+wheel: $(VENV)/release-ready
+	$(BIN)/python -m tools.check_wheel
 
 benchmark: $(VENV)/benchmark-ready
 	$(BIN)/python benchmarks/$(BENCHMARK).py $(ARGS)
@@ -46,5 +59,13 @@ $(VENV)/benchmark-ready: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[benchmark]'
 	@touch $@
 
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+$(VENV)/release-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt setuptools -e '.[release]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) runs fourfold-data
+	rm -rf $(VENV) runs fourfold-data docs/_build docs/reference dist

@@ -7,8 +7,9 @@ import pytest
 
 from fourfold.config import load_run
 from fourfold.launch.resolve import resolve_run
-from fourfold.program import from_text
+from fourfold.program import Op, from_text
 from fourfold.program.liveness import ledger, memory_peak
+from fourfold.report.legend import MEANINGS
 
 LAYOUT = ("layout.zero=3", "--ranks", "4")
 
@@ -108,3 +109,24 @@ def test_every_command_explains_itself(fourfold, command) -> None:
     result = fourfold(command, "--help")
     assert result.code == 0
     assert len(result.out) > 300
+
+
+@pytest.mark.parametrize("form", [(), ("--full",)])
+def test_a_program_is_shown_with_the_legend_of_its_letters(fourfold, form) -> None:
+    lines = fourfold("show", "run.toml", *LAYOUT, *form).out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.lstrip("# ").startswith("letters"))
+    legend = " ".join(line.lstrip("# ").removeprefix("letters").strip() for line in lines[start:])
+    for entry in (
+        "F = forward",
+        "R = reduce gradients",
+        "wait = join what was started",
+        "b3 = block 3",
+        "m0 = microbatch 0",
+    ):
+        assert entry in legend
+    assert "I = input gradient" not in legend  # no instruction of this program
+    assert "r1 = rank 1" not in legend
+
+
+def test_every_operation_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(Op)

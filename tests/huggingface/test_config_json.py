@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, ModelSection, UserError, parse_run
-from fourfold.config.schema import RopeScaling
+from fourfold.config.model_section import RopeScaling
 from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
 from fourfold.layout import resolve_layout
 

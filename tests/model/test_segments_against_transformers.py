@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fourfold.config import ModelConfig
-from fourfold.config.schema import RopeScaling
+from fourfold.config.model_section import RopeScaling
 from fourfold.model.rope_tables import rope_tables
 from tests.support.plain_model import PlainModel, random_tokens, transformers_model
 from tests.support.reference_names import view_of

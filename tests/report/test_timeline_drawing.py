@@ -160,3 +160,14 @@ def test_show_auto_is_drawn_in_the_times_that_it_was_made_for(here: Path, capsys
     assert "FLOP" in capsys.readouterr().out
     assert show("--times", "flops") == 2
     assert "--timeline --times flops" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("zb_h1", 1), ("zb_v", 2)])
+def test_both_drawings_explain_what_they_show(schedule: str, virtual: int) -> None:
+    drawn = draw(schedule, 4, virtual, 8, 1.0, 1.0, 1.0)
+    picture = timeline_svg(drawn, schedule)
+    words = ["forward", "input gradient", "weight gradient", "idle"]
+    for text in (picture, timeline_lines(drawn, schedule, 160, colour=False)[-1].plain):
+        assert all(word in text for word in [*words, "microbatch", "live"])
+        assert ("later stages" in text) == (virtual > 1)
+    assert "bubble: idle share of the step" in picture

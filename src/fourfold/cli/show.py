@@ -13,6 +13,7 @@ from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
+from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
 from fourfold.report.words import layout_line, model_line, transport_lines
 from fourfold.simulate.run_prices import transport_on
@@ -115,10 +116,11 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
         _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
     elif full:
         print(to_text(program), end="")
+        print("\n".join(f"# {line}" for line in legend_lines(program)))
     else:
         what = "evaluation" if evaluate else "training step"
         lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved), "", f"one {what} of a rank:"]
-        print("\n".join([*lines, *table_lines(program, limit), "", *totals_lines(program)]))
+        print("\n".join([*lines, *table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)]))
     return 0
 
 

@@ -2,9 +2,10 @@
 
 from fourfold.config.errors import RunFailure, UserError, nearest
 from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import preset_names, run_preset_names
 from fourfold.config.run_file import dump_run, load_run, num_steps, parse_run
-from fourfold.config.schema import ModelSection, RunConfig
+from fourfold.config.schema import RunConfig
 from fourfold.config.section import DTYPE_BYTES
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fourfold.config.schema import RopeScaling, YarnScaling
+from fourfold.config.model_section import RopeScaling, YarnScaling
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,21 @@ class OptimizerSection(Section):
     spec: ClassVar[OptimizerSpec]
 
     name: str
+    """`adamw` or `sgd`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Learning rate after warm-up."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """Learning rate after warm-up: `cosine` decay to the end, `wsd` (constant, then linear decay), or `constant`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up from 0."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`wsd`: share of all steps, at the end, over which the learning rate falls."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Last learning rate, as a share of `lr`."""
     weight_decay: Weight = 0.1
+    """Weight decay of matrices; norms and biases are not decayed."""
     clip_norm: Weight | None = 1.0
+    """Largest global norm of the gradients; larger ones are scaled down to it. 0: no clipping."""
 
     @field_validator("clip_norm")
     @classmethod
@@ -86,8 +94,11 @@ class AdamWSection(OptimizerSection):
     spec = OptimizerSpec("adamw", (StateTensor("exp_avg"), StateTensor("exp_avg_sq")))
 
     name: Literal["adamw"] = "adamw"
+    """`adamw` (Loshchilov & Hutter 2019)."""
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
+    """Decay rates of the averages of gradients and of their squares."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the squares' average."""
 
 
 class SgdSection(OptimizerSection):
@@ -97,10 +108,15 @@ class SgdSection(OptimizerSection):
     spec = OptimizerSpec("sgd", (StateTensor("momentum_buffer"),))
 
     name: Literal["sgd"]
+    """`sgd`."""
     lr: Annotated[float, Field(gt=0)] = 0.1
+    """Learning rate after warm-up."""
     weight_decay: Weight = 1e-4
+    """Weight decay of matrices, a part of the gradient; norms and biases are not decayed."""
     momentum: Decay = 0.9
+    """Share of the velocity that one step keeps."""
     nesterov: bool = False
+    """Whether the step looks ahead by the velocity (Sutskever et al. 2013)."""
 
 
 OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection, SgdSection)}

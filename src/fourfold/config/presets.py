@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any
 
 from fourfold.config.errors import UserError, nearest
-from fourfold.config.schema import RopeScaling, YarnScaling
+from fourfold.config.model_section import RopeScaling, YarnScaling
 
 RUN_PRESET = "preset:"
 """The prefix of a run's name that is one of `run_preset_names` instead of a file."""

@@ -1,182 +1,117 @@
-"""The run file's schema: every section, every key, its unit, its default and what it may be."""
+"""The run file's schema: every section but `[model]`, every key, its unit and default; the reference page prints this text."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, SerializeAsAny
 
+from fourfold.config.model_section import ModelSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.section import Dtype, Section
 
-Layers = Annotated[int, Field(gt=0, le=100_000)]
-"""Bounded, as a list is made of them: no run file exhausts the memory."""
-
-
-class RopeScaling(Section):
-    """Llama 3's stretching of the low rotary frequencies (Llama 3.1 model card, `rope_type = "llama3"`)."""
-
-    factor: Annotated[float, Field(gt=0)]
-    low_freq_factor: Annotated[float, Field(gt=0)]
-    high_freq_factor: Annotated[float, Field(gt=0)]
-    original_max_position: PositiveInt
-
-
-class YarnScaling(Section):
-    """YaRN (Peng et al. 2023). The cosines and sines are multiplied by m(`mscale`) / m(`mscale_all_dim`) where both are stated
-    and not 0, else by m(1), with m(x) = 0.1 x ln(factor) + 1; latent attention's scores by m(`mscale_all_dim`) squared where it
-    is stated and not 0 (DeepSeek-V2, section 3.1.4)."""
-
-    factor: Annotated[float, Field(ge=1)]
-    original_max_position: PositiveInt
-    beta_fast: Annotated[float, Field(gt=0)] = 32.0
-    beta_slow: Annotated[float, Field(gt=0)] = 1.0
-    mscale: Annotated[float, Field(ge=0)] | None = None
-    mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
-
-
-Count = Annotated[int, Field(ge=0)]
-Weight = Annotated[float, Field(ge=0)]
-
-
-class ModelSection(Section):
-    """A decoder: dense or with mixtures of experts, with grouped-query or latent attention. State `preset`, or `hf`, or the
-    dimensions; a dimension beside a preset overrides it. `vocab_size` may be left out: the tokenizer's size, padded, is taken.
-
-    0 stands for none: `num_experts` (dense), `key_value_rank` (grouped-query attention), `query_rank`, `capacity_factor`
-    (dropless), `sliding_window`. What each key means: `ModelConfig`."""
-
-    preset: str | None = None
-    hf: str | None = None
-    initial: str | None = None
-    family: str | None = None
-    num_layers: Layers | None = None
-    hidden_size: PositiveInt | None = None
-    num_heads: PositiveInt | None = None
-    num_kv_heads: PositiveInt | None = None
-    head_dim: PositiveInt | None = None
-    ffn_size: PositiveInt | None = None
-    vocab_size: PositiveInt | None = None
-    vocab_multiple: PositiveInt | None = None
-    tie_embeddings: bool | None = None
-    rope_theta: Annotated[float, Field(gt=0)] | None = None
-    rope_scaling: RopeScaling | None = None
-    norm_eps: Annotated[float, Field(gt=0)] | None = None
-    qkv_bias: bool | None = None
-    qk_norm: bool | None = None
-    sliding_window: Count | None = None
-    max_position: PositiveInt | None = None
-    init_std: Annotated[float, Field(gt=0)] | None = None
-
-    num_experts: Count | None = None
-    top_k: Count | None = None
-    moe_ffn_size: Count | None = None
-    num_shared_experts: Count | None = None
-    first_dense_layers: Count | None = None
-    moe_period: PositiveInt | None = None
-    router: Literal["softmax", "sigmoid"] | None = None
-    normalize_top_k: bool | None = None
-    routed_scaling: Annotated[float, Field(gt=0)] | None = None
-    num_expert_groups: PositiveInt | None = None
-    top_groups: PositiveInt | None = None
-    balance_loss: Weight | None = None
-    z_loss: Weight | None = None
-    balance_bias_speed: Weight | None = None
-    capacity_factor: Weight | None = None
-
-    query_rank: Count | None = None
-    key_value_rank: Count | None = None
-    rope_head_dim: Count | None = None
-    nope_head_dim: Count | None = None
-    value_head_dim: Count | None = None
-    rope_interleave: bool | None = None
-    yarn_scaling: YarnScaling | None = None
-
-    mtp_layers: Annotated[int, Field(ge=0, le=100)] | None = None
-    mtp_loss: Weight | None = None
-
-    norm: Literal["rms", "layer"] | None = None
-    activation: Literal["silu", "gelu"] | None = None
-    gated: bool | None = None
-    linear_bias: bool | None = None
-    positions: Literal["rope", "learned"] | None = None
-
 
 class CorpusPart(Section):
-    """One corpus of a blend; weights are relative shares of the sequences."""
+    """One corpus of a blend."""
 
     path: str
+    """A folder, a file, a glob, or a Megatron `.bin`/`.idx` pair."""
     weight: Annotated[float, Field(gt=0)] = 1.0
+    """Relative share of the sequences."""
 
 
 class DataSection(Section):
-    """What is read: `"stdlib"`, a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend.
-
-    `document_tokens`: a document's mean length, for predictions alone: how much attention `document_mask` saves."""
+    """The training text and how it becomes tokens."""
 
     corpus: str | list[CorpusPart] = "stdlib"
+    """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
     tokenizer: str = "bpe:4096"
+    """`"bytes"`, `"bpe:N"` (trained on the corpus, N entries), or the path of a `tokenizer.json`."""
     text_key: str = "text"
+    """Field of a JSON line, or column of a parquet file, that holds a document's text."""
     document_mask: bool = False
+    """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None
+    """Mean length of a document [tokens]. Predictions alone use it: how much attention `document_mask` saves."""
     held_out_every: Annotated[int, Field(ge=2)] = 20
+    """One document in this many belongs to the validation set, chosen by a hash of its text."""
     directory: str = "fourfold-data"
+    """Folder that holds the tokens that were prepared."""
 
 
 class BatchSection(Section):
-    """One step's global batch, in sequences; the length of the run in steps or in tokens."""
+    """The global batch of one step, and the length of the run: state `steps` or `tokens`."""
 
     global_sequences: PositiveInt
+    """Sequences of one step over all ranks; a multiple of `dp_replicate` x `dp_shard` x `microbatch_sequences`."""
     sequence_length: PositiveInt
+    """Tokens of one sequence."""
     steps: PositiveInt | None = None
+    """Optimizer steps of the run."""
     tokens: PositiveInt | None = None
+    """Tokens of the run, instead of `steps`; rounded up to whole steps."""
 
 
 class LayoutSection(Section):
-    """Degrees of the mesh's axes and how each rank's step is arranged. `dp_shard` left out: all remaining ranks.
+    """The degrees of the mesh's axes, and the order of each rank's step.
 
-    `schedule`: a name, `file:PATH` of a compute order in text form, or `python:MODULE:FUNCTION` that yields one.
-    `segments_per_stage`: how many segments (embedding, blocks, head) each pipeline stage has, in forward order; left out:
-    divided evenly by cost. `cp_method`: `ring`, `all_gather`, `ulysses`, or `ring+ulysses:U`, with ulysses of degree U inside a
-    ring of degree cp / U. `outermost`: which ranks lie farthest apart on the devices: the stages of a pipeline (`pp`), HSDP's
-    replicas, each with a whole pipeline (`dp_replicate`), or all ranks that read different data (`dp`).
-
-    `layout = "auto"`, or `auto = true` beside keys that are to be kept: the planner's best for the cluster."""
+    `layout = "auto"`, or `auto = true` beside keys that are to be kept, takes the planner's best layout for the cluster."""
 
     auto: bool = False
+    """Whether the planner chooses every key of this section that is not stated."""
     pp: PositiveInt = 1
+    """Pipeline parallelism: ranks that the segments are divided over."""
     schedule: str = "1f1b"
+    """Pipeline schedule: a built-in name, `file:PATH` (a compute order as text), or `python:MODULE:FUNCTION` that yields one."""
     virtual_stages: PositiveInt = 1
+    """Stages on each pipeline rank (virtual pipeline size, VPP)."""
     segments_per_stage: list[PositiveInt] | None = None
+    """Segments (embedding, blocks, head) of each stage in forward order. Left out: divided evenly by cost."""
     dp_replicate: PositiveInt = 1
+    """HSDP: replicas, each of `dp_shard` ranks."""
     dp_shard: PositiveInt | None = None
+    """Data-parallel ranks that parameters, gradients or optimizer states are sharded over. Left out: all ranks that remain."""
     outermost: Literal["pp", "dp_replicate", "dp"] = "pp"
+    """Ranks that lie farthest apart on the devices: pipeline stages (`pp`), HSDP replicas with a whole pipeline each
+    (`dp_replicate`), or all ranks that read different data (`dp`)."""
     zero: Annotated[int, Field(ge=0, le=3)] = 0
+    """ZeRO stage: 0 data parallelism, 1 optimizer states sharded, 2 gradients too, 3 parameters too (FSDP)."""
     cp: PositiveInt = 1
+    """Context parallelism: ranks that share each sequence. `sequence_length` is a multiple of 2 x `cp`."""
     cp_method: str = "ring"
+    """`ring`, `all_gather`, `ulysses`, or `ring+ulysses:U` with Ulysses of degree U inside rings of degree `cp` / U."""
     tp: PositiveInt = 1
+    """Tensor parallelism: ranks that share each matrix; innermost, so that a group lies inside a node."""
     sequence_parallel: bool = False
+    """Whether norms and residuals are divided over the sequence among tensor-parallel ranks. Needs `tp` > 1."""
     ep: PositiveInt = 1
+    """Expert parallelism: ranks that the experts are divided over. Divides `num_experts`."""
     etp: PositiveInt = 1
+    """Expert tensor parallelism: ranks that share each expert's matrices."""
     microbatch_sequences: PositiveInt = 1
+    """Sequences of one microbatch on one data-parallel rank."""
     recompute: str | list[str] = "none"
+    """Activation recomputation: `none`, `selective`, `full`, `full:N` (the first N blocks), or a list with one word a block."""
     prefetch: Annotated[int, Field(ge=0)] = 1
+    """ZeRO-3: how many computations ahead of its use a segment's parameters are gathered."""
 
 
 class PrecisionSection(Section):
-    """Number formats. `master` holds the weights that the optimizer updates, and its state; `gradients` is the format in
-    which gradients are accumulated and reduced. Left out: fp32 (fp64 when `compute` is fp64)."""
+    """Number formats."""
 
     compute: Dtype = "fp32"
+    """Format of activations and of the parameters that compute uses."""
     master: Literal["fp64", "fp32"] | None = None
+    """Format of the weights that the optimizer updates, and of its states. Left out: fp32, or fp64 where `compute` is fp64."""
     gradients: Dtype | None = None
+    """Format in which gradients are accumulated and reduced. Left out: fp32, or fp64 where `compute` is fp64."""
 
     @property
     def master_format(self) -> str:
-        """As stated, or what it is where it is left out."""
+        """`master`, or its default."""
         return self.master or self._wide
 
     @property
     def gradients_format(self) -> str:
-        """As stated, or what it is where it is left out."""
+        """`gradients`, or its default."""
         return self.gradients or self._wide
 
     @property
@@ -185,30 +120,43 @@ class PrecisionSection(Section):
 
 
 class CheckpointSection(Section):
-    """When the state is saved, how many saves are kept, and where (default: the run's folder)."""
+    """Saves of the training state."""
 
     every_steps: PositiveInt | None = None
+    """Steps between two checkpoints. Left out: one at the end."""
     keep: PositiveInt = 2
+    """How many of the latest checkpoints are kept."""
     directory: str | None = None
+    """Folder of the checkpoints. Left out: `checkpoints` in the run's folder."""
 
 
 class ClusterSection(Section):
-    """The machine. `"this"` measures the peak of this machine's matrix products when the run starts."""
+    """The machine that the run is for."""
 
     preset: str = "this"
+    """A cluster's name, `NAME:DEVICES`, or a cluster file. `"this"` is the machine of the run, whose peak is measured when it
+    starts."""
 
 
 class RunSection(Section):
     """Seed, evaluation, logging, devices and time-outs."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the initial weights and of the data's order."""
     evaluate_every: PositiveInt | None = None
+    """Steps between two evaluations of the validation loss. Left out: one, at the end."""
     evaluate_sequences: PositiveInt = 32
-    log: list[Literal["tensorboard", "wandb", "mlflow"]] = []  # noqa: RUF012 (pydantic copies it)
+    """Sequences of one evaluation, rounded up to whole microbatches."""
+    log: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
+    """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where ranks compute. `auto`: CUDA where there is a device."""
     threads_per_rank: PositiveInt | None = None
+    """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds after which a collective that nobody joins ends the run."""
     sample_tokens: Annotated[int, Field(ge=0)] = 200
+    """Tokens that the model writes when training ends. 0: none."""
 
 
 class RunConfig(Section):

@@ -8,8 +8,8 @@ from typing import Any
 from fourfold.config.check_model import check_model
 from fourfold.config.errors import UserError, nearest
 from fourfold.config.model_config import ModelConfig
+from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import model_preset
-from fourfold.config.schema import ModelSection
 from fourfold.huggingface.config_json import load_config, read_config
 from fourfold.huggingface.families import CUSTOM, FAMILIES, family_of
 from fourfold.huggingface.nearest import Nearest, nearest_model

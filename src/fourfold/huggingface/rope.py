@@ -4,7 +4,7 @@ from typing import Any
 
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
-from fourfold.config.schema import RopeScaling, YarnScaling
+from fourfold.config.model_section import RopeScaling, YarnScaling
 from fourfold.huggingface.key import number
 
 _LLAMA31 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -5,6 +5,7 @@ from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
 from fourfold.program.liveness import ledger
+from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops
 
 _PEAK_BUFFERS = 6
@@ -96,24 +97,11 @@ def totals_lines(program: Program) -> list[str]:
     kinds = [f"{kind} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size]
     total_sent = sum(totals["sent_bytes"].values())
     return [
-        *_wrapped("instructions", f"{totals['instructions']}: ", named),
-        *_wrapped("sent by a rank", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
-        *_wrapped("arithmetic", format_flops(totals["flops"]), []),
-        *_wrapped("peak memory", f"{format_bytes(peak['bytes'])} at #{peak['index']} `{peak['instruction']}`: ", kinds),
+        *wrapped("instructions", f"{totals['instructions']}: ", named),
+        *wrapped("sent by a rank", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
+        *wrapped("arithmetic", format_flops(totals["flops"]), []),
+        *wrapped("peak memory", f"{format_bytes(peak['bytes'])} at #{peak['index']} `{peak['instruction']}`: ", kinds),
     ]
-
-
-def _wrapped(name: str, head: str, items: list[str], width: int = 100) -> list[str]:
-    """`name  head item, item, ...`, continued under the first item where the line is full."""
-    indent = " " * 18
-    lines, line = [], f"{name:<16}  {head}"
-    for index, item in enumerate(items):
-        text = item + (", " if index + 1 < len(items) else "")
-        if len(line) + len(text) > width:
-            lines.append(line.rstrip())
-            line = indent
-        line += text
-    return [*lines, line.rstrip()]
 
 
 def proof(programs: dict[int, Program]) -> dict[str, Any]:

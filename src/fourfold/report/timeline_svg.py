@@ -37,7 +37,7 @@ def timeline_svg(
     drawn = timeline.makespan * scale
     bottom = _TOP + timeline.num_ranks * (_ROW + _GAP)
     title = escape(headline(timeline, schedule, format_time))
-    width, height = _LEFT + drawn + _RIGHT, bottom + 66
+    width, height = _LEFT + drawn + _RIGHT, bottom + 86
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="#212529">',
@@ -124,7 +124,9 @@ def _legend(timeline: Timeline, y: int) -> list[str]:
         lines.append(_text(x + 3, y, word))
         x += 18 + 7 * len(word)
     note = "numbers: microbatches" + ("; lighter: a rank's later stages" if several else "")
-    return [*lines, _text(x + 4, y, note, 'fill="#495057"')]
+    words = "bubble: idle share of the step; live: most activations held at once"
+    grey = 'fill="#495057"'
+    return [*lines, _text(x + 4, y, note, grey), _text(_LEFT, y + 20, words, grey)]
 
 
 def _text(x: float, y: float, content: str, style: str = "") -> str:

@@ -1,0 +1,41 @@
+"""The check of the wheel sees a module or a data file that is not inside."""
+
+import tomllib
+import zipfile
+from pathlib import Path
+
+from tools.check_wheel import ROOT, package_data, wheel_faults
+
+SOURCE = ROOT / "src" / "fourfold"
+
+
+def wheel(path: Path, without: str = "", beside: tuple[str, ...] = ()) -> Path:
+    names = [p.relative_to(SOURCE.parent).as_posix() for p in SOURCE.rglob("*.py")]
+    names += [*package_data(SOURCE), *beside, "fourfold-0.dist-info/licenses/LICENSE"]
+    with zipfile.ZipFile(path / "a.whl", "w") as archive:
+        for name in names:
+            if not without or without not in name:
+                archive.writestr(name, "")
+    return path / "a.whl"
+
+
+def test_a_wheel_with_everything_has_no_fault(tmp_path: Path) -> None:
+    assert wheel_faults(wheel(tmp_path), SOURCE) == []
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    assert "a.whl lacks fourfold/cost/fitted.toml" in wheel_faults(wheel(tmp_path, "fitted.toml"), SOURCE)
+    assert wheel_faults(wheel(tmp_path, "program/verify.py"), SOURCE) == ["a.whl lacks fourfold/program/verify.py"]
+    assert wheel_faults(wheel(tmp_path, "LICENSE"), SOURCE) == ["a.whl lacks the licence"]
+
+
+def test_what_does_not_belong_is_named(tmp_path: Path) -> None:
+    assert wheel_faults(wheel(tmp_path, beside=("tests/a.py",)), SOURCE) == ["a.whl has tests/a.py"]
+
+
+def test_the_packages_metadata_covers_all_data() -> None:
+    """A new folder of data must be named in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["fourfold"]
+    covered = {f"fourfold/{p.relative_to(SOURCE).as_posix()}" for pattern in patterns for p in SOURCE.glob(pattern)}
+    assert package_data(SOURCE) <= covered

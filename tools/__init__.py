@@ -1,0 +1,1 @@
+"""Tools for maintainers: the site's generated pages, checks of links, words and wheels."""

@@ -1,0 +1,104 @@
+"""The wheel and the source distribution: built, checked, and the wheel tried in a fresh environment that has no torch.
+
+    python -m tools.check_wheel [FOLDER]      FOLDER: where both are left, dist by default
+
+pip may need to download the dependencies. PIP_CONSTRAINT holds them to constraints.txt.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_TOP = ("LICENSE", "README.md", "pyproject.toml")
+_DATA = (".toml", ".css", ".typed")
+_REQUEST = "--model llama3-8b --cluster dgx-h100:16 --sequence-length 8192 --batch-tokens 1M --keep 1"
+_TRIED = (
+    "--help",
+    "--version",
+    f"plan {_REQUEST}",
+    "show preset:mixtral-8x22b-256 --verify",
+    "simulate preset:llama3-70b --cluster dgx-h100:64 --json",
+)
+
+
+def package_data(source: Path) -> set[str]:
+    """Files below `source` that the package needs beside its modules, as names inside a wheel."""
+    files = (p for p in source.rglob("*") if p.is_file() and p.suffix in _DATA)
+    return {p.relative_to(source.parent).as_posix() for p in files}
+
+
+def wheel_faults(wheel: Path, source: Path) -> list[str]:
+    """Names what the wheel lacks, and what it should not have."""
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    modules = {p.relative_to(source.parent).as_posix() for p in source.rglob("*.py")}
+    faults = [f"{wheel.name} lacks {name}" for name in sorted((modules | package_data(source)) - inside)]
+    faults += [
+        f"{wheel.name} has {name}" for name in sorted(inside) if name.startswith(("tests/", "tools/", "benchmarks/"))
+    ]
+    if not any(name.endswith("licenses/LICENSE") for name in inside):
+        faults.append(f"{wheel.name} lacks the licence")
+    return faults
+
+
+def _run(*command: str | Path, quiet: bool = True, **more: object) -> None:
+    print("+", " ".join(map(str, command)), flush=True)
+    done = subprocess.run(command, text=True, capture_output=quiet, **more)  # type: ignore[call-overload]
+    if done.returncode:
+        print(done.stdout or "", done.stderr or "", sep="")
+        raise SystemExit(f"{command[0]} ended with exit code {done.returncode}")
+
+
+def _build(folder: Path) -> tuple[Path, Path]:
+    """From a copy of the tracked parts: an old `build/` or egg-info would put files into the wheel that the tree no longer has."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "fourfold"
+        shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+        for name in _TOP:
+            shutil.copy2(ROOT / name, copy / name)
+        shutil.rmtree(folder, ignore_errors=True)
+        _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder.resolve(), copy)
+    return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))
+
+
+def _try(wheel: Path) -> None:
+    """Installs the wheel into an environment of its own and runs the planner's half there, away from the source tree."""
+    with tempfile.TemporaryDirectory() as scratch:
+        _run(sys.executable, "-m", "venv", scratch)
+        python, command = Path(scratch) / "bin" / "python", Path(scratch) / "bin" / "fourfold"
+        clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        clean.setdefault("PIP_CONSTRAINT", str(ROOT / "constraints.txt"))
+        _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel.resolve(), env=clean)
+        _run(
+            python,
+            "-c",
+            "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is not None)",
+            cwd=scratch,
+        )
+        for words in _TRIED:
+            _run(command, *words.split(), cwd=scratch, env=clean)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0 where both can be released."""
+    wheel, source = _build(Path(arguments[0] if arguments else "dist"))
+    _run(sys.executable, "-m", "twine", "check", "--strict", wheel, source)
+    faults = wheel_faults(wheel, ROOT / "src" / "fourfold")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    faults += [f"{source.name} lacks {name}" for name in _TOP if name not in names]
+    if faults:
+        print("\n".join(faults))
+        return 1
+    _try(wheel)
+    print(f"{wheel.name}, {wheel.stat().st_size / 1e6:.2f} MB, and {source.name}: complete, and work without torch")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
