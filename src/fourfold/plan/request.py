@@ -12,7 +12,8 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
 from fourfold.layout.mesh import Outermost
-from fourfold.program.facts import Lowering, Transport
+from fourfold.program.resolve import resolve_step
+from fourfold.program.spec import Transport
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
@@ -65,11 +66,11 @@ class Request:
             global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens
         )
         model = replace(model, max_position=max(model.max_position, sequence_length))
-        facts = Lowering.of(config, model, resolve_layout(config, model), transport)
+        spec = resolve_step(config, model, resolve_layout(config, model), transport)
         everywhere = replace(
-            facts.layout, dp_shard=cluster.devices
+            spec.layout, dp_shard=cluster.devices
         )  # a machine that was measured: as when all ranks compute
-        template = prices_for(config, replace(facts, layout=everywhere), cluster, stack, said)
+        template = prices_for(config, replace(spec, layout=everywhere), cluster, stack, said)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         data = (document_mask, transport, document_tokens)
         asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)

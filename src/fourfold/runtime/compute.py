@@ -16,7 +16,7 @@ from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction, buffers
 from fourfold.program.buffers import deferred, dhidden, hidden, saved
-from fourfold.program.facts import Lowering
+from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 
@@ -26,7 +26,7 @@ class Compute:
 
     def __init__(
         self,
-        facts: Lowering,
+        view: RankView,
         units: Mapping[str, Unit],
         flats: Mapping[str, FlatUnit],
         weights: Mapping[str, Any],
@@ -34,14 +34,14 @@ class Compute:
         live: dict[str, Any],
         routers: Routers,
     ) -> None:
-        self._facts = facts
+        self._model, self._stages = view.spec.model, view.stages
         self._units = units
         self._flats = flats
         self._weights = weights
         self._parallel = parallel
         self._live = live
         self._routers = routers
-        self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not facts.model.num_experts
+        self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not self._model.num_experts
         self.num_targets: Tensor
         """Valid targets of the global batch, of every depth of prediction, once they are counted."""
         self.loss: Tensor
@@ -49,20 +49,20 @@ class Compute:
         these too, the first has it), then its routers' balance and z losses, then the sums of modules of multi-token prediction."""
 
     def forward(self, step: Instruction) -> None:
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         batch: Microbatch = self._live[buffers.batch(m)]
         weights = self._weights[segment.name]
         if segment.kind == "embedding":
             out = embedding_forward(batch.tokens, weights, self._parallel, batch.positions)
         elif segment.kind == "head":
             x = self._live[hidden("head", m)]
-            self._record(losses(x, batch, weights, self._facts.model, self._parallel))
+            self._record(losses(x, batch, weights, self._model, self._parallel))
             return
         elif saved(segment.name, m) in step.writes:
             out = self._run_with_graph(segment.name, m)
         else:
             out = self._run_block(segment, m, self._live[hidden(segment.name, m)], False)
-        self._live[hidden(self._facts.following[segment.name], m)] = out
+        self._live[hidden(self._stages.following[segment.name], m)] = out
 
     def _record(self, sums: Tensor) -> None:
         """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
@@ -71,7 +71,7 @@ class Compute:
             self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
 
     def _run_block(self, segment: Segment, m: int, x: Tensor, keep: bool) -> Tensor:
-        model, batch = self._facts.model, self._live[buffers.batch(m)]
+        model, batch = self._model, self._live[buffers.batch(m)]
         weights, balancing = self._weights[segment.name], self._routers.balancing(segment.name, self.loss[1:3])
         if segment.depth:
             return module_forward(x, weights, model, batch, segment.depth, self._parallel, keep, balancing)
@@ -83,23 +83,23 @@ class Compute:
     def _run_with_graph(self, name: str, m: int) -> Tensor:
         """A block's forward on a detached input; its graph is kept by its root, so the output itself can be freed."""
         x = self._live[hidden(name, m)].detach().requires_grad_()
-        segment = self._facts.by_name[name]
+        segment = self._stages.segments[name]
         with torch.enable_grad():
-            out = self._run_block(segment, m, x, self._facts.policy(segment) != "selective")
+            out = self._run_block(segment, m, x, self._stages.policies[segment.name] != "selective")
         self._live[saved(name, m)] = (x, get_gradient_edge(out))
         return out.detach()
 
     def backward(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         weights = self._weights[segment.name]
         if segment.kind == "head":
             x, batch = self._live[hidden("head", m)], self._live[buffers.batch(m)]
-            sums, grad = losses_backward(x, batch, weights, self._facts.model, self.num_targets, self._parallel)
+            sums, grad = losses_backward(x, batch, weights, self._model, self.num_targets, self._parallel)
             self._record(sums)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
-            upstream = self._live[dhidden(self._facts.following[segment.name], m)]
+            upstream = self._live[dhidden(self._stages.following[segment.name], m)]
             batch = self._live[buffers.batch(m)]
             embedding_backward(batch.tokens, upstream, weights, self._parallel, batch.positions)
         else:
@@ -108,19 +108,19 @@ class Compute:
 
     def backward_input(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         with deferring(self._flats[unit] for unit in segment.units) as pending:
             self._input_gradient(segment.name, m)
         self._live[deferred(segment.name, m)] = pending
 
     def backward_weight(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         self._live[deferred(segment.name, m)].run()
         self._settle(segment.units)
 
     def _input_gradient(self, name: str, m: int) -> None:
-        upstream = self._live[dhidden(self._facts.following[name], m)]
+        upstream = self._live[dhidden(self._stages.following[name], m)]
         x, edge = self._live[saved(name, m)]
         (self._live[dhidden(name, m)],) = torch.autograd.grad(edge, [x], [upstream])
 

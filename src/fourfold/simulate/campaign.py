@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from fourfold.config import DTYPE_BYTES
 from fourfold.config.hardware import Cluster
-from fourfold.program.facts import Lowering
 from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
 
 STORAGE_BYTES_PER_SECOND_A_NODE = 1e9
@@ -141,12 +139,6 @@ def _failures(
         with_spares=with_spares,
         without_spares=without,
     )
-
-
-def state_bytes(facts: Lowering) -> int:
-    """What a checkpoint holds: weights and both moments of every parameter, in the master format."""
-    numel = sum(segment.numel for segment in facts.segments)
-    return numel * DTYPE_BYTES[facts.master] * (1 + facts.moments)
 
 
 def checkpoint_seconds(state: int, devices: int, cluster: Cluster) -> float:

@@ -11,15 +11,18 @@ from collections.abc import Sequence
 
 from fourfold.config import UserError
 from fourfold.cost.prices import Prices
+from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
+from fourfold.simulate.durations import Durations
 from fourfold.simulate.play import Play, Rank, Times
 
 
-def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices) -> Times:
+def simulate_times(
+    programs: Sequence[Program], durations: Sequence[Durations], layout: Layout, prices: Prices
+) -> Times:
     """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
-    play = Play(programs, facts, prices)
+    play = Play(programs, durations, layout, prices)
     ready = deque(play.ranks)
     idle = 0
     while ready:

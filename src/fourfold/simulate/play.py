@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from fourfold.config import UserError
 from fourfold.cost.prices import Prices
+from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
-from fourfold.simulate.durations import rank_durations
+from fourfold.simulate.durations import Durations
 
 Place = tuple[int, int]
 """A pipeline rank and the index of an instruction of its."""
@@ -70,11 +70,13 @@ class Meeting:
 class Play:
     """All ranks of a step, and what is between them."""
 
-    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: Prices) -> None:
+    def __init__(
+        self, programs: Sequence[Program], durations: Sequence[Durations], layout: Layout, prices: Prices
+    ) -> None:
         self.ranks = [Rank(index, program) for index, program in enumerate(programs)]
-        self.durations = rank_durations(facts, prices)
+        self.durations = durations
         self.prices = prices
-        self._layout = facts.layout
+        self._layout = layout
         self._meetings: dict[object, Meeting] = {}
         self._links: dict[tuple[int, int], float] = {}
         self._sides: dict[tuple[int, int, bool], int] = {}

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from fourfold.config import UserError
 from fourfold.cost.calibrated import CalibratedPrices
+from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
+from fourfold.simulate.durations import Durations
 from fourfold.simulate.play import Play, Rank, Times
 
 ROUNDING = 1e-12
@@ -20,14 +21,14 @@ class _Cores:
     """All ranks of a step on their way, at one moment. `left[i]`: seconds of work that rank i has before it, at the pace of a
     machine on which all ranks compute; 0: it waits."""
 
-    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> None:
-        self.play = Play(programs, facts, prices)
+    def __init__(self, play: Play, layout: Layout, prices: CalibratedPrices) -> None:
+        self.play = play
         self.ranks = self.play.ranks
         self.left = [0.0] * len(self.ranks)
         self.begun = [0.0] * len(self.ranks)
         self.clock = 0.0
         self.prices = prices
-        self.each = facts.layout.world_size // facts.layout.pp
+        self.each = layout.world_size // layout.pp
 
     def run(self) -> Times:
         while True:
@@ -111,6 +112,8 @@ class _Cores:
             self._note(rank, self.begun[rank.index])
 
 
-def shared_times(programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> Times:
+def shared_times(
+    programs: Sequence[Program], durations: Sequence[Durations], layout: Layout, prices: CalibratedPrices
+) -> Times:
     """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
-    return _Cores(programs, facts, prices).run()
+    return _Cores(Play(programs, durations, layout, prices), layout, prices).run()

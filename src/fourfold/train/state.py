@@ -16,26 +16,27 @@ from fourfold.checkpoint import (
     unit_shard,
 )
 from fourfold.checkpoint.released import balance_bias_extra
-from fourfold.config import DTYPE_BYTES, RunConfig
-from fourfold.layout import FlatLayout
-from fourfold.program.facts import Lowering
+from fourfold.config import RunConfig
+from fourfold.layout import FlatLayout, Layout
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
 
 
-def initial_folder(config: RunConfig, facts: Lowering) -> WeightFolder | None:
+def initial_folder(config: RunConfig, spec: StepSpec) -> WeightFolder | None:
     """The weights in `model.initial`, fitting this model."""
     if config.model.initial is None:
         return None
     folder = WeightFolder(Path(config.model.initial))
-    folder.check_against(facts.segments)
+    folder.check_against(spec.segments)
     return folder
 
 
-def initial_fill(folder: WeightFolder | None, seed: int, facts: Lowering, rank: int) -> FillShard:
+def initial_fill(folder: WeightFolder | None, seed: int, layout: Layout, rank: int) -> FillShard:
     """Where parameters come from at step 0: the released weights, or else the seed."""
-    coordinates = facts.layout.coordinates(rank)
+    coordinates = layout.coordinates(rank)
     if folder is None:
         return lambda flat, index, out: initialize_shard(flat, index, seed, coordinates, out)
     return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out)
@@ -46,35 +47,35 @@ def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
     out.zero_()
 
 
-def initial_biases(folder: WeightFolder | None, facts: Lowering, routers: Routers) -> None:
+def initial_biases(folder: WeightFolder | None, view: RankView, routers: Routers) -> None:
     """Balancing biases of the released weights, where they have them."""
-    if folder is None or facts.model.router != "sigmoid":
+    if folder is None or view.spec.model.router != "sigmoid":
         return
-    for segment in facts.moe_segments:
+    for segment in view.moe_segments:
         bias = folder.balance_bias(segment.layer or 0)
         if bias is not None:
             routers.biases[segment.name].copy_(bias)
 
 
-def unit_shards(facts: Lowering, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
+def unit_shards(layout: Layout, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
     """The tensors that a checkpoint saves, sharing memory with the units."""
     return {
         name: unit_shard(
             unit.flat,
             unit.index,
             {"master": unit.master, "exp_avg": unit.optimizer.exp_avg, "exp_avg_sq": unit.optimizer.exp_avg_sq},
-            facts.layout,
+            layout,
             rank,
         )
         for name, unit in units.items()
     }
 
 
-def extra_tensors(facts: Lowering, routers: Routers) -> dict[str, Tensor]:
+def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
     """What a checkpoint holds beside the units: the balancing biases of routers that read them."""
-    if facts.model.router != "sigmoid":
+    if view.spec.model.router != "sigmoid":
         return {}
-    return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in facts.moe_segments}
+    return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in view.moe_segments}
 
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
@@ -85,7 +86,7 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 def save(
     config: RunConfig,
     out: Path,
-    facts: Lowering,
+    view: RankView,
     units: Mapping[str, Unit],
     routers: Routers,
     step: int,
@@ -97,35 +98,29 @@ def save(
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
-        unit_shards(facts, units, rank),
+        unit_shards(view.spec.layout, units, rank),
         info,
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
-        units=unit_names(facts),
-        extras=extra_tensors(facts, routers) if is_first_of_stage(facts.layout, rank) else None,
-        layout=facts.layout,
-        total_bytes=_state_bytes(facts),
+        units=unit_names(view.spec),
+        extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
+        layout=view.spec.layout,
+        total_bytes=view.spec.checkpoint_bytes,
     )
 
 
-def _state_bytes(facts: Lowering) -> int:
-    """Of the whole model's parameters and moments in the master format."""
-    numbers = sum(segment.numel for segment in facts.segments)
-    return numbers * (1 + facts.moments) * DTYPE_BYTES[facts.master]
-
-
-def unit_names(facts: Lowering) -> list[str]:
+def unit_names(spec: StepSpec) -> list[str]:
     """Of all units of the model, whichever stage holds them."""
-    return [unit.name for segment in facts.segments for unit in segment.own]
+    return [unit.name for segment in spec.segments for unit in segment.own]
 
 
-def restore(path: Path, facts: Lowering, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
+def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
     """Fills the units and biases from a checkpoint and returns what was saved beside them."""
     return load_checkpoint(
         path,
-        unit_shards(facts, units, rank),
-        units=unit_names(facts),
-        extras=extra_tensors(facts, routers),
-        layout=facts.layout,
+        unit_shards(view.spec.layout, units, rank),
+        units=unit_names(view.spec),
+        extras=extra_tensors(view, routers),
+        layout=view.spec.layout,
     )

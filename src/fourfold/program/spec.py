@@ -1,0 +1,69 @@
+"""What a training step is compiled from."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fourfold.config import DTYPE_BYTES, ModelConfig
+from fourfold.layout import Layout
+from fourfold.model.footprint import Shape
+from fourfold.model.spec import Segment, build_segments
+
+Transport = Literal["exchange", "native"]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The model, the layout, the number formats and how reductions travel; the same on every rank (`resolve_step` makes it).
+
+    `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
+    """
+
+    model: ModelConfig
+    layout: Layout
+    compute: str
+    master: str
+    gradients: str
+    document_mask: bool = False
+    transport: Transport = "exchange"
+    moments: int = 2
+
+    def with_microbatches(self, number: int) -> "StepSpec":
+        """The same step with another number of microbatches."""
+        return replace(self, layout=replace(self.layout, num_microbatches=number))
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments of the model, in forward order."""
+        return build_segments(self.model)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the optimizer updates a copy in another format than the one computed in."""
+        return self.compute != self.master
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint: weights and optimizer states of every parameter, in the master format."""
+        numel = sum(segment.numel for segment in self.segments)
+        return numel * (1 + self.moments) * DTYPE_BYTES[self.master]
+
+    @property
+    def shape(self) -> Shape:
+        """One microbatch on one rank, as segments see it."""
+        layout = self.layout
+        return Shape(
+            sequences=layout.microbatch_sequences,
+            sequence_length=layout.sequence_length,
+            compute=self.compute,
+            gradients=self.gradients,
+            document_mask=self.document_mask,
+            tp=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            tp_copies=layout.tp_copy,
+            cp_ring=layout.cp_ring,
+            cp_ulysses=layout.cp_ulysses,
+            cp_gather=layout.cp_method == "all_gather",
+            ep=layout.ep,
+            etp=layout.etp,
+            exchange=self.transport == "exchange",
+        )
