@@ -16,8 +16,7 @@ from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.program import lower_step
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
-from fourfold.program.resolve import resolve_step
-from fourfold.program.spec import StepSpec, Transport
+from fourfold.program.spec import StepSpec, Transport, resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import Links, make_groups

@@ -9,7 +9,7 @@ from rich.console import Console
 from fourfold.config import UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.program.orders import stage_flops
+from fourfold.program.compiled import stage_flops
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.report.timeline_svg import timeline_svg

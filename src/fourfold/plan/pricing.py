@@ -7,8 +7,7 @@ from fourfold.config import UserError
 from fourfold.layout import resolve_layout
 from fourfold.plan.request import Candidate, Request
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.resolve import resolve_step
-from fourfold.program.spec import StepSpec
+from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
 

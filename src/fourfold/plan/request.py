@@ -12,8 +12,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import Layout, resolve_layout
 from fourfold.layout.mesh import Outermost
-from fourfold.program.resolve import resolve_step
-from fourfold.program.spec import Transport
+from fourfold.program.spec import Transport, resolve_step
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")

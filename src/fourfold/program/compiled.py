@@ -1,14 +1,14 @@
 """What pipeline ranks compute and send from stage to stage: the half of a step that data parallelism does not change."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from fourfold.model.footprint import Footprint
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
 from fourfold.program.instruction import Instruction
-from fourfold.program.orders import compute_orders
-from fourfold.program.schedule import Orders
+from fourfold.program.schedule import Orders, StageTimes, schedule_orders
 from fourfold.program.spec import StepSpec
-from fourfold.program.stage_map import stage_map
+from fourfold.program.stage_map import StageMap, stage_map
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
 from fourfold.program.view import RankView, rank_views
 
@@ -58,3 +58,26 @@ def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[I
     """What one pipeline rank computes and sends."""
     steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
     return insert_loads(insert_recompute(steps, view))
+
+
+def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:
+    """Every rank's order, as the layout's schedule says."""
+    layout = spec.layout
+    times = stage_flops(stages, footprints) if layout.schedule == "auto" else None
+    return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+
+
+def stage_flops(stages: StageMap, footprints: Footprints) -> StageTimes:
+    """FLOPs of each stage's forward, input gradient and weight gradient, as times without prices; transfers as if free."""
+    parts = [[footprints.of(s, stages.policies[s.name]) for s in stage] for stage in stages.stages]
+
+    def sums(number: Callable[[Footprint], int]) -> tuple[float, ...]:
+        return tuple(float(sum(map(number, stage))) for stage in parts)
+
+    return StageTimes(
+        forward=sums(lambda f: f.forward.flops),
+        input_gradient=sums(lambda f: f.backward.flops - f.weight_gradient.flops),
+        weight_gradient=sums(lambda f: f.weight_gradient.flops),
+        activations=sums(lambda f: f.saved_bytes + f.output_bytes),
+        weight_activations=sums(lambda f: f.deferred_bytes),
+    )

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from fourfold.program.buffers import values
-from fourfold.program.compiled import CompiledStages, compile_stages
+from fourfold.program.compiled import CompiledStages, compile_stages, compute_orders
 from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
 from fourfold.program.instruction import Instruction, Program
-from fourfold.program.orders import compute_orders
 from fourfold.program.reductions import insert_reductions
 from fourfold.program.schedule import forward_orders
 from fourfold.program.sizes import BufferSizes

@@ -3,20 +3,11 @@
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
+from fourfold.program import totals
 from fourfold.program.buffers import gradient, values
 from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
-from fourfold.program.totals import (
-    SCALAR_BYTES,
-    count_bytes,
-    data_axes,
-    loss_axes,
-    loss_bytes,
-    norm_axes,
-    router_axes,
-    router_loads_bytes,
-)
 from fourfold.program.view import RankView
 
 _COMPUTES = BACKWARD_OPS | {Op.FORWARD}
@@ -30,8 +21,8 @@ def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int)
 def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]:
     """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the publishing of what was updated, behind the next update."""
     spec, layout = view.spec, view.spec.layout
-    grads, axes = tuple(map(gradient, view.flats.values())), norm_axes(layout)
-    norm = (over(layout, "all_reduce", axes, SCALAR_BYTES),) if axes else ()
+    grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
+    norm = (over(layout, "all_reduce", axes, totals.SCALAR_BYTES),) if axes else ()
     result = [*steps, *_reduce_tied(view), *_balance(view), Instruction(Op.CLIP_NORM, reads=grads, collectives=norm)]
     waits = []
     for unit, flat in view.flats.items():
@@ -79,7 +70,7 @@ def _balance(view: RankView) -> list[Instruction]:
     if not spec.model.num_experts:
         return []
     routers = tuple(f"router/{segment.name}" for segment in view.moe_segments)
-    size, axes = router_loads_bytes(spec), router_axes(spec.layout)
+    size, axes = totals.router_loads_bytes(spec), totals.router_axes(spec.layout)
     loads = (over(spec.layout, "all_reduce", axes, size),) if axes else ()
     return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=size)]
 
@@ -91,13 +82,13 @@ def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
     heads = [i for i in computed if steps[i].segment == "head"]
     has_all_losses = layout.pp == 1 and not model.num_experts
     last = (heads if has_all_losses else computed or [len(steps) - 1])[-1]
-    if axes := loss_axes(spec):
-        total = over(layout, "all_reduce", axes, loss_bytes(model))
+    if axes := totals.loss_axes(spec):
+        total = over(layout, "all_reduce", axes, totals.loss_bytes(model))
         loss = Instruction(Op.SUM_LOSS, collectives=(total,), stream=axes_name(axes))
         steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
-    if axes := data_axes(layout):
+    if axes := totals.data_axes(layout):
         first = heads[0] if heads else len(steps)
-        total = over(layout, "all_reduce", axes, count_bytes(model))
+        total = over(layout, "all_reduce", axes, totals.count_bytes(model))
         count = Instruction(Op.COUNT, collectives=(total,), stream=axes_name(axes))
         steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
     return steps

@@ -11,8 +11,7 @@ from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.layout import resolve_layout
-from fourfold.program.resolve import resolve_step
-from fourfold.program.spec import StepSpec
+from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.view import rank_views
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
