@@ -14,6 +14,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
 from fourfold.program import StepSpec, resolve_step
 from fourfold.simulate.engine import simulate_times
+from fourfold.simulate.play import Play
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.step import simulate
@@ -115,8 +116,8 @@ def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_ag
     prices = prices_for(config, spec, loaded(cluster()))
     prices = replace(prices, stack=replace(prices.stack, contention=0.0))
     found = simulate(spec, prices)
-    parts = (found.programs, found.durations, spec.layout, prices)
-    shared, apart = (function(*parts) for function in (shared_times, simulate_times))  # type: ignore[operator]
+    plays = [Play(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
+    shared, apart = shared_times(plays[0], prices.crowd.paces), simulate_times(plays[1])
     assert shared.makespan == pytest.approx(apart.makespan, rel=1e-6)
     for one, other in zip(shared.ranks, apart.ranks, strict=True):
         assert one.ends == pytest.approx(other.ends, rel=1e-6)

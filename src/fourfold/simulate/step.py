@@ -23,7 +23,7 @@ from fourfold.program.view import RankView
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations, rank_durations
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.play import Times
+from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
@@ -159,9 +159,9 @@ def simulate(
         views = compiled.views(spec)
         lowered = tuple(programs if programs is not None else each_program(compiled, views))
         durations = rank_durations(views, prices)
+        play = Play(lowered, durations, spec.layout, prices)
         shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and spec.layout.pp > 1
-        run = shared_times if shared else simulate_times
-        times = run(lowered, durations, spec.layout, prices)  # type: ignore[arg-type]
+        times = shared_times(play, prices.crowd.paces) if shared else simulate_times(play)  # type: ignore[attr-defined]
         return Simulation(spec, prices, views, lowered, durations, times)
 
 
