@@ -27,10 +27,10 @@ from fourfold.config import ModelConfig, ModelSection, load_run, resolve_model
 from fourfold.config.hardware import load_cluster
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.model.spec import step_flops_per_token
-from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.pricing import candidate_spec
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
@@ -207,7 +207,7 @@ def schedules(report: Report, model: ModelConfig) -> None:
     except ImportError:
         return report.say("torch is not installed, its simulator is left out: pip install torch")
     for name, stages in (("1f1b", 1), ("interleaved_1f1b", 8)):
-        candidate = Candidate(STAGES, name, stages, 1, BATCH // MICROBATCHES, 1, 1, "ring", 8, 1, 1, 1, "none")
+        candidate = Candidate(8, 1, "ring", 1, 1, 1, "none", STAGES, name, stages, 1, BATCH // MICROBATCHES, 1)
         times, places = StageTimes.uniform(STAGES * stages), stage_ranks(name, STAGES, stages)
 
         def drawn(name: str = name, stages: int = stages, times: Any = times, places: Any = places) -> Any:

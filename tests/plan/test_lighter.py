@@ -6,10 +6,11 @@ import pytest
 
 from fourfold.config import ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
 DENSE = {

@@ -6,11 +6,12 @@ import pytest
 
 from fourfold.config import ModelSection, UserError, resolve_model
 from fourfold.config.hardware import load_cluster
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.program import lower_pipeline
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import UserError
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Candidate
 from fourfold.program import compiled
 from fourfold.program.expand import expand_segments
 from tests.plan.test_bounds import EXPERTS, LATENT, request

@@ -13,7 +13,8 @@ from fourfold.config.run_file import parse_run
 from fourfold.cost.masks import Windows
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 from fourfold.simulate.run_prices import Said
 
 SMALLEST_BPE = 512

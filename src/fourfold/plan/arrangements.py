@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.plan.blocks import BlockShape
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline, pipelines, shards
 

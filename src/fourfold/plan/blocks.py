@@ -10,31 +10,13 @@ from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.spec import Segment, build_segments
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.footprints import Footprints
 from fourfold.program.instruction import Op
 from fourfold.program.schedule.fixed import PAIRED
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import PassCosts
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """A rank's share of a microbatch."""
-
-    tp: int
-    cp: int
-    cp_method: str
-    ep: int
-    etp: int
-    microbatch_sequences: int
-    recompute: str
-
-    @property
-    def ulysses(self) -> int:
-        """The degree over which heads are exchanged."""
-        _, mixed, degree = self.cp_method.partition("ring+ulysses:")
-        return int(degree) if mixed else self.cp if self.cp_method == "ulysses" else 1
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ Names of flags and keys as in Megatron-LM (core 0.12), torchtitan (2025) and Dee
 import json
 from collections.abc import Callable
 
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 
 Said = tuple[str, list[str]]
 """The text, and what it leaves out or changes."""

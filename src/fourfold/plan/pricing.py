@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.stage_times import estimate_makespan

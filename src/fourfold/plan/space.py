@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
-from fourfold.plan.blocks import BlockShape
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.schedule.fixed import V_SHAPED
 
