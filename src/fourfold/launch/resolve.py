@@ -1,6 +1,5 @@
 """From a run file to all that is known before a rank starts: complete config, model, layout, programs, and their proof."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,12 +57,7 @@ class ResolvedRun:
 
     def faults(self) -> list[Fault]:
         """What the verifier finds in both programs: an empty list is the proof."""
-        return verify(self.train_programs, self.spec) + check_evaluation(self.evaluate_programs, self.spec)
-
-
-def check_evaluation(programs: Mapping[int, Program], spec: StepSpec) -> list[Fault]:
-    """The verifier on programs that compute no gradients."""
-    return verify(programs, spec)
+        return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.spec)
 
 
 def resolve_run(
