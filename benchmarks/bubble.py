@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.program import Instruction, Op
+from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold_peer import Fourfold
@@ -66,20 +67,20 @@ def observe(rank: int, work: LayoutWork) -> dict[str, Any]:
                 durations[op, stage].append(seconds)
     medians = {key: statistics.median(values) for key, values in durations.items()}
     times = stage_times(medians, transfer_seconds(peer))
-    predicted = timeline(peer.facts.orders, peer.facts.layout.stage_ranks, times)
+    predicted = timeline(CompiledStages(peer.spec).orders(peer.spec), peer.spec.layout.stage_ranks, times)
     return {"idle": idle, "predicted": predicted.bubble_fraction}
 
 
 def stages_by_segment(peer: Fourfold) -> dict[str, int]:
     """The pipeline stage of every segment."""
-    stages = [stage for stage, size in enumerate(peer.facts.layout.stages) for _ in range(size)]
-    return {segment.name: stage for segment, stage in zip(peer.facts.segments, stages, strict=True)}
+    stages = [stage for stage, size in enumerate(peer.spec.layout.stages) for _ in range(size)]
+    return {segment.name: stage for segment, stage in zip(peer.spec.segments, stages, strict=True)}
 
 
 def transfer_seconds(peer: Fourfold) -> float:
     """From the start of a send of hidden states until they are there: half a round trip."""
-    group, facts = peer.groups["pp"], peer.facts
-    buffer = torch.zeros(facts.layout.hidden_tokens, facts.model.hidden_size)
+    group, spec = peer.groups["pp"], peer.spec
+    buffer = torch.zeros(spec.layout.hidden_tokens, spec.model.hidden_size)
     seconds = []
     for _ in range(3 * STEPS):
         start = time.perf_counter()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.calibrate.ranks import Ranks
-from fourfold.calibrate.steps import StepRunner, lowered
+from fourfold.calibrate.steps import StepRunner, table_spec
 from fourfold.config import parse_run
 from fourfold.hardware import Cluster, load_cluster
 from fourfold.program import lower_pipeline, memory_peak
@@ -151,12 +151,12 @@ def measure(
 
 def predict(cluster: Cluster, table: dict[str, Any], ranks: int) -> dict[str, Any]:
     """Seconds of a step; of every rank, bytes by axes and the peak."""
-    facts = lowered(table, ranks, "cpu")
-    simulation = simulate(facts, prices_for(parse_run(table), facts, cluster))
-    programs = lower_pipeline(facts)
+    spec = table_spec(table, ranks, "cpu")
+    simulation = simulate(spec, prices_for(parse_run(table), spec, cluster))
+    programs = lower_pipeline(spec)
     sent, peaks = [], []
     for rank in range(ranks):
-        program = programs[facts.layout.coordinates(rank)["pp"]]
+        program = programs[spec.layout.coordinates(rank)["pp"]]
         sums: dict[str, int] = defaultdict(int)
         for step in program.instructions:
             for collective in step.collectives:

@@ -12,6 +12,7 @@ from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.stack import Stack
 from fourfold.program.liveness import memory_peak
+from fourfold.program.view import rank_views
 from fourfold.validate import Case
 from fourfold.validate.predict import case_prices
 
@@ -52,7 +53,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
     """The peak is the highest of many moments, so it is no straight line in the constants: it is read off where the table is."""
     constants, parts = constants_of(table), []
     for row in rows:
-        stack = case_prices(row.case, row.facts, constants).stack
+        stack = case_prices(row.case, row.spec, constants).stack
         now, peak = {name: getattr(stack, name) / unit for name, unit in UNITS.items()}, _peak(row, stack)
         more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]
@@ -73,8 +74,9 @@ def _live_bytes(case: Case, stack: Stack) -> float:
 
 
 def _peak(row: Lowered, stack: Stack) -> int:
-    facts, programs = row.runs[-1]
-    peaks = [memory_peak(memory_model.held_program(program, facts, stack)).bytes for program in programs]
+    spec, programs = row.runs[-1]
+    both = zip(programs, rank_views(spec), strict=True)
+    peaks = [memory_peak(memory_model.held_program(program, view, stack)).bytes for program, view in both]
     return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
 
 

@@ -14,12 +14,11 @@ import numpy as np
 from fit_table import NAMES, Constants, Numbers, Table, constants_of, scaled
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
-from fourfold.program import Program, lower_pipeline
-from fourfold.program.facts import Lowering
+from fourfold.program import Program, StepSpec, lower_pipeline
 from fourfold.simulate.step import simulate, steady_microbatches
 from fourfold.simulate.whole import check_size
 from fourfold.validate import Case, Prediction
-from fourfold.validate.predict import case_facts, case_prices, host_update_seconds, settle
+from fourfold.validate.predict import case_prices, case_spec, host_update_seconds, settle
 
 _Found = TypeVar("_Found")
 VARIED = 0.1
@@ -35,27 +34,27 @@ class Lowered:
     """A case whose programs are lowered: one number of microbatches, or two and where their line is read."""
 
     case: Case
-    facts: Lowering
-    runs: list[tuple[Lowering, tuple[Program, ...]]] = field(default_factory=list)
+    spec: StepSpec
+    runs: list[tuple[StepSpec, tuple[Program, ...]]] = field(default_factory=list)
     ratio: float | None = None
 
     def seconds(self, constants: Fitted) -> float:
-        prices = case_prices(self.case, self.facts, constants)
-        times = [simulate(facts, prices, programs).seconds for facts, programs in self.runs]
-        host = host_update_seconds(self.facts) if self.case.offloaded == "optimizer" else 0.0
+        prices = case_prices(self.case, self.spec, constants)
+        times = [simulate(spec, prices, programs).seconds for spec, programs in self.runs]
+        host = host_update_seconds(self.spec) if self.case.offloaded == "optimizer" else 0.0
         return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 
 def lowered(case: Case) -> Lowered:
-    facts = case_facts(case)
-    check_size(facts)
-    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
-    least = steady_microbatches(facts)
+    spec = case_spec(case)
+    check_size(spec)
+    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    least = steady_microbatches(spec)
     if least is None or wanted <= least + period:
-        return Lowered(case, facts, [(facts, tuple(lower_pipeline(facts)))])
+        return Lowered(case, spec, [(spec, tuple(lower_pipeline(spec)))])
     fewer = least + (wanted - least) % period
-    both = [facts.with_microbatches(number) for number in (fewer, fewer + period)]
-    return Lowered(case, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
+    both = [spec.with_microbatches(number) for number in (fewer, fewer + period)]
+    return Lowered(case, spec, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
 
 
 def prepare(cases: list[Case], keeps: Callable[[Case, Prediction], bool]) -> list[Lowered]:

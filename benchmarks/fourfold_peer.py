@@ -9,8 +9,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, Layout, resolve_layout
 from fourfold.model.microbatch import Microbatch
 from fourfold.model.rope_tables import rope_tables
-from fourfold.program import lower_step
-from fourfold.program.facts import Lowering
+from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, shard_pieces
@@ -46,12 +45,12 @@ class Fourfold(Peer):
         table = run_table(shape, layout, sequences, length, learning_rate)
         config = parse_run(table if model is None else {**table, "model": model})
         resolved = resolve_model(config.model)
-        facts = Lowering.of(config, resolved, resolve_layout(config, resolved, ranks))
-        self.facts = facts.at(facts.layout.coordinates(self.rank)["pp"])
-        self.program = lower_step(self.facts)
-        self.groups = make_groups(self.facts.layout, self.rank, groups_of(self.facts), 600.0)
+        self.spec = resolve_step(config, resolved, resolve_layout(config, resolved, ranks))
+        view = rank_view(self.spec, self.spec.layout.coordinates(self.rank)["pp"])
+        self.program = lower_step(view)
+        self.groups = make_groups(self.spec.layout, self.rank, groups_of(self.spec), 600.0)
         device = torch.device("cpu")
-        coordinates = self.facts.layout.coordinates(self.rank)
+        coordinates = self.spec.layout.coordinates(self.rank)
 
         def fill(flat: FlatLayout, index: int, out: Tensor) -> None:
             out.zero_()
@@ -60,14 +59,14 @@ class Fourfold(Peer):
                 for first, last, low, high in global_runs(local, coordinates, start, end):
                     target[low:high] = whole[first:last]
 
-        units = build_units(self.facts, self.rank, config.optimizer, device, fill)
-        share_parameters(self.facts, units, self.groups)
-        self.executor = Executor(self.facts, units, self.groups, config.optimizer, device, self.rank)
+        units = build_units(view, self.rank, config.optimizer, device, fill)
+        share_parameters(self.spec, units, self.groups)
+        self.executor = Executor(view, units, self.groups, config.optimizer, device, self.rank)
         self.tables = rope_tables(resolved, length, torch.float32, device)
 
     def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":
         """What the executor reads in a step on this batch."""
-        layout = self.facts.layout
+        layout = self.spec.layout
         rows = [range(len(tokens))]
         if self.takes_part:
             rows = [layout.rows(self.rank, m) for m in range(layout.num_microbatches)]

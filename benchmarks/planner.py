@@ -28,11 +28,12 @@ from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.model.spec import step_flops_per_token
-from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder, Bounds
-from fourfold.plan.pricing import candidate_facts
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import BlockShape, Candidate
+from fourfold.plan.pricing import candidate_spec
+from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
+from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.timeline import timeline
 from fourfold.simulate.run_prices import prices_for, transport_on
@@ -118,7 +119,7 @@ def prediction_of(*overrides: str) -> Callable[[], StepPrediction]:
 
     def predict() -> StepPrediction:
         resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data), transport_on(machine))
-        return predict_step(resolved.facts, prices_for(resolved.config, resolved.facts, machine))
+        return predict_step(resolved.spec, prices_for(resolved.config, resolved.spec, machine))
 
     return predict
 
@@ -207,18 +208,21 @@ def schedules(report: Report, model: ModelConfig) -> None:
     except ImportError:
         return report.say("torch is not installed, its simulator is left out: pip install torch")
     for name, stages in (("1f1b", 1), ("interleaved_1f1b", 8)):
-        candidate = Candidate(STAGES, name, stages, 1, BATCH // MICROBATCHES, 1, 1, "ring", 8, 1, 1, 1, "none")
+        candidate = Candidate(8, 1, "ring", 1, 1, 1, "none", STAGES, name, stages, 1, BATCH // MICROBATCHES, 1)
         times, places = StageTimes.uniform(STAGES * stages), stage_ranks(name, STAGES, stages)
 
         def drawn(name: str = name, stages: int = stages, times: Any = times, places: Any = places) -> Any:
             return timeline(schedule_orders(name, STAGES, stages, MICROBATCHES), places, times)
 
         def program(candidate: Candidate = candidate) -> Any:
-            facts = candidate_facts(request, candidate)
-            return simulate(facts, request.prices(facts.layout))
+            spec = candidate_spec(request, candidate)
+            return simulate(spec, request.prices(spec.layout))
 
         kept, in_steps = stepped(STAGES, stages, MICROBATCHES)
-        own = [[(c.op.name == "FORWARD", c.stage, c.microbatch) for c in order] for order in program().facts.orders]
+        own = [
+            [(c.op.name == "FORWARD", c.stage, c.microbatch) for c in order]
+            for order in CompiledStages(program().spec).orders(program().spec)
+        ]
         if computed(kept) != own:
             sys.exit(f"{name}: torch's order is another one")
         actions, length = sum(map(len, kept.values())), max(map(len, in_steps.values()))

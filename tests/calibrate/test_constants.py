@@ -13,8 +13,9 @@ from fourfold.hardware import load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Pass, Product
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec, resolve_step
 from fourfold.simulate.engine import simulate_times
+from fourfold.simulate.play import Play
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.step import simulate
@@ -87,7 +88,7 @@ def test_a_wrong_key_is_named(path: tuple[str, ...], value: Any, named: str) -> 
     assert "fourfold calibrate" in str(caught.value)
 
 
-def run(layout: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
+def run(layout: dict[str, Any], ranks: int) -> tuple[Any, StepSpec]:
     table = {
         "model": {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "ffn_size": 64, "vocab_size": 64},
         "batch": {"global_sequences": 8, "sequence_length": 16, "steps": 1},
@@ -96,7 +97,7 @@ def run(layout: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
     }
     config = parse_run(table)
     model = resolve_model(config.model)
-    return config, Lowering.of(config, model, resolve_layout(config, model, ranks), "exchange")
+    return config, resolve_step(config, model, resolve_layout(config, model, ranks), "exchange")
 
 
 LAYOUTS = [
@@ -112,31 +113,32 @@ LAYOUTS = [
 def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_agree(
     layout: dict[str, Any], ranks: int
 ) -> None:
-    config, facts = run(layout, ranks)
-    prices = prices_for(config, facts, loaded(cluster()))
+    config, spec = run(layout, ranks)
+    prices = prices_for(config, spec, loaded(cluster()))
     prices = replace(prices, stack=replace(prices.stack, contention=0.0))
-    programs = simulate(facts, prices).programs
-    shared, apart = (function(programs, facts, prices) for function in (shared_times, simulate_times))  # type: ignore[operator]
+    found = simulate(spec, prices)
+    plays = [Play(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
+    shared, apart = shared_times(plays[0], prices.crowd.paces), simulate_times(plays[1])
     assert shared.makespan == pytest.approx(apart.makespan, rel=1e-6)
     for one, other in zip(shared.ranks, apart.ranks, strict=True):
         assert one.ends == pytest.approx(other.ends, rel=1e-6)
 
 
 def test_a_stage_computes_faster_while_the_other_waits() -> None:
-    config, facts = run({"pp": 2, "schedule": "1f1b"}, 2)
+    config, spec = run({"pp": 2, "schedule": "1f1b"}, 2)
     table = cluster()
-    slow = simulate(facts, prices_for(config, facts, loaded(table))).seconds
+    slow = simulate(spec, prices_for(config, spec, loaded(table))).seconds
     table["calibration"]["ranks_2"]["stack"]["paces"] = [2.0, 1.0]
-    fast = simulate(facts, prices_for(config, facts, loaded(table))).seconds
+    fast = simulate(spec, prices_for(config, spec, loaded(table))).seconds
     assert slow / 2 < fast < slow
 
 
 def test_attention_within_documents_costs_its_share_here_too() -> None:
-    config, facts = run({}, 1)
+    config, spec = run({}, 1)
     masked = config.model_copy(
         update={"data": config.data.model_copy(update={"document_mask": True, "document_tokens": 4})}
     )
-    whole, documents = (prices_for(each, facts, loaded(cluster())) for each in (config, masked))
+    whole, documents = (prices_for(each, spec, loaded(cluster())) for each in (config, masked))
     scores = Attention(1, 16, 16, 4, 4, 8, 8)
     assert documents.kernel(scores) == pytest.approx(whole.kernel(scores) * masked_share(16, 4))
     assert documents.memory(1e6) == whole.memory(1e6)

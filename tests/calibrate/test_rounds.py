@@ -8,9 +8,11 @@ from fourfold.calibrate import machine
 from fourfold.calibrate.fit import PHASES
 from fourfold.calibrate.machine import measure_machine
 from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
-from fourfold.calibrate.steps import lowered
+from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Tier
+from fourfold.program import rank_view
+from fourfold.program.footprints import phase_of
 from fourfold.simulate.durations import update_bytes
 from tests.calibrate.machine_table import crowd
 
@@ -68,16 +70,17 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
     table, constants = _constants(group.size)
     steps = []
     for each in step_tables(dtype, quick=True):
-        facts = lowered(each, 1, "cpu")
-        blocks, m = 2, facts.layout.num_microbatches
+        spec = table_spec(each, 1, "cpu")
+        view = rank_view(spec)
+        blocks, m = 2, spec.layout.num_microbatches
         seconds: dict[str, float] = {}
-        for name, (kind, attribute) in PHASES.items():
-            segment = next(s for s in facts.segments if s.kind == kind)
-            phase = getattr(facts.footprint(segment), attribute)
+        for name, (kind, op) in PHASES.items():
+            segment = next(s for s in spec.segments if s.kind == kind)
+            phase = phase_of(view.footprint(segment), op)
             seconds[name] = sum(constants.kernel(item) for item in phase.work)
-        for unit in facts.flats:
-            kind = facts.by_name[unit].kind if unit in facts.by_name else unit
-            size = update_bytes(facts, unit)
+        for unit, flat in view.flats.items():
+            kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
+            size = update_bytes(spec, flat)
             seconds[f"update {kind}"] = constants.update_seconds + size / constants.update_bytes_per_second
         often = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}
         once = {"update embedding": 1, "update head": 1}

@@ -10,16 +10,16 @@ from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import Fitted
 from fourfold.cost.prices import spared_copies
 from fourfold.hardware import load_cluster
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec
 from tests.support.priced import STACK, forward_of, lowered, prices_of
 
 
-def _experts(**layout: Any) -> Lowering:
+def _experts(**layout: Any) -> StepSpec:
     """Mixtral 8x7B on 32 devices."""
     return lowered("mixtral-8x7b", 32000, **{"dp_shard": 16, "zero": 1, "ep": 8, **layout})
 
 
-def _in_pairs(schedule: str) -> Lowering:
+def _in_pairs(schedule: str) -> StepSpec:
     return _experts(pp=2, schedule=schedule, virtual_stages=2)
 
 
@@ -49,8 +49,8 @@ def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
 
 def test_experts_on_few_nodes_send_less_between_nodes() -> None:
     """A token that has experts on at most one of two nodes crosses to the other half the times."""
-    facts = _in_pairs("dualpipe_v")
-    wide = replace(facts.layout, ep=16)
+    spec = _in_pairs("dualpipe_v")
+    wide = replace(spec.layout, ep=16)
 
     def seconds(top_nodes: int) -> float:
         stack = replace(STACK, dispatcher="deepep")
@@ -73,10 +73,10 @@ def test_copies_that_need_not_be_sent_are_those_to_a_place_that_has_one(places: 
 
 
 def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
-    facts = _experts(ep=4)
+    spec = _experts(ep=4)
     spent = {}
     for dispatcher in ("alltoall", "deepep", "hybridep"):
-        cost = phase_cost(forward_of(facts), prices_of(facts, replace(STACK, dispatcher=dispatcher), top_k=2))
+        cost = phase_cost(forward_of(spec), prices_of(spec, replace(STACK, dispatcher=dispatcher), top_k=2))
         spent[dispatcher] = (cost.busy["passes over memory"], cost.communication["ep"], cost.busy["matrix products"])
     assert spent["alltoall"][0] > spent["deepep"][0] > spent["hybridep"][0] > 0
     assert spent["alltoall"][1] > spent["deepep"][1] == spent["hybridep"][1]
@@ -97,11 +97,11 @@ def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
 def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
     """What lies between their products is part of them in MXFP8 and NVFP4, in bf16 it is not."""
     constants = Fitted({}, {"default": {"fused": 0.5, "fused_experts": True}}, {})
-    facts = _experts()
+    spec = _experts()
 
     def passes(**options: bool) -> float:
         stack = replace(constants.stack("any"), **options)
-        return phase_cost(forward_of(facts), prices_of(facts, stack, kernels=constants.kernels("any", stack))).busy[
+        return phase_cost(forward_of(spec), prices_of(spec, stack, kernels=constants.kernels("any", stack))).busy[
             "passes over memory"
         ]
 

@@ -14,7 +14,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Product
 from fourfold.plan.request import Request
-from fourfold.program.facts import Lowering
+from fourfold.program import resolve_step
 from fourfold.simulate.run_prices import prices_for
 
 SCORES = Attention(1, 2048, 2048, 8, 8, 64, 64)
@@ -48,8 +48,8 @@ def test_a_run_with_documents_pays_for_the_attention_within_them() -> None:
     def prices(**data: object) -> Prices:
         config = parse_run({"model": {"preset": "llama3-8b"}, "batch": BATCH, "data": data}, source="test")
         model = resolve_model(config.model)
-        facts = Lowering.of(config, model, resolve_layout(config, model))
-        return prices_for(config, facts, load_cluster("dgx-h100:8"))
+        spec = resolve_step(config, model, resolve_layout(config, model))
+        return prices_for(config, spec, load_cluster("dgx-h100:8"))
 
     whole, documents = prices(document_mask=True), prices(document_mask=True, document_tokens=500)
     assert documents.kernel(SCORES) == pytest.approx(whole.kernel(SCORES) * masked_share(2048, 500))

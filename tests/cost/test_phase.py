@@ -13,8 +13,7 @@ from fourfold.cost.phase import whole
 from fourfold.hardware import load_cluster
 from fourfold.model.traffic import Traffic
 from fourfold.model.work import Join, Pass, Phase, Product, Start
-from fourfold.program import lower_pipeline
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec, lower_pipeline, rank_view
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import predict_step
 from tests.support.priced import STACK, forward_of, lowered, prices_of
@@ -22,12 +21,12 @@ from tests.support.priced import STACK, forward_of, lowered, prices_of
 H100 = load_cluster("dgx-h100:64")
 
 
-def _facts(**layout: Any) -> Lowering:
+def _spec(**layout: Any) -> StepSpec:
     return lowered("llama3-8b", 128256, **{"microbatch_sequences": 1, **layout})
 
 
-TP8 = _facts(tp=8, sequence_parallel=True, dp_shard=2, zero=1)
-TP8_PP2 = _facts(tp=8, sequence_parallel=True, pp=2)
+TP8 = _spec(tp=8, sequence_parallel=True, dp_shard=2, zero=1)
+TP8_PP2 = _spec(tp=8, sequence_parallel=True, pp=2)
 
 
 def test_parts_add_up() -> None:
@@ -37,8 +36,10 @@ def test_parts_add_up() -> None:
 
 
 def test_waiting_for_every_collective_is_not_faster() -> None:
+    view = rank_view(TP8)
+    block = view.footprint(view.stages.segments["b1"])
     beside, apart = (
-        phase_cost(TP8.footprint(TP8.by_name["b1"]).backward, prices_of(TP8, replace(STACK, overlap_inside=overlaps)))
+        phase_cost(block.backward, prices_of(TP8, replace(STACK, overlap_inside=overlaps)))
         for overlaps in (True, False)
     )
     assert beside.seconds <= apart.seconds
@@ -87,7 +88,8 @@ def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
 
 
 def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
-    chunks = TP8.footprint(TP8.by_name["head"]).backward
+    view = rank_view(TP8)
+    chunks = view.footprint(view.stages.segments["head"]).backward
     joined = whole(chunks)
     assert joined.flops == chunks.flops
     assert sum(item.bytes for item in joined.work if isinstance(item, Pass)) == sum(
@@ -108,14 +110,15 @@ def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
 
 
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
-    alone = _facts(dp_shard=1, zero=3)
-    assert units_bytes(alone, replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
+    alone = _spec(dp_shard=1, zero=3)
+    assert units_bytes(rank_view(alone), replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
     for shards in (8, 64):
-        facts = _facts(dp_shard=shards, zero=3)
-        program, model = lower_pipeline(facts)[0], facts.model
-        parts = {name: sum(p.numel for p in facts.all_flats[name].parameters) for name in ("embed", "head", "b0")}
+        spec = _spec(dp_shard=shards, zero=3)
+        program, model = lower_pipeline(spec)[0], spec.model
+        parts = {name: sum(p.numel for p in rank_view(spec).flats[name].parameters) for name in ("embed", "head", "b0")}
         more, none = (
-            memory_peak(held_program(program, facts, replace(STACK, unit_bytes=each))).bytes for each in (6.0, 0.0)
+            memory_peak(held_program(program, rank_view(spec), replace(STACK, unit_bytes=each))).bytes
+            for each in (6.0, 0.0)
         )
         whole = parts["embed"] + parts["head"] + 4 * parts["b0"]
         assert parts["embed"] == model.vocab_size * model.hidden_size
@@ -127,7 +130,7 @@ def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     bare = replace(STACK, logits_bytes=0.0)
 
     def peak(**options: float) -> int:
-        return memory_peak(held_program(program, TP8, replace(bare, **options))).bytes
+        return memory_peak(held_program(program, rank_view(TP8), replace(bare, **options))).bytes
 
     blocks, tokens, hidden = 32, 4096, TP8.model.hidden_size
     assert peak(saved_bytes=2.0) - peak() == 2 * blocks * tokens // 8 * hidden
@@ -154,6 +157,6 @@ def test_no_stack_is_needed_for_the_order_of_layouts() -> None:
         stack = fitted().stack(name)
         times = []
         for tp in (8, 16, 32):
-            facts = _facts(tp=tp, dp_shard=64 // tp, zero=1, sequence_parallel=True)
-            times.append(predict_step(facts, prices_of(facts, stack)).seconds)
+            spec = _spec(tp=tp, dp_shard=64 // tp, zero=1, sequence_parallel=True)
+            times.append(predict_step(spec, prices_of(spec, stack)).seconds)
         assert times == sorted(times), name

@@ -13,8 +13,9 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import AXES, Layout, flat_layouts, resolve_layout
 from fourfold.layout.mesh import ORDERS, VIEWS
 from fourfold.model.spec import build_segments
-from fourfold.program import Lowering
-from tests.support.programs import make_facts
+from fourfold.program import StepSpec, rank_view
+from fourfold.program.stage_map import stage_map
+from tests.support.programs import make_spec, make_view
 from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=60, deadline=None)
@@ -96,8 +97,8 @@ def test_the_tied_group_is_the_first_and_the_last_stage(layout: Layout) -> None:
 
 @SOME
 @given(lowerings())
-def test_every_position_of_a_sequence_is_on_one_context_rank(facts: Lowering) -> None:
-    layout = facts.layout
+def test_every_position_of_a_sequence_is_on_one_context_rank(spec: StepSpec) -> None:
+    layout = spec.layout
     for group in layout.groups(("cp",)):
         positions = sorted(p for rank in group for p in layout.positions(rank))
         assert positions == list(range(layout.sequence_length))
@@ -127,10 +128,10 @@ def test_ranks_that_differ_in_no_data_axis_read_the_same_rows(layout: Layout) ->
 
 @SOME
 @given(lowerings())
-def test_shards_are_equal_aligned_and_cover_every_parameter_once(facts: Lowering) -> None:
+def test_shards_are_equal_aligned_and_cover_every_parameter_once(spec: StepSpec) -> None:
     """Dense units are cut for `dp_shard x cp` ranks, experts' for `edp`, each for its replicas too, where ZeRO shards them."""
-    layout = facts.layout
-    for flat in flat_layouts(facts.segments, layout).values():
+    layout = spec.layout
+    for flat in flat_layouts(spec.segments, layout).values():
         cuts = layout.dp_shard * layout.cp if flat.domain == "dense" else layout.edp
         assert flat.num_shards == (cuts if layout.zero else 1)
         ranges = [flat.shard_range(index) for index in range(flat.num_shards)]
@@ -149,10 +150,10 @@ def test_shards_are_equal_aligned_and_cover_every_parameter_once(facts: Lowering
 
 @SOME
 @given(lowerings(max_ranks=32))
-def test_the_ranks_parts_of_a_parameter_are_the_whole_of_it_and_copies_alike(facts: Lowering) -> None:
+def test_the_ranks_parts_of_a_parameter_are_the_whole_of_it_and_copies_alike(spec: StepSpec) -> None:
     """Over the ranks that split a parameter its parts cover it, each element as often as there are ranks with that part."""
-    layout = facts.layout
-    for flat in flat_layouts(facts.segments, layout).values():
+    layout = spec.layout
+    for flat in flat_layouts(spec.segments, layout).values():
         for parameter in flat.parameters:
             boxes = Counter(parameter.box(layout.coordinates(r)) for r in layout.group_of(0, ("dp_shard", "cp", "tp")))
             assert len(set(boxes.values())) == 1
@@ -162,10 +163,10 @@ def test_the_ranks_parts_of_a_parameter_are_the_whole_of_it_and_copies_alike(fac
 
 @SOME
 @given(lowerings(max_ranks=32))
-def test_what_ranks_hold_alike_is_summed_where_they_compute_parts_of_it(facts: Lowering) -> None:
+def test_what_ranks_hold_alike_is_summed_where_they_compute_parts_of_it(spec: StepSpec) -> None:
     """Along `tp`: what is not split is held alike; its gradient is a sum over `tp` where the ranks see other tokens or heads."""
-    layout = facts.layout
-    for flat in flat_layouts(facts.segments, layout).values():
+    layout = spec.layout
+    for flat in flat_layouts(spec.segments, layout).values():
         assert not flat.sums or flat.domain == "dense"
         for parameter, start, end in flat.ranges():
             wanted = None
@@ -182,8 +183,8 @@ def test_what_ranks_hold_alike_is_summed_where_they_compute_parts_of_it(facts: L
 
 @SOME
 @given(lowerings())
-def test_decayed_parameters_come_first_and_are_the_matrices(facts: Lowering) -> None:
-    for flat in flat_layouts(facts.segments, facts.layout).values():
+def test_decayed_parameters_come_first_and_are_the_matrices(spec: StepSpec) -> None:
+    for flat in flat_layouts(spec.segments, spec.layout).values():
         decayed = [parameter.weight_decay for parameter in flat.parameters]
         assert decayed == sorted(decayed, reverse=True)
         assert flat.decayed_numel == sum(p.numel for p in flat.parameters if len(p.shape) >= 2)
@@ -191,28 +192,28 @@ def test_decayed_parameters_come_first_and_are_the_matrices(facts: Lowering) -> 
 
 @SOME
 @given(lowerings())
-def test_every_pipeline_rank_holds_its_stages_and_each_unit_has_one_owner(facts: Lowering) -> None:
+def test_every_pipeline_rank_holds_its_stages_and_each_unit_has_one_owner(spec: StepSpec) -> None:
     """But for a tied embedding, which the first and the last stage hold."""
-    layout, held = facts.layout, Counter(unit for pp in range(facts.layout.pp) for unit in facts.at(pp).flats)
-    shared = {"embed"} if facts.model.tie_embeddings and layout.degree("tied") == 2 else set()
-    assert held == {unit.name: 1 + (unit.name in shared) for s in facts.segments for unit in s.own}
-    local = [segment.name for stage in range(len(layout.stages)) for segment in facts.stage_segments(stage)]
-    assert local == [segment.name for segment in facts.segments]
-    assert sum(layout.stages) == len(facts.segments)
-    assert [len(facts.at(pp).local_stages) for pp in range(layout.pp)] == [layout.virtual_stages] * layout.pp
+    layout, held = spec.layout, Counter(unit for pp in range(spec.layout.pp) for unit in rank_view(spec, pp).flats)
+    shared = {"embed"} if spec.model.tie_embeddings and layout.degree("tied") == 2 else set()
+    assert held == {unit.name: 1 + (unit.name in shared) for s in spec.segments for unit in s.own}
+    local = [segment.name for stage in range(len(layout.stages)) for segment in stage_map(spec).stages[stage]]
+    assert local == [segment.name for segment in spec.segments]
+    assert sum(layout.stages) == len(spec.segments)
+    assert [len(stage_map(spec).held(pp)) for pp in range(layout.pp)] == [layout.virtual_stages] * layout.pp
 
 
 def test_only_sharded_state_is_split() -> None:
     for zero in range(4):
-        flat = make_facts(dp_replicate=2, dp_shard=4, zero=zero).flats["b0"]
+        flat = make_view(dp_replicate=2, dp_shard=4, zero=zero).flats["b0"]
         assert flat.num_shards == (1 if zero == 0 else 4)
 
 
 def test_a_unit_has_every_parameter_of_the_model_once() -> None:
-    facts = make_facts({"qk_norm": True, "num_layers": 3})
-    names = [spec.name for segment in build_segments(facts.model) for spec in segment.parameters]
+    spec = make_spec({"qk_norm": True, "num_layers": 3})
+    names = [spec.name for segment in build_segments(spec.model) for spec in segment.parameters]
     assert len(names) == len(set(names)) == 3 + 3 * 11
-    assert flat_layouts(facts.segments, facts.layout).keys() == {"embed", "b0", "b1", "b2", "head"}
+    assert flat_layouts(spec.segments, spec.layout).keys() == {"embed", "b0", "b1", "b2", "head"}
 
 
 # From the run file

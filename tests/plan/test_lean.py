@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.lean import CLEARLY, SHARE, Lean
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.plan.space import block_shapes
 from fourfold.simulate.step import StepPrediction

@@ -7,10 +7,11 @@ import pytest
 from fourfold.config import ModelSection, UserError
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.lighter import lighter, mended
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
 DENSE = {

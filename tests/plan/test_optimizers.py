@@ -7,10 +7,10 @@ import pytest
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
 from fourfold.plan.exports import EXPORTS
-from fourfold.plan.pricing import Pricer, candidate_facts
-from fourfold.program import Instruction, Op, lower_step, verify
-from fourfold.program.sizes import state_bytes
-from fourfold.simulate.durations import Durations
+from fourfold.plan.pricing import Pricer, candidate_spec
+from fourfold.program import Instruction, Op, lower_step, rank_view, verify
+from fourfold.program.sizes import buffer_bytes
+from fourfold.simulate.durations import Durations, PassCosts
 from fourfold.simulate.step import predict_step
 from tests.plan.test_bounds import drawn, request
 from tests.plan.test_pricer import LAYOUT
@@ -42,28 +42,27 @@ def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
     """bf16 weights, the rest in fp32: an update reads the gradient, reads and writes master weights and state, writes weights."""
     tensors = len(OPTIMIZERS[name].spec.state)
     asked = request(16, 64, optimizer=section(name))
-    facts = candidate_facts(asked, LAYOUT)
-    unit, numel = "b0", facts.flats["b0"].shard_numel
-    assert facts.buffer_bytes(f"optimizer/{unit}") == 4 * tensors * numel
-    assert state_bytes(facts) == 4 * (1 + tensors) * sum(segment.numel for segment in facts.segments)
-    prices = asked.prices(facts.layout)
+    asked_spec = candidate_spec(asked, LAYOUT)
+    view = rank_view(asked_spec)
+    unit, numel = "b0", view.flats["b0"].shard_numel
+    assert buffer_bytes(view, f"optimizer/{unit}") == 4 * tensors * numel
+    assert asked_spec.checkpoint_bytes == 4 * (1 + tensors) * sum(segment.numel for segment in asked_spec.segments)
+    prices = asked.prices(asked_spec.layout)
     moved = numel * (4 + 2 * 4 * (1 + tensors) + 2)
-    assert Durations(facts, prices).local(Instruction(Op.UPDATE, unit)) == prices.memory(moved)
+    assert Durations(view, prices, PassCosts(prices)).local(Instruction(Op.UPDATE, unit)) == prices.memory(moved)
 
 
 @names
 def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
     asked, spec = request(16, 64, optimizer=section(name)), OPTIMIZERS[name].spec
-    facts = candidate_facts(asked, replace(LAYOUT, pp=1))
-    more = replace(facts, optimizer=replace(spec, state=(*spec.state, StateTensor("another"))))
-    programs = [lower_step(each) for each in (facts, more)]
+    one = candidate_spec(asked, replace(LAYOUT, pp=1))
+    more = replace(one, optimizer=replace(spec, state=(*spec.state, StateTensor("another"))))
+    programs = [lower_step(rank_view(each)) for each in (one, more)]
     own, wider = (sum(program.buffers[buffer] for buffer in program.resident) for program in programs)
-    assert wider - own == 4 * sum(flat.shard_numel for flat in facts.flats.values())
-    assert (
-        predict_step(facts, asked.prices(facts.layout)).seconds < predict_step(more, asked.prices(facts.layout)).seconds
-    )
-    assert not verify(by_rank(programs[:1], facts), facts)
-    faults = verify(by_rank(programs[:1], facts), more)
+    assert wider - own == 4 * sum(flat.shard_numel for flat in rank_view(one).flats.values())
+    assert predict_step(one, asked.prices(one.layout)).seconds < predict_step(more, asked.prices(one.layout)).seconds
+    assert not verify(by_rank(programs[:1], one), one)
+    faults = verify(by_rank(programs[:1], one), more)
     assert any("buffer optimizer/b0 is declared with" in fault.message for fault in faults)
 
 

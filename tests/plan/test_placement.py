@@ -7,11 +7,12 @@ import pytest
 from fourfold.config import ModelSection, UserError
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed
-from fourfold.plan.pricing import Priced, Pricer, candidate_facts
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.pricing import Priced, Pricer, candidate_spec
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.program import lower_pipeline
 
@@ -32,11 +33,11 @@ def priced(request: Request, layout: Candidate) -> Priced:
 
 
 def transfer(request: Request, layout: Candidate) -> float:
-    return request.prices(candidate_facts(request, layout).layout).transfer(10**8, 1, 2)
+    return request.prices(candidate_spec(request, layout).layout).transfer(10**8, 1, 2)
 
 
 def reduction(request: Request, layout: Candidate) -> float:
-    return request.prices(candidate_facts(request, layout).layout).collective("reduce_scatter", "dp_shard", 10**8)
+    return request.prices(candidate_spec(request, layout).layout).collective("reduce_scatter", "dp_shard", 10**8)
 
 
 def test_messages_between_stages_stay_in_a_node_where_data_is_outermost() -> None:
@@ -57,8 +58,8 @@ def test_the_pipeline_that_leaves_its_node_is_waited_for() -> None:
 
 
 def test_every_rank_runs_the_same_program_in_any_order() -> None:
-    facts = [candidate_facts(asked(), replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
-    assert len({tuple(program.instructions for program in lower_pipeline(each)) for each in facts}) == 1
+    spec = [candidate_spec(asked(), replace(LAYOUT, outermost=order)) for order in ("pp", "dp_replicate", "dp")]
+    assert len({tuple(program.instructions for program in lower_pipeline(each)) for each in spec}) == 1
 
 
 def test_the_best_order_is_kept() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import UserError
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Candidate
-from fourfold.program import lower
+from fourfold.program import compiled
 from fourfold.program.expand import expand_segments
 from tests.plan.test_bounds import EXPERTS, LATENT, request
 
@@ -62,11 +62,11 @@ def test_what_fits_does_with_what_is_kept_of_others() -> None:
 def test_what_is_computed_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def counted(order, facts, training=True):  # type: ignore[no-untyped-def]
-        made.append(facts.pp_rank)
-        return expand_segments(order, facts, training)
+    def counted(order, view, training=True):  # type: ignore[no-untyped-def]
+        made.append(view.pp_rank)
+        return expand_segments(order, view, training)
 
-    monkeypatch.setattr(lower, "expand_segments", counted)
+    monkeypatch.setattr(compiled, "expand_segments", counted)
     pricer = Pricer(request(16, 8))
     for division in DIVISIONS:
         pricer.predict(replace(LAYOUT, **division))

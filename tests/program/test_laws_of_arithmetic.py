@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from fourfold.config import ModelSection
 from fourfold.huggingface import resolve_model
 from fourfold.model.spec import num_parameters, step_flops_per_token
-from fourfold.program import Lowering, lower_pipeline
-from tests.support.programs import make_facts
+from fourfold.program import StepSpec, lower_pipeline
+from tests.support.programs import make_spec
 from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=60, deadline=None)
@@ -34,17 +34,17 @@ def test_training_the_405b_model_on_15_trillion_tokens() -> None:
 
 @SOME
 @given(lowerings(shapes=("dense",), tensor=False))
-def test_a_program_does_the_useful_arithmetic_and_what_it_recomputes(facts: Lowering) -> None:
+def test_a_program_does_the_useful_arithmetic_and_what_it_recomputes(spec: StepSpec) -> None:
     """Without recompute: 6 per parameter of a matrix product and token, the head's forward among them, and attention's
     forward and 2.5-fold backward (flash attention, Dao et al. 2022, computes the scores again). Over all stages."""
-    model, layout = facts.model, facts.layout
+    model, layout = spec.model, spec.layout
     tokens = layout.microbatch_sequences * layout.sequence_length * layout.num_microbatches
-    blocks = sum(p.numel for s in facts.segments for p in s.parameters if s.kind == "block" and len(p.shape) == 2)
+    blocks = sum(p.numel for s in spec.segments for p in s.parameters if s.kind == "block" and len(p.shape) == 2)
     products = blocks + model.vocab_size * model.hidden_size
     attention = 2 * layout.sequence_length * model.num_heads * model.head_dim * model.num_layers
     forward = (2 * blocks + attention) // model.num_layers
     recomputed = sum(policy == "full" for policy in layout.recompute) * forward
-    total = sum(step.flops for program in lower_pipeline(facts) for step in program.instructions)
+    total = sum(step.flops for program in lower_pipeline(spec) for step in program.instructions)
     assert total == pytest.approx(tokens * (6 * products + 3.5 * attention + recomputed), abs=tokens * model.num_layers)
 
 
@@ -53,7 +53,7 @@ def test_the_halves_of_backward_do_its_arithmetic(schedule: str) -> None:
     """Input and weight gradients are half each of the products' backward (Qi et al. 2023); together the whole."""
     make = {"model": {"num_layers": 6}, "pp": 2, "virtual_stages": 2 if schedule == "zb_v" else 1, "accumulation": 4}
     halves, whole = (
-        sum(step.flops for p in lower_pipeline(make_facts(**make, schedule=s)) for step in p.instructions)  # type: ignore[arg-type]
+        sum(step.flops for p in lower_pipeline(make_spec(**make, schedule=s)) for step in p.instructions)  # type: ignore[arg-type]
         for s in (schedule, "interleaved_1f1b" if schedule == "zb_v" else "1f1b")
     )
     assert halves == whole

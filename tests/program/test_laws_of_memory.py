@@ -9,21 +9,22 @@ from hypothesis import given, settings
 from fourfold.config import ModelSection
 from fourfold.huggingface import resolve_model
 from fourfold.model.spec import num_parameters
-from fourfold.program import Lowering, Op, Program, lower_pipeline, lower_step, memory_peak
-from tests.support.programs import make_facts
+from fourfold.program import Op, Program, StepSpec, lower_pipeline, lower_step, memory_peak, rank_view
+from fourfold.program.sizes import buffer_bytes
+from tests.support.programs import make_spec, make_view
 from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=60, deadline=None)
 
 
-def _resident_bytes(facts: Lowering, pp_rank: int = 0) -> int:
-    program = lower_step(facts.at(pp_rank))
+def _resident_bytes(spec: StepSpec, pp_rank: int = 0) -> int:
+    program = lower_step(rank_view(spec, pp_rank))
     return sum(program.buffers[name] for name in program.resident)
 
 
-def _state_at_update(facts: Lowering, pp_rank: int = 0) -> int:
+def _state_at_update(spec: StepSpec, pp_rank: int = 0) -> int:
     """Bytes of parameters, gradients and optimizer state when the gradient norm is taken: everything that is live then."""
-    program = lower_step(facts.at(pp_rank))
+    program = lower_step(rank_view(spec, pp_rank))
     live = set(program.resident)
     for step in program.instructions:
         if step.op is Op.CLIP_NORM:
@@ -35,18 +36,18 @@ def _state_at_update(facts: Lowering, pp_rank: int = 0) -> int:
 
 @SOME
 @given(lowerings())
-def test_each_zero_stage_keeps_no_more_than_the_one_before(facts: Lowering) -> None:
+def test_each_zero_stage_keeps_no_more_than_the_one_before(spec: StepSpec) -> None:
     """On every pipeline rank. There is something to shard over where `dp_shard x cp` is more than one, for experts `edp`."""
-    stages = [replace(facts, layout=replace(facts.layout, zero=zero)) for zero in range(4)]
-    for pp_rank in range(facts.layout.pp):
+    stages = [replace(spec, layout=replace(spec.layout, zero=zero)) for zero in range(4)]
+    for pp_rank in range(spec.layout.pp):
         resident = [_resident_bytes(stage, pp_rank) for stage in stages]
         state = [_state_at_update(stage, pp_rank) for stage in stages]
         assert resident == sorted(resident, reverse=True)
         assert state == sorted(state, reverse=True)
-        if facts.layout.dp_shard * facts.layout.cp > 1:
+        if spec.layout.dp_shard * spec.layout.cp > 1:
             assert resident[0] > resident[1] == resident[2] > resident[3]
             assert state[0] > state[1] > state[2] > state[3]
-        elif facts.layout.edp == 1:
+        elif spec.layout.edp == 1:
             assert len(set(resident)) == len(set(state)) == 1
 
 
@@ -60,31 +61,31 @@ def test_the_arithmetic_of_the_zero_paper(dp_shard: int, cp: int) -> None:
     parameters = num_parameters(model)
     expected = [2 + 2 + 12, 2 + 2 + 12 / ranks, 2 + (2 + 12) / ranks, 16 / ranks]
     for zero, per_parameter in enumerate(expected):
-        facts = make_facts(
+        spec = make_spec(
             model, dp_shard=dp_shard, cp=cp, zero=zero, sequence_length=512,
             precision={"compute": "bf16", "gradients": "bf16"},
         )  # fmt: skip
-        assert _state_at_update(facts) / parameters == pytest.approx(per_parameter, rel=1e-3)
+        assert _state_at_update(spec) / parameters == pytest.approx(per_parameter, rel=1e-3)
 
 
 def test_gradients_accumulated_in_fp32_cost_two_bytes_more() -> None:
     """What the run file gives by default: 2 (bf16 weights) + 4 (fp32 gradients) + 4 (fp32 weights) + 8 (fp32 moments)."""
     model = resolve_model(ModelSection(preset="llama3-8b"))
-    facts = make_facts(model, sequence_length=512, precision={"compute": "bf16"})
-    assert _state_at_update(facts) / num_parameters(model) == pytest.approx(18, rel=1e-3)
-    facts = make_facts(model, sequence_length=512, precision={"compute": "fp32"})
-    assert _state_at_update(facts) / num_parameters(model) == pytest.approx(16, rel=1e-3)
+    spec = make_spec(model, sequence_length=512, precision={"compute": "bf16"})
+    assert _state_at_update(spec) / num_parameters(model) == pytest.approx(18, rel=1e-3)
+    spec = make_spec(model, sequence_length=512, precision={"compute": "fp32"})
+    assert _state_at_update(spec) / num_parameters(model) == pytest.approx(16, rel=1e-3)
 
 
 def test_the_405b_model_on_1024_ranks() -> None:
     """12 bytes a parameter (bf16 weights and gradients, fp32 moments): 4.87 TB in all, 4.75 GB a rank within half a
     percent; with the fp32 copy 16 bytes, 6.5 TB."""
     model = resolve_model(ModelSection(preset="llama3-405b"))
-    facts = make_facts(
+    spec = make_spec(
         model, dp_shard=1024, zero=3, sequence_length=8192, recompute="full",
         precision={"compute": "bf16", "gradients": "bf16"},
     )  # fmt: skip
-    program = lower_step(facts)
+    program = lower_step(rank_view(spec))
     by_kind = {
         kind: sum(size for name, size in program.buffers.items() if name.startswith(f"{kind}/"))
         for kind in ("shard", "grad_shard", "optimizer", "master")
@@ -101,7 +102,7 @@ def test_state_is_split_evenly_to_the_last_padding() -> None:
     model = resolve_model(ModelSection(preset="llama3.2-1b"))
     sizes = {}
     for ranks in (8, 16, 32):
-        program = lower_step(make_facts(model, dp_shard=ranks, zero=3, sequence_length=128))
+        program = lower_step(make_view(model, dp_shard=ranks, zero=3, sequence_length=128))
         sizes[ranks] = sum(program.buffers[n] for n in program.resident if n != "rope")
     assert sizes[8] == pytest.approx(2 * sizes[16], rel=1e-4)
     assert sizes[8] == pytest.approx(4 * sizes[32], rel=1e-4)
@@ -136,7 +137,7 @@ def test_activations_of_a_stage_under_1f1b_and_gpipe(pp: int, microbatches: int)
     """Narayanan et al. 2021, section 2.2: GPipe keeps all M microbatches' activations on every stage, 1F1B min(P - rank, M)."""
     make = {"model": {"num_layers": 2 * pp}, "pp": pp, "accumulation": microbatches}
     gpipe, alternating = (
-        lower_pipeline(make_facts(**make, schedule=schedule))
+        lower_pipeline(make_spec(**make, schedule=schedule))
         for schedule in ("gpipe", "1f1b")  # type: ignore[arg-type]
     )
     assert [_most_saved(p) for p in gpipe] == [microbatches] * pp
@@ -162,11 +163,11 @@ def test_activations_of_a_gpt_layer_with_tensor_and_sequence_parallelism(tp: int
         **{"norm": "layer", "activation": "gelu", "gated": False, "linear_bias": True, "qkv_bias": True},
         **{"positions": "learned", "vocab_size": 128},
     }
-    facts = make_facts(
+    spec = make_spec(
         model, tp=tp, sequence_parallel=tp > 1, sequence_length=sequence, microbatch_sequences=sequences,
         precision={"compute": "bf16"},
     )  # fmt: skip
-    kept = facts.buffer_bytes("saved/b1/m0") + facts.buffer_bytes("hidden/b1/m0")
+    kept = buffer_bytes(rank_view(spec), "saved/b1/m0") + buffer_bytes(rank_view(spec), "hidden/b1/m0")
     tokens = sequence * sequences
     statistics = 4 * heads + 2 * 2 * 4
     assert kept * tp == tokens * (32 * hidden + statistics)

@@ -15,69 +15,71 @@ from fourfold.config import ModelSection, load_run, preset_names, run_preset_nam
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import (
-    Lowering,
     Op,
     Program,
+    StepSpec,
     lower_evaluation,
     lower_pipeline,
     lower_step,
     memory_curve,
     memory_peak,
+    rank_view,
     verify,
 )
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger
 from fourfold.program.schedule import find_schedule
-from tests.support.programs import evaluation, evaluation_pipeline, make_facts, positions, training
+from fourfold.program.stage_map import stage_map
+from tests.support.programs import evaluation, evaluation_pipeline, make_spec, make_view, positions, training
 from tests.support.schedules import FIXED, least_stages
 from tests.support.strategies import lowerings
 
 SOME = settings(max_examples=60, deadline=None)
 
 
-def _check_verified(facts: Lowering) -> None:
-    for programs in (training(facts), evaluation(facts)):
-        assert verify(programs, facts) == [], facts.layout
+def _check_verified(spec: StepSpec) -> None:
+    for programs in (training(spec), evaluation(spec)):
+        assert verify(programs, spec) == [], spec.layout
 
 
 @settings(max_examples=150, deadline=None)
 @given(lowerings())
-def test_every_lowered_program_is_verified(facts: Lowering) -> None:
-    _check_verified(facts)
+def test_every_lowered_program_is_verified(spec: StepSpec) -> None:
+    _check_verified(spec)
 
 
 @pytest.mark.sweep
 @settings(max_examples=3000, deadline=None)
 @given(lowerings())
-def test_every_lowered_program_is_verified_at_length(facts: Lowering) -> None:
-    _check_verified(facts)
+def test_every_lowered_program_is_verified_at_length(spec: StepSpec) -> None:
+    _check_verified(spec)
 
 
 @SOME
 @given(lowerings())
-def test_every_segment_runs_once_forward_and_once_backward_for_every_microbatch(facts: Lowering) -> None:
+def test_every_segment_runs_once_forward_and_once_backward_for_every_microbatch(spec: StepSpec) -> None:
     """On the pipeline rank that has it, backward whole or in halves; the head has no forward of its own and, like the embedding,
     no halves."""
-    for program in lower_pipeline(facts):
+    for program in lower_pipeline(spec):
         runs = Counter((s.op, s.segment, s.microbatch) for s in program.instructions if s.op in COMPUTE_OPS)
         halves = {segment for op, segment, _ in runs if op is Op.BACKWARD_INPUT}
         expected: Counter[tuple[Op, str | None, int | None]] = Counter()
-        for segment in facts.at(program.pp_rank).local_segments:
+        for segment in rank_view(spec, program.pp_rank).segments:
             ops = [Op.FORWARD] if segment.kind != "head" else []
-            ops += [Op.RECOMPUTE] if facts.policy(segment) == "full" else []
-            for m in range(facts.layout.num_microbatches):
+            ops += [Op.RECOMPUTE] if stage_map(spec).policies[segment.name] == "full" else []
+            for m in range(spec.layout.num_microbatches):
                 split = (Op.BACKWARD_INPUT, segment.name, m) in runs
                 assert not split or segment.kind == "block"
                 for op in (*ops, *((Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT) if split else (Op.BACKWARD,))):
                     expected[op, segment.name, m] = 1
         assert runs == expected
-        assert bool(halves) <= find_schedule(facts.layout.schedule).splits_backward
+        assert bool(halves) <= find_schedule(spec.layout.schedule).splits_backward
 
 
 @SOME
 @given(lowerings())
-def test_the_peak_is_the_highest_point_of_the_curve_and_its_buffers_add_up(facts: Lowering) -> None:
-    for program in lower_pipeline(facts):
+def test_the_peak_is_the_highest_point_of_the_curve_and_its_buffers_add_up(spec: StepSpec) -> None:
+    for program in lower_pipeline(spec):
         peak = memory_peak(program)
         assert peak.bytes == max(memory_curve(program)) == memory_curve(program)[peak.index]
         assert peak.bytes == sum(size for _, size in peak.buffers) + peak.workspace_bytes
@@ -86,8 +88,8 @@ def test_the_peak_is_the_highest_point_of_the_curve_and_its_buffers_add_up(facts
 
 @SOME
 @given(lowerings())
-def test_after_the_step_what_was_live_before_it_is_live_and_nothing_else(facts: Lowering) -> None:
-    for program in (*lower_pipeline(facts), *evaluation_pipeline(facts)):
+def test_after_the_step_what_was_live_before_it_is_live_and_nothing_else(spec: StepSpec) -> None:
+    for program in (*lower_pipeline(spec), *evaluation_pipeline(spec)):
         live = set(program.resident)
         for step in program.instructions:
             assert live >= set(step.reads)
@@ -97,64 +99,65 @@ def test_after_the_step_what_was_live_before_it_is_live_and_nothing_else(facts: 
 
 @SOME
 @given(lowerings())
-def test_a_rank_s_program_is_the_same_lowered_alone_and_with_its_pipeline(facts: Lowering) -> None:
-    for pp_rank, program in enumerate(lower_pipeline(facts)):
-        assert lower_step(facts.at(pp_rank)) == program
+def test_a_rank_s_program_is_the_same_lowered_alone_and_with_its_pipeline(spec: StepSpec) -> None:
+    for pp_rank, program in enumerate(lower_pipeline(spec)):
+        assert lower_step(rank_view(spec, pp_rank)) == program
 
 
 # Gathers
 
 
-def _under_zero_3(facts: Lowering) -> Lowering:
-    return replace(facts, layout=replace(facts.layout, zero=3, dp_shard=2 * facts.layout.ep * facts.layout.etp))
+def _under_zero_3(spec: StepSpec) -> StepSpec:
+    return replace(spec, layout=replace(spec.layout, zero=3, dp_shard=2 * spec.layout.ep * spec.layout.etp))
 
 
-def _window(program: Program, position: int, distance: int, facts: Lowering) -> set[str]:
+def _window(program: Program, position: int, distance: int, spec: StepSpec) -> set[str]:
     """Sharded units that the computation at this position and the `distance` after it read."""
     computes = positions(program, *COMPUTE_OPS)[position : position + distance + 1]
     names = {n for i in computes for n in program.instructions[i].reads if n.startswith("params/")}
-    return {n for n in names if facts.zero_of(n.removeprefix("params/")) == 3}
+    flats = rank_view(spec, program.pp_rank).flats
+    return {n for n in names if flats[n.removeprefix("params/")].zero == 3}
 
 
 @SOME
 @given(lowerings())
-def test_nothing_is_gathered_earlier_or_kept_longer_than_the_prefetch_distance_allows(facts: Lowering) -> None:
+def test_nothing_is_gathered_earlier_or_kept_longer_than_the_prefetch_distance_allows(spec: StepSpec) -> None:
     """At any time the gathered units are among those that the next prefetch + 1 computations read."""
-    facts = _under_zero_3(facts)
-    for program in lower_pipeline(facts):
+    spec = _under_zero_3(spec)
+    for program in lower_pipeline(spec):
         position = 0
         live: set[str] = set()
         for step in program.instructions:
             live |= {n for n in step.writes if n.startswith("params/")}
             if step.op is Op.GATHER or step.op in COMPUTE_OPS:
-                assert live <= _window(program, position, facts.layout.prefetch, facts)
+                assert live <= _window(program, position, spec.layout.prefetch, spec)
             position += step.op in COMPUTE_OPS
             live -= set(step.frees)
 
 
 @SOME
 @given(lowerings())
-def test_a_gather_starts_as_early_as_the_prefetch_distance_allows(facts: Lowering) -> None:
+def test_a_gather_starts_as_early_as_the_prefetch_distance_allows(spec: StepSpec) -> None:
     """Between the start of a gather and its first use stand `prefetch` computations, or all there are."""
-    facts = _under_zero_3(facts)
-    for program in lower_pipeline(facts):
+    spec = _under_zero_3(spec)
+    for program in lower_pipeline(spec):
         computes = positions(program, *COMPUTE_OPS)
         for index in positions(program, Op.GATHER):
             (buffer,) = program.instructions[index].writes
             use = next(i for i in computes if i > index and buffer in program.instructions[i].reads)
             between = sum(index < i < use for i in computes)
             before = sum(i < use for i in computes)
-            assert between == min(facts.layout.prefetch, before)
+            assert between == min(spec.layout.prefetch, before)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_longer_prefetch_never_gathers_more(tied: bool) -> None:
     counts = []
     for prefetch in range(12):
-        facts = make_facts({"tie_embeddings": tied}, dp_shard=2, zero=3, accumulation=3, prefetch=prefetch)
-        counts.append(len(positions(lower_step(facts), Op.GATHER)))
+        spec = make_spec({"tie_embeddings": tied}, dp_shard=2, zero=3, accumulation=3, prefetch=prefetch)
+        counts.append(len(positions(lower_step(rank_view(spec)), Op.GATHER)))
     assert counts == sorted(counts, reverse=True)
-    assert counts[-1] == len(facts.flats), "with everything within reach, every unit is gathered once"
+    assert counts[-1] == len(rank_view(spec).flats), "with everything within reach, every unit is gathered once"
     assert counts[0] > counts[-1]
 
 
@@ -163,10 +166,10 @@ def test_a_longer_prefetch_never_gathers_more(tied: bool) -> None:
 
 @SOME
 @given(lowerings())
-def test_full_recompute_saves_nothing_until_the_segment_goes_backward(facts: Lowering) -> None:
+def test_full_recompute_saves_nothing_until_the_segment_goes_backward(spec: StepSpec) -> None:
     """A fully recomputed block's saved tensors live from its Recompute to its Backward, and those are neighbours."""
-    facts = replace(facts, layout=replace(facts.layout, recompute=("none", *["full"] * facts.model.num_layers, "none")))
-    for program in lower_pipeline(facts):
+    spec = replace(spec, layout=replace(spec.layout, recompute=("none", *["full"] * spec.model.num_layers, "none")))
+    for program in lower_pipeline(spec):
         live: set[str] = set()
         last: object = None
         for step in program.instructions:
@@ -186,19 +189,19 @@ def test_full_recompute_saves_nothing_until_the_segment_goes_backward(facts: Low
 def test_more_recompute_needs_less_memory(zero: int, compute: str) -> None:
     peaks = []
     for recompute in ("none", "selective", "full"):
-        facts = make_facts(
+        spec = make_spec(
             {"num_layers": 8}, dp_shard=2, zero=zero, recompute=recompute, sequence_length=256,
             microbatch_sequences=4, precision={"compute": compute},
         )  # fmt: skip
-        peaks.append(memory_peak(lower_step(facts)).bytes)
+        peaks.append(memory_peak(lower_step(rank_view(spec))).bytes)
     assert peaks[0] > peaks[1] > peaks[2]
 
 
 def test_recomputing_one_block_more_never_needs_more_memory() -> None:
     peaks = []
     for count in range(7):
-        facts = make_facts({"num_layers": 6}, dp_shard=2, zero=2, recompute=f"full:{count}", sequence_length=256)
-        peaks.append(memory_peak(lower_step(facts)).bytes)
+        spec = make_spec({"num_layers": 6}, dp_shard=2, zero=2, recompute=f"full:{count}", sequence_length=256)
+        peaks.append(memory_peak(lower_step(rank_view(spec))).bytes)
     assert peaks == sorted(peaks, reverse=True)
     assert peaks[-1] < 0.7 * peaks[0]
 
@@ -208,11 +211,11 @@ def test_recomputing_one_block_more_never_needs_more_memory() -> None:
 
 @SOME
 @given(lowerings(pipelines=False), st.sampled_from(["step", "evaluation"]))
-def test_every_microbatch_after_the_second_adds_the_same_number_of_instructions(facts: Lowering, kind: str) -> None:
+def test_every_microbatch_after_the_second_adds_the_same_number_of_instructions(spec: StepSpec, kind: str) -> None:
     """The length is linear in the number of microbatches: no microbatch costs more than another."""
     lower = lower_step if kind == "step" else lower_evaluation
     counts = [
-        len(lower(replace(facts, layout=replace(facts.layout, num_microbatches=n, prefetch=1))).instructions)
+        len(lower(rank_view(replace(spec, layout=replace(spec.layout, num_microbatches=n, prefetch=1)))).instructions)
         for n in (3, 4, 5, 7)
     ]
     assert counts[2] - counts[1] == counts[1] - counts[0]
@@ -227,17 +230,17 @@ def test_once_a_pipeline_is_full_every_microbatch_adds_the_same_number_of_instru
     virtual = least_stages(schedule)
     lengths = []
     for microbatches in (16, 20, 24, 28):
-        facts = make_facts(
+        spec = make_spec(
             {"num_layers": 8}, pp=4, virtual_stages=virtual, schedule=schedule, accumulation=microbatches, dp_shard=2,
             zero=zero,
         )  # fmt: skip
-        lengths.append([len(program.instructions) for program in lower_pipeline(facts)])
+        lengths.append([len(program.instructions) for program in lower_pipeline(spec)])
     growth = [[b - a for a, b in zip(x, y, strict=True)] for x, y in pairwise(lengths)]
     assert growth[0] == growth[1] == growth[2]
 
 
 def test_the_ledger_is_the_sum_over_the_instructions() -> None:
-    program = lower_step(make_facts(dp_replicate=2, dp_shard=2, zero=3, accumulation=2))
+    program = lower_step(make_view(dp_replicate=2, dp_shard=2, zero=3, accumulation=2))
     totals: Counter[str] = Counter()
     for step in program.instructions:
         for collective in step.collectives:
@@ -249,10 +252,10 @@ def test_the_ledger_is_the_sum_over_the_instructions() -> None:
 @pytest.mark.parametrize("preset", [p for p in preset_names() if p != "tiny"])
 def test_presets_lower_and_verify_on_many_ranks(preset: str) -> None:
     model = resolve_model(ModelSection(preset=preset))
-    facts = make_facts(
+    spec = make_spec(
         model, dp_replicate=2, dp_shard=16, zero=3, accumulation=2, sequence_length=2048, precision={"compute": "bf16"}
     )
-    _check_verified(facts)
+    _check_verified(spec)
 
 
 LITERATURE = """
@@ -263,16 +266,16 @@ from pathlib import Path
 from fourfold.config import load_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import Lowering, lower_evaluation, lower_pipeline, memory_peak, verify
+from fourfold.program import lower_pipeline, memory_peak, resolve_step, verify
 start = time.process_time()
 config = load_run(Path("preset:" + sys.argv[1]))
 model = resolve_model(config.model)
-facts = Lowering.of(config, model, resolve_layout(config, model), "native")
-lowered = lower_pipeline(facts)
+spec = resolve_step(config, model, resolve_layout(config, model), "native")
+lowered = lower_pipeline(spec)
 middle = time.process_time()
-layout = facts.layout
+layout = spec.layout
 programs = {rank: lowered[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}
-faults = verify(programs, facts)
+faults = verify(programs, spec)
 end = time.process_time()
 peak = max(memory_peak(program).bytes for program in lowered)
 instructions = sum(len(program.instructions) for program in lowered)

@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from fourfold.config import UserError
-from fourfold.program import Op
+from fourfold.program import Op, rank_view
 from fourfold.program.lower import lower_pipeline
+from fourfold.program.sizes import buffer_bytes
+from fourfold.program.stage_map import stage_map
 from fourfold.program.verify import verify
-from tests.support.programs import by_rank, deepseek, evaluation_pipeline, make_facts
+from tests.support.programs import by_rank, deepseek, evaluation_pipeline, make_spec
 
 MODELS: dict[str, dict[str, Any]] = {
     "deepseek": deepseek(mtp_layers=1),
@@ -32,41 +34,41 @@ LAYOUTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_programs_are_proved(name: str, layout: dict[str, Any]) -> None:
-    facts = make_facts(MODELS[name], accumulation=4, **layout)
-    assert verify(by_rank(lower_pipeline(facts), facts), facts) == []
-    assert verify(by_rank(evaluation_pipeline(facts), facts), facts) == []
+    spec = make_spec(MODELS[name], accumulation=4, **layout)
+    assert verify(by_rank(lower_pipeline(spec), spec), spec) == []
+    assert verify(by_rank(evaluation_pipeline(spec), spec), spec) == []
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_modules_are_the_last_stages(name: str) -> None:
-    facts = make_facts(MODELS[name], accumulation=4, pp=4)
-    kinds = [segment.depth > 0 or segment.kind == "head" for segment in facts.stage_segments(3)]
-    assert sum(kinds) == 1 + facts.model.mtp_layers
-    assert sum(len(facts.stage_segments(stage)) for stage in range(4)) == len(facts.segments)
+    spec = make_spec(MODELS[name], accumulation=4, pp=4)
+    kinds = [segment.depth > 0 or segment.kind == "head" for segment in stage_map(spec).stages[3]]
+    assert sum(kinds) == 1 + spec.model.mtp_layers
+    assert sum(len(stage_map(spec).stages[stage]) for stage in range(4)) == len(spec.segments)
 
 
 def test_a_stated_division_leaves_the_modules_out() -> None:
-    facts = make_facts({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 1])
-    assert facts.layout.stages == (3, 3)
+    spec = make_spec({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 1])
+    assert spec.layout.stages == (3, 3)
     with pytest.raises(UserError, match=r"4 segments"):
-        make_facts({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 3])
+        make_spec({"mtp_layers": 2}, accumulation=4, pp=2, segments_per_stage=[3, 3])
 
 
 def test_without_the_sum_over_both_holders_of_the_embedding_there_is_no_proof() -> None:
     """Untied heads too: the modules on the last stage embed the tokens that they look ahead to."""
-    facts = make_facts({"mtp_layers": 1}, accumulation=4, pp=2)
-    programs = lower_pipeline(facts)
+    spec = make_spec({"mtp_layers": 1}, accumulation=4, pp=2)
+    programs = lower_pipeline(spec)
     for program in programs:
         assert [step.segment for step in program.instructions if step.op is Op.REDUCE_TIED] == ["embed"]
     lacking = [
         replace(p, instructions=tuple(s for s in p.instructions if "T embed" not in (s.short, s.handle)))
         for p in programs
     ]
-    assert verify(by_rank(lacking, facts), facts)
-    assert make_facts({}, accumulation=4, pp=2).tied_unit is None
+    assert verify(by_rank(lacking, spec), spec)
+    assert rank_view(make_spec({}, accumulation=4, pp=2)).tied_unit is None
 
 
 def test_every_depths_hidden_states_reach_the_head() -> None:
-    facts = make_facts({"mtp_layers": 2}, accumulation=4)
-    sizes = [facts.buffer_bytes(f"hidden/{segment}/m0") for segment in ("b1", "mtp0", "mtp1", "head")]
+    spec = make_spec({"mtp_layers": 2}, accumulation=4)
+    sizes = [buffer_bytes(rank_view(spec), f"hidden/{segment}/m0") for segment in ("b1", "mtp0", "mtp1", "head")]
     assert sizes == [sizes[0], sizes[0], 2 * sizes[0], 3 * sizes[0]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fourfold.program import Lowering, Program, lower_pipeline, memory_peak, verify
+from fourfold.program import Program, StepSpec, lower_pipeline, memory_peak, rank_view, verify
 from tests.support.program_mutations import MUTATIONS, PIPELINE_MUTATIONS, Mutant
-from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_facts, training
+from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_spec, training
 
 TIED = {"model": {"tie_embeddings": True}}
 CASES: dict[str, dict[str, Any]] = {
@@ -60,22 +60,22 @@ SAMPLE = 4
 
 
 @functools.cache
-def _facts(case: str) -> Lowering:
-    return make_facts(**CASES[case])
+def _spec(case: str) -> StepSpec:
+    return make_spec(**CASES[case])
 
 
 @functools.cache
 def _programs(case: str) -> list[Program]:
-    return lower_pipeline(_facts(case))
+    return lower_pipeline(_spec(case))
 
 
-def _mutants(kind: str, facts: Lowering, programs: list[Program]) -> Iterator[Mutant]:
+def _mutants(kind: str, spec: StepSpec, programs: list[Program]) -> Iterator[Mutant]:
     """Of all stages' programs, stage by stage where the kind is one of a single program's."""
     if kind in PIPELINE_MUTATIONS:
-        yield from PIPELINE_MUTATIONS[kind](programs, facts)
+        yield from PIPELINE_MUTATIONS[kind](programs, spec)
         return
     for program in programs:
-        for mutant in MUTATIONS[kind](program, facts.at(program.pp_rank)):
+        for mutant in MUTATIONS[kind](program, rank_view(spec, program.pp_rank)):
             if isinstance(mutant, Program):
                 yield [*programs[: program.pp_rank], mutant, *programs[program.pp_rank + 1 :]]
             else:
@@ -93,11 +93,11 @@ def _sample(kind: str, case: str, mutants: Iterator[Mutant], size: int) -> list[
     return chosen
 
 
-def _check_caught(mutant: Mutant, programs: list[Program], facts: Lowering, where: str) -> None:
-    given = by_rank(programs if isinstance(mutant, dict) else mutant, facts)  # type: ignore[arg-type]
+def _check_caught(mutant: Mutant, programs: list[Program], spec: StepSpec, where: str) -> None:
+    given = by_rank(programs if isinstance(mutant, dict) else mutant, spec)  # type: ignore[arg-type]
     given |= mutant if isinstance(mutant, dict) else {}
-    assert given != by_rank(programs, facts), f"{where}: breaks nothing"
-    faults = verify(given, facts)
+    assert given != by_rank(programs, spec), f"{where}: breaks nothing"
+    faults = verify(given, spec)
     assert faults, f"{where}: not caught"
     for fault in faults:
         steps = given[fault.rank].instructions
@@ -115,24 +115,24 @@ KINDS = [*MUTATIONS, *PIPELINE_MUTATIONS]
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_mutation_is_caught(case: str) -> None:
-    facts, programs = _facts(case), _programs(case)
+    spec, programs = _spec(case), _programs(case)
     for kind in KINDS:
-        for number, mutant in _sample(kind, case, _mutants(kind, facts, programs), SAMPLE):
-            _check_caught(mutant, programs, facts, f"{kind} {number} of {case}")
+        for number, mutant in _sample(kind, case, _mutants(kind, spec, programs), SAMPLE):
+            _check_caught(mutant, programs, spec, f"{kind} {number} of {case}")
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mutation_is_caught_everywhere(kind: str, case: str) -> None:
-    facts, programs = _facts(case), _programs(case)
-    for number, mutant in enumerate(_mutants(kind, facts, programs)):
-        _check_caught(mutant, programs, facts, f"{kind} {number} of {case}")
+    spec, programs = _spec(case), _programs(case)
+    for number, mutant in enumerate(_mutants(kind, spec, programs)):
+        _check_caught(mutant, programs, spec, f"{kind} {number} of {case}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mutation_applies_somewhere(kind: str) -> None:
-    assert any(next(_mutants(kind, _facts(case), _programs(case)), None) for case in reversed(CASES))
+    assert any(next(_mutants(kind, _spec(case), _programs(case)), None) for case in reversed(CASES))
 
 
 def test_no_two_kinds_have_one_name() -> None:
@@ -141,8 +141,8 @@ def test_no_two_kinds_have_one_name() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_unbroken_programs_are_accepted(case: str) -> None:
-    assert verify(training(_facts(case)), _facts(case)) == []
-    assert verify(evaluation(_facts(case)), _facts(case)) == []
+    assert verify(training(_spec(case)), _spec(case)) == []
+    assert verify(evaluation(_spec(case)), _spec(case)) == []
 
 
 EVALUATION = [
@@ -182,10 +182,10 @@ EVALUATION = [
 
 
 def _check_evaluations(kind: str, case: str, size: int) -> None:
-    facts = _facts(case)
-    programs = evaluation_pipeline(facts)
-    for number, mutant in _sample(kind, case, _mutants(kind, facts, programs), size):
-        _check_caught(mutant, programs, facts, f"{kind} {number} of {case}'s evaluation")
+    spec = _spec(case)
+    programs = evaluation_pipeline(spec)
+    for number, mutant in _sample(kind, case, _mutants(kind, spec, programs), size):
+        _check_caught(mutant, programs, spec, f"{kind} {number} of {case}'s evaluation")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -203,15 +203,15 @@ def test_evaluations_are_guarded_everywhere(kind: str, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_peak_above_the_limit_names_its_instruction(case: str) -> None:
-    facts, programs = _facts(case), _programs(case)
+    spec, programs = _spec(case), _programs(case)
     peaks = [memory_peak(program) for program in programs]
     highest = max(peak.bytes for peak in peaks)
-    assert verify(by_rank(programs, facts), facts, highest) == []
-    faults = verify(by_rank(programs, facts), facts, highest - 1)
+    assert verify(by_rank(programs, spec), spec, highest) == []
+    faults = verify(by_rank(programs, spec), spec, highest - 1)
     assert len(faults) == sum(peak.bytes == highest for peak in peaks)
     for fault in faults:
-        peak = peaks[facts.layout.coordinates(fault.rank)["pp"]]
+        peak = peaks[spec.layout.coordinates(fault.rank)["pp"]]
         assert fault.index == peak.index
-        assert fault.instruction is programs[facts.layout.coordinates(fault.rank)["pp"]].instructions[peak.index]
+        assert fault.instruction is programs[spec.layout.coordinates(fault.rank)["pp"]].instructions[peak.index]
         assert str(highest) in str(fault)
         assert peak.buffers[0][0] in str(fault)

@@ -7,10 +7,10 @@ from itertools import product
 import pytest
 
 from fourfold.program import Op, verify
-from fourfold.program.arithmetic import stage_flops
+from fourfold.program.compiled import CompiledStages, stage_flops
 from fourfold.program.schedule import SCHEDULES, StageTimes, find_schedule, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
-from tests.support.programs import make_facts, training
+from tests.support.programs import make_spec, training
 from tests.support.schedules import FIXED, NAMES, least_stages, stages_of
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 16, 17)))
@@ -88,19 +88,21 @@ def test_halves_of_backwards_are_in_orders_that_split_them_alone(name: str) -> N
 def test_orders_follow_the_times_of_stages_where_the_record_says_so(name: str) -> None:
     """The head makes the last stage dear: the times that lowering gives are the stages' FLOPs."""
     v = least_stages(name)
-    facts = make_facts({"num_layers": 4, "vocab_size": 5000}, pp=2, schedule=name, virtual_stages=v, accumulation=6)
-    assert facts.orders == schedule_orders(name, 2, v, 6, stage_flops(facts))
-    assert (facts.orders != schedule_orders(name, 2, v, 6)) == find_schedule(name).needs_times
+    spec = make_spec({"num_layers": 4, "vocab_size": 5000}, pp=2, schedule=name, virtual_stages=v, accumulation=6)
+    compiled = CompiledStages(spec)
+    flops = stage_flops(compiled.stages, compiled.footprints)
+    assert compiled.orders(spec) == schedule_orders(name, 2, v, 6, flops)
+    assert (compiled.orders(spec) != schedule_orders(name, 2, v, 6)) == find_schedule(name).needs_times
 
 
 @every_schedule
 def test_programs_of_every_size_are_sound(name: str) -> None:
     for v, pp, M, zero in product(stages_of(name, 3), (1, 2, 3, 4), (1, 3, 4, 6), (1, 3)):
         model = {"num_layers": max(2, pp * v)}
-        facts = make_facts(
+        spec = make_spec(
             model, pp=pp, schedule=name, virtual_stages=v, accumulation=M, dp_shard=2, zero=zero, recompute="full:1"
         )
-        assert verify(training(facts), facts) == [], (pp, v, M, zero)
+        assert verify(training(spec), spec) == [], (pp, v, M, zero)
 
 
 def test_torch_has_the_schedules_under_the_names_of_the_records() -> None:

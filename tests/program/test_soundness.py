@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from fourfold.program import Instruction, Lowering, Op, Program, lower_pipeline, verify
-from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, make_facts, training
+from fourfold.program import Instruction, Op, Program, StepSpec, lower_pipeline, verify
+from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, make_spec, training
 from tests.support.strategies import lowerings
 from tests.support.symbolic import run_symbolically
 from tests.support.symbolic_values import Wrong
@@ -42,17 +42,17 @@ CASES: list[dict[str, Any]] = [
 
 @settings(max_examples=50, deadline=None)
 @given(lowerings(max_ranks=12))
-def test_every_lowered_program_does_one_training_step(facts: Lowering) -> None:
-    run_symbolically(training(facts), facts)
-    run_symbolically(evaluation(facts), facts)
+def test_every_lowered_program_does_one_training_step(spec: StepSpec) -> None:
+    run_symbolically(training(spec), spec)
+    run_symbolically(evaluation(spec), spec)
 
 
 @pytest.mark.sweep
 @settings(max_examples=1000, deadline=None)
 @given(lowerings(max_ranks=24))
-def test_every_lowered_program_does_one_training_step_at_length(facts: Lowering) -> None:
-    run_symbolically(training(facts), facts)
-    run_symbolically(evaluation(facts), facts)
+def test_every_lowered_program_does_one_training_step_at_length(spec: StepSpec) -> None:
+    run_symbolically(training(spec), spec)
+    run_symbolically(evaluation(spec), spec)
 
 
 def _broken(program: Program, rng: random.Random) -> Program:
@@ -123,43 +123,43 @@ _NAMES = ["move", "move", "move", "exchange", "drop", "double", "with its wait",
 
 def _search(case: dict[str, Any], number: int, seed: int, share: float = 1.0) -> Counter[str]:
     """Random programs, judged by the verifier; by the interpreter all that it accepts and `share` of those that it refuses."""
-    facts = make_facts(**case)
-    programs, rng = lower_pipeline(facts), random.Random(seed)
+    spec = make_spec(**case)
+    programs, rng = lower_pipeline(spec), random.Random(seed)
     seen: Counter[str] = Counter()
     for _ in range(number):
-        pp_rank = rng.randrange(facts.layout.pp)
+        pp_rank = rng.randrange(spec.layout.pp)
         mutant = _broken(programs[pp_rank], rng)
         if mutant == programs[pp_rank]:
             continue
-        given = _given(programs, mutant, facts, rng)
-        faults = verify(given, facts)
+        given = _given(programs, mutant, spec, rng)
+        faults = verify(given, spec)
         if faults and rng.random() >= share:
             seen["refused"] += 1
             continue
-        problem = _problem(given, facts)
+        problem = _problem(given, spec)
         assert faults or problem is None, f"accepted, though {problem}: {[s.short for s in mutant.instructions]}"
         seen[f"{'wrong' if problem else 'right'}, {'refused' if faults else 'accepted'}"] += 1
     return seen
 
 
-def _given(programs: list[Program], mutant: Program, facts: Lowering, rng: random.Random) -> dict[int, Program]:
+def _given(programs: list[Program], mutant: Program, spec: StepSpec, rng: random.Random) -> dict[int, Program]:
     """The mutant to all ranks of its stage, at times to one of them alone, at times with another stage broken too."""
     broken = [mutant if program.pp_rank == mutant.pp_rank else program for program in programs]
     fate = rng.random()
     if fate < 0.1:
-        chosen = rng.randrange(facts.layout.world_size)
-        if facts.layout.coordinates(chosen)["pp"] == mutant.pp_rank:
-            return {**by_rank(programs, facts), chosen: mutant}
+        chosen = rng.randrange(spec.layout.world_size)
+        if spec.layout.coordinates(chosen)["pp"] == mutant.pp_rank:
+            return {**by_rank(programs, spec), chosen: mutant}
     elif fate < 0.25:
         other = rng.randrange(len(programs))
         broken[other] = _broken(broken[other], rng)
-    return by_rank(broken, facts)
+    return by_rank(broken, spec)
 
 
-def _problem(programs: dict[int, Program], facts: Lowering) -> str | None:
+def _problem(programs: dict[int, Program], spec: StepSpec) -> str | None:
     """Why the programs do not do a training step; None where they do."""
     try:
-        run_symbolically(programs, facts)
+        run_symbolically(programs, spec)
     except Wrong as wrong:
         return str(wrong)
     return None

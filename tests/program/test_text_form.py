@@ -10,16 +10,16 @@ from fourfold.config import UserError
 from fourfold.program import (
     Collective,
     Instruction,
-    Lowering,
     Op,
     Program,
+    StepSpec,
     digest,
     from_text,
     lower_pipeline,
     lower_step,
     to_text,
 )
-from tests.support.programs import edited, evaluation_pipeline, make_facts
+from tests.support.programs import edited, evaluation_pipeline, make_view
 from tests.support.strategies import lowerings
 
 NAMES = st.sampled_from(["params/b0", "grad/b1", "hidden/b0/m3", "saved/b12/m0", "rope", "batch/m1"])
@@ -56,8 +56,8 @@ def instructions(draw: st.DrawFn) -> Instruction:
 
 @settings(max_examples=60, deadline=None)
 @given(lowerings())
-def test_lowered_programs_round_trip(facts: Lowering) -> None:
-    for program in (*lower_pipeline(facts), *evaluation_pipeline(facts)):
+def test_lowered_programs_round_trip(spec: StepSpec) -> None:
+    for program in (*lower_pipeline(spec), *evaluation_pipeline(spec)):
         text = to_text(program)
         assert from_text(text) == program
         assert to_text(from_text(text)) == text
@@ -93,7 +93,7 @@ OTHER = {
 
 @pytest.mark.parametrize("field", Instruction._fields)
 def test_the_digest_changes_with_every_field_of_an_instruction(field: str) -> None:
-    program = lower_step(make_facts(dp_shard=2, zero=3, accumulation=2))
+    program = lower_step(make_view(dp_shard=2, zero=3, accumulation=2))
     seen = {digest(program)}
     for index, step in enumerate(program.instructions):
         if field == "handle" and step.op is not Op.WAIT:
@@ -116,9 +116,9 @@ def test_the_digest_changes_with_every_field_of_an_instruction(field: str) -> No
 
 @settings(max_examples=40, deadline=None)
 @given(lowerings(tensor=False))
-def test_ranks_of_a_pipeline_have_texts_of_their_own(facts: Lowering) -> None:
-    programs = lower_pipeline(facts)
-    assert len({digest(program) for program in programs}) == facts.layout.pp
+def test_ranks_of_a_pipeline_have_texts_of_their_own(spec: StepSpec) -> None:
+    programs = lower_pipeline(spec)
+    assert len({digest(program) for program in programs}) == spec.layout.pp
     for pp_rank, program in enumerate(programs):
         assert f"\npp_rank {pp_rank}\n" in to_text(program)
 
@@ -126,7 +126,7 @@ def test_ranks_of_a_pipeline_have_texts_of_their_own(facts: Lowering) -> None:
 @pytest.mark.parametrize("field", [f.name for f in fields(Collective)])
 def test_the_digest_changes_with_every_field_of_a_collective(field: str) -> None:
     other = {"kind": "all_to_all", "axes": "cp", "bytes": 1, "group_size": 77}
-    program = lower_step(make_facts(dp_replicate=2, dp_shard=2, zero=2))
+    program = lower_step(make_view(dp_replicate=2, dp_shard=2, zero=2))
     seen, count = {digest(program)}, 1
     for index, step in enumerate(program.instructions):
         for which, collective in enumerate(step.collectives):
@@ -138,7 +138,7 @@ def test_the_digest_changes_with_every_field_of_a_collective(field: str) -> None
 
 
 def test_the_digest_changes_with_everything_else_in_a_program() -> None:
-    program = lower_step(make_facts())
+    program = lower_step(make_view())
     steps = list(program.instructions)
     variants = [
         program,
@@ -191,7 +191,7 @@ MALFORMED = [
 @pytest.mark.parametrize("line", MALFORMED)
 @pytest.mark.parametrize("number", [2, 40, "last"])
 def test_a_malformed_line_is_named(line: str, number: int | str) -> None:
-    lines = to_text(lower_step(make_facts(dp_shard=2, zero=3))).splitlines()
+    lines = to_text(lower_step(make_view(dp_shard=2, zero=3))).splitlines()
     at = len(lines) if number == "last" else int(number) - 1
     lines.insert(at, line)
     with pytest.raises(UserError) as caught:
@@ -211,7 +211,7 @@ def test_a_text_that_is_no_program_is_refused_at_its_first_line(text: str) -> No
 @given(st.data())
 def test_a_damaged_text_gives_a_program_or_a_message(data: st.DataObject) -> None:
     """Cut, doubled or altered words never escape as another exception, and never read as a program that writes otherwise."""
-    words = to_text(lower_step(make_facts(dp_shard=2, zero=1))).split(" ")
+    words = to_text(lower_step(make_view(dp_shard=2, zero=1))).split(" ")
     index = data.draw(st.integers(0, len(words) - 1))
     change = data.draw(st.sampled_from(["drop", "double", "alter"]))
     new = {"drop": [], "double": [words[index]] * 2, "alter": [data.draw(st.text(max_size=6))]}[change]
@@ -224,7 +224,7 @@ def test_a_damaged_text_gives_a_program_or_a_message(data: st.DataObject) -> Non
 
 
 def test_comments_blank_lines_spaces_and_the_order_of_parts_do_not_matter() -> None:
-    program = lower_step(make_facts(dp_shard=2, zero=3))
+    program = lower_step(make_view(dp_shard=2, zero=3))
     lines = []
     for line in to_text(program).splitlines():
         head, *parts = line.split(" | ")

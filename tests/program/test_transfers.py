@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 
 from fourfold.layout import Layout
-from fourfold.program import Fault, Instruction, Lowering, Op, Program, lower_pipeline
+from fourfold.program import Fault, Instruction, Op, Program, StepSpec, lower_pipeline
 from fourfold.program.progress import check_progress
-from tests.support.programs import evaluation, make_facts, training
+from fourfold.program.stage_map import stage_map
+from tests.support.programs import evaluation, make_spec, training
 from tests.support.schedules import NAMES, stages_of
 from tests.support.strategies import lowerings
 
 
 def _layout(**degrees: int) -> Layout:
-    return replace(make_facts().layout, pp=2, **degrees)
+    return replace(make_spec().layout, pp=2, **degrees)
 
 
 def _program(pp_rank: int, *steps: Instruction) -> Program:
@@ -115,7 +116,7 @@ def test_receives_that_are_started_early_do_not_block() -> None:
 
 def test_three_ranks_that_wait_in_a_ring_are_all_named() -> None:
     """Each sends to the next what it only sends after it has received from the one before."""
-    layout = replace(make_facts().layout, pp=3)
+    layout = replace(make_spec().layout, pp=3)
     programs = {}
     for rank in range(3):
         receive = _transfer(Op.RECV_ACTIVATION, 0, (rank - 1) % 3)
@@ -141,11 +142,9 @@ def _blocks(pp: int, virtual: int) -> dict[str, int]:
 
 
 def _walk(schedule: str, pp: int, virtual: int, microbatches: int) -> None:
-    facts = make_facts(
-        _blocks(pp, virtual), pp=pp, schedule=schedule, virtual_stages=virtual, accumulation=microbatches
-    )
-    for programs in (training(facts), evaluation(facts)):
-        assert check_progress(programs, facts.layout) == [], (schedule, pp, virtual, microbatches)
+    spec = make_spec(_blocks(pp, virtual), pp=pp, schedule=schedule, virtual_stages=virtual, accumulation=microbatches)
+    for programs in (training(spec), evaluation(spec)):
+        assert check_progress(programs, spec.layout) == [], (schedule, pp, virtual, microbatches)
 
 
 @pytest.mark.parametrize("schedule", NAMES)
@@ -168,12 +167,12 @@ def test_no_schedule_deadlocks_at_length(schedule: str, pp: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(lowerings(tensor=False))
-def test_what_crosses_is_every_boundary_between_ranks_once_each_way(facts: Lowering) -> None:
+def test_what_crosses_is_every_boundary_between_ranks_once_each_way(spec: StepSpec) -> None:
     """Hidden states down and their gradients up, for every microbatch, between neighbouring stages that are on different ranks."""
-    layout = facts.layout
+    layout = spec.layout
     expected: Counter[tuple[Op, int, int, str, int]] = Counter()
     for stage, (source, target) in enumerate(pairwise(layout.stage_ranks), start=1):
-        segment = facts.stage_segments(stage)[0].name
+        segment = stage_map(spec).stages[stage][0].name
         for m in range(layout.num_microbatches) if source != target else ():
             expected[Op.SEND_ACTIVATION, source, target, segment, m] = 1
             expected[Op.RECV_ACTIVATION, target, source, segment, m] = 1
@@ -181,7 +180,7 @@ def test_what_crosses_is_every_boundary_between_ranks_once_each_way(facts: Lower
             expected[Op.RECV_GRADIENT, source, target, segment, m] = 1
     found = Counter(
         (step.op, program.pp_rank, step.peer, step.segment, step.microbatch)
-        for program in lower_pipeline(facts)
+        for program in lower_pipeline(spec)
         for step in program.instructions
         if step.peer is not None
     )

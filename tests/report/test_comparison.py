@@ -10,9 +10,10 @@ from fourfold.config import UserError, dump_run, parse_run
 from fourfold.hardware import load_cluster
 from fourfold.launch.resolve import ResolvedRun, resolve_run
 from fourfold.launch.run_folder import RunFolder
-from fourfold.program import lower_pipeline, memory_peak
+from fourfold.program import lower_pipeline, memory_peak, rank_view
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
+from fourfold.program.stage_map import stage_map
 from fourfold.report.comparison import compare
 from fourfold.report.comparison_words import comparison_document, comparison_lines
 from fourfold.report.run_charts import curve
@@ -37,7 +38,7 @@ def resolved() -> ResolvedRun:
 
 
 def simulated(run: ResolvedRun) -> Simulation:
-    return simulate(run.facts, prices_for(run.config, run.facts, load_cluster(CLUSTER)))
+    return simulate(run.spec, prices_for(run.config, run.spec, load_cluster(CLUSTER)))
 
 
 def as_predicted(folder: Path, stretch: dict[str, float] | None = None, rank_changed: int | None = None) -> RunFolder:
@@ -48,8 +49,8 @@ def as_predicted(folder: Path, stretch: dict[str, float] | None = None, rank_cha
     (folder / "run.toml").write_text(dump_run(run.config))
     for rank in range(run.layout.world_size):
         pp = run.layout.coordinates(rank)["pp"]
-        program, facts = simulation.programs[pp], run.facts.at(pp)
-        kinds = instruction_kinds(program, facts.by_name)
+        program, view = simulation.programs[pp], rank_view(run.spec, pp)
+        kinds = instruction_kinds(program, view.stages.segments)
         more = stretch if stretch and rank_changed in (None, rank) else {}
         ends, late = [], 0.0
         for kind, end in zip(kinds, simulation.times.ranks[pp].ends, strict=True):
@@ -58,7 +59,7 @@ def as_predicted(folder: Path, stretch: dict[str, float] | None = None, rank_cha
         whole = max(simulation.seconds, ends[-1])
         steps = [TimedStep(number, 1000.0 + number, whole, tuple(ends)) for number in (7, 8, 9)]
         peak = memory_peak(program).bytes
-        write_measured(folder, rank_measured(facts, program, rank, "cpu", steps, ledger(program), peak))
+        write_measured(folder, rank_measured(view, program, rank, "cpu", steps, ledger(program), peak))
     return RunFolder(folder)
 
 
@@ -161,15 +162,15 @@ def test_the_files_of_an_earlier_launch_with_other_ranks_do_not_count(tmp_path: 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     run = resolved()
-    program = lower_pipeline(run.facts)[1]
+    program = lower_pipeline(run.spec)[1]
     ends = tuple(0.5 * (index + 1) for index in range(len(program.instructions)))
     steps = [TimedStep(n, 12.5, seconds, ends) for n, seconds in enumerate((3.0, 1.0, 2.0))]
-    measured = rank_measured(run.facts.at(1), program, 2, "cpu", steps, {"pp": 10}, 99)
+    measured = rank_measured(rank_view(run.spec, 1), program, 2, "cpu", steps, {"pp": 10}, 99)
     assert measured.timeline is not None
     assert measured.step_seconds == 2.0
     write_measured(tmp_path, measured)
     assert read_measured(tmp_path) == [measured]
-    other: RankMeasured = rank_measured(run.facts.at(1), program, 3, "cpu", steps, {"pp": 10}, 99)
+    other: RankMeasured = rank_measured(rank_view(run.spec, 1), program, 3, "cpu", steps, {"pp": 10}, 99)
     assert other.timeline is None
 
 
@@ -212,7 +213,7 @@ def test_kinds_of_every_instruction_take_the_whole_program() -> None:
     run = resolved()
     simulation = simulated(run)
     for program, times in zip(simulation.programs, simulation.times.ranks, strict=True):
-        kinds = instruction_kinds(program, run.facts.by_name)
+        kinds = instruction_kinds(program, stage_map(run.spec).segments)
         found = seconds_by_kind(kinds, times.ends)
         assert sum(map(sum, found.values())) == pytest.approx(times.ends[-1])
         assert sum(map(len, found.values())) == len(program.instructions)

@@ -7,8 +7,7 @@ from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.microbatch import Microbatch
-from fourfold.program import lower_step, memory_peak
-from fourfold.program.facts import Lowering
+from fourfold.program import lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
@@ -40,22 +39,23 @@ def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]
     device = torch.device("cuda")
     config = parse_run(table)
     model = resolve_model(config.model)
-    facts = Lowering.of(config, model, resolve_layout(config, model, 1), "native")
-    program = lower_step(facts)
+    spec = resolve_step(config, model, resolve_layout(config, model, 1), "native")
+    view = rank_view(spec)
+    program = lower_step(view)
     before = torch.cuda.memory_allocated()
     units = build_units(
-        facts, 0, config.optimizer, device, lambda flat, i, out: out.copy_(_initial(flat, i, config.run.seed, out))
+        view, 0, config.optimizer, device, lambda flat, i, out: out.copy_(_initial(flat, i, config.run.seed, out))
     )
-    share_parameters(facts, units, {})
-    executor = Executor(facts, units, {}, config.optimizer, device)
+    share_parameters(spec, units, {})
+    executor = Executor(view, units, {}, config.optimizer, device)
     torch.cuda.reset_peak_memory_stats()
     losses = []
     for step in range(STEPS):
         batch = global_batch(step, config.batch.global_sequences, config.batch.sequence_length, model.vocab_size, False)
-        losses.append(executor.run(program, OnDevice(RankData(batch, facts, 0), device), config.optimizer.lr).loss)
+        losses.append(executor.run(program, OnDevice(RankData(batch, spec, 0), device), config.optimizer.lr).loss)
     peak = torch.cuda.max_memory_allocated() - before
     masters = {name: unit.master.cpu() for name, unit in units.items()}
-    return losses, full_tensors(facts, masters), peak, memory_peak(program).bytes
+    return losses, full_tensors(spec, masters), peak, memory_peak(program).bytes
 
 
 def _initial(flat, index: int, seed: int, out: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from fourfold.config import ModelConfig
 from fourfold.model.spec import ParameterSpec, build_segments
 from fourfold.runtime import initialize
 from fourfold.runtime.initialize import fill_range, initialize_shard, truncated_normal
-from tests.support.programs import make_facts
+from tests.support.programs import make_view
 
 MODEL = ModelConfig(3, 32, 4, 2, 8, 56, 99, qk_norm=True)
 
@@ -101,8 +101,8 @@ def test_the_parameters_are_the_same_under_every_layout(
     replicate: int, shard: int, zero: int, seed: int, tied: bool
 ) -> None:
     model = {"tie_embeddings": tied, "qkv_bias": True}
-    one = make_facts(model)
-    many = make_facts(model, dp_replicate=replicate, dp_shard=shard, zero=zero)
+    one = make_view(model)
+    many = make_view(model, dp_replicate=replicate, dp_shard=shard, zero=zero)
     for name, flat in many.flats.items():
         shards = []
         for index in range(flat.num_shards):

@@ -68,8 +68,8 @@ def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:
         optimizer=_stated(name),
     )
     for rank, result in enumerate(run_on_ranks(2, run_rank, table=table, ranks=2, track_memory=True)):
-        facts = prepare_rank(rank, table, 2)[1]
-        program, numel = lower_step(facts), sum(flat.shard_numel for flat in facts.flats.values())
+        view = prepare_rank(rank, table, 2)[1]
+        program, numel = lower_step(view), sum(flat.shard_numel for flat in view.flats.values())
         state = sum(size for buffer, size in program.buffers.items() if buffer.startswith("optimizer/"))
         assert state == 4 * numel * len(OPTIMIZERS[name].spec.state)
         assert abs(result["predicted_peak"] / result["peak"] - 1) < 0.005

@@ -8,7 +8,7 @@ from hypothesis import seed as drawn_from
 from hypothesis import strategies as st
 
 from tests.support.parity_check import check_parity
-from tests.support.products import Product, facts_of, faults_of, products
+from tests.support.products import Product, faults_of, products, spec_of
 
 SEED = 20261121
 COUNTS = {2: 2, 4: 5, 8: 1}
@@ -16,8 +16,8 @@ COUNTS = {2: 2, 4: 5, 8: 1}
 
 
 def _check(product: Product) -> None:
-    facts = facts_of(product.sections, product.ranks)
-    faults = faults_of(facts)
+    spec = spec_of(product.sections, product.ranks)
+    faults = faults_of(spec)
     assert not faults, faults[0]
     check_parity(product.ranks, **product.sections)
 
@@ -61,5 +61,5 @@ def test_many_products(pytestconfig: pytest.Config, ranks: int, count: int) -> N
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from([2, 4, 8, 16, 32]).flatmap(products))
 def test_every_product_is_proved_before_it_runs(product: Product) -> None:
-    faults = faults_of(facts_of(product.sections, product.ranks))
+    faults = faults_of(spec_of(product.sections, product.ranks))
     assert not faults, faults[0]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from fourfold.config import UserError
-from tests.support.products import Table, any_sections, complaint, facts_of, faults_of
+from tests.support.products import Table, any_sections, complaint, faults_of, spec_of
 
 KEY = r"(?:batch|layout|model|data)\.\w+"
 VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|-?[\w.]+"
@@ -54,7 +54,7 @@ def _check(sections: Table) -> None:
     for _ in range(MOST_REPAIRS):
         message = complaint(sections)
         if message is None:
-            faults = faults_of(facts_of(sections))
+            faults = faults_of(spec_of(sections))
             assert not faults, faults[0]
             return
         note(message)
@@ -103,6 +103,6 @@ def test_what_cannot_run_is_refused_with_what_can_at_length(sections: Table) -> 
 )
 def test_what_is_said(layout: dict[str, Any], message: str, repair: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
-        facts_of({"model": {"vocab_size": 96}, "layout": layout})
+        spec_of({"model": {"vocab_size": 96}, "layout": layout})
     assert message in str(caught.value)
     assert suggestion(str(caught.value)) == repair

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
+from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
 from tests.support.products import OWN
-from tests.support.programs import by_rank, make_facts, moved, positions, wait_of
+from tests.support.programs import by_rank, make_spec, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
 
@@ -27,21 +28,21 @@ def test_with_free_links_the_step_is_the_timeline(
     schedule: str, pp: int, virtual: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same makespan, same bubble: the lowered program holds no rank up."""
-    facts = one_block_a_stage(schedule, pp, virtual, microbatches)
+    spec = one_block_a_stage(schedule, pp, virtual, microbatches)
     unit_blocks(monkeypatch)
-    times = simulate(facts, free_prices(facts)).times
-    drawn = timeline(facts.orders, facts.layout.stage_ranks, StageTimes.uniform(pp * virtual))
+    times = simulate(spec, free_prices(spec)).times
+    drawn = timeline(CompiledStages(spec).orders(spec), spec.layout.stage_ranks, StageTimes.uniform(pp * virtual))
     assert times.makespan == drawn.makespan
-    for rank, program in enumerate(lower_pipeline(facts)):
+    for rank, program in enumerate(lower_pipeline(spec)):
         busy = sum(UNIT.get(s.op, 0.0) for s in program.instructions if (s.segment or "").startswith("b"))
         assert times.makespan - busy == drawn.idle[rank]
 
 
 def test_1f1b_of_four_ranks_and_eight_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward of 1 each: 22, of which 3/11 is bubble."""
-    facts = one_block_a_stage("1f1b", 4, 1, 8)
+    spec = one_block_a_stage("1f1b", 4, 1, 8)
     unit_blocks(monkeypatch, {**UNIT, Op.BACKWARD: 1.0})
-    makespan = Fraction(simulate(facts, free_prices(facts)).times.makespan)
+    makespan = Fraction(simulate(spec, free_prices(spec)).times.makespan)
     assert makespan == 22
     assert (makespan - 8 * 2) / makespan == Fraction(3, 11)
 
@@ -61,8 +62,8 @@ MODEL = {"num_layers": 6, "tie_embeddings": True}
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_s_seconds_are_accounted_for(layout: dict) -> None:
     """What they were spent on makes up the makespan, and nothing is negative."""
-    facts = make_facts(MODEL, transport="native", precision={"compute": "bf16"}, **layout)
-    simulation = simulate(facts, real_prices(facts))
+    spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, **layout)
+    simulation = simulate(spec, real_prices(spec))
     for rank, spent in enumerate(simulation.spent):
         assert sum(spent.values()) == pytest.approx(simulation.times.makespan, rel=1e-9)
         assert min(spent.values()) >= 0
@@ -75,15 +76,15 @@ def test_every_rank_s_seconds_are_accounted_for(layout: dict) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_simulation_is_repeatable(layout: dict) -> None:
-    facts = make_facts(MODEL, transport="native", **layout)
-    first, second = (simulate(facts, real_prices(facts)).times for _ in range(2))
+    spec = make_spec(MODEL, transport="native", **layout)
+    first, second = (simulate(spec, real_prices(spec)).times for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_transfer_runs_after_both_ends_asked_and_before_who_joins_goes_on(layout: dict) -> None:
-    facts = make_facts(MODEL, transport="native", **layout)
-    simulation = simulate(facts, real_prices(facts))
+    spec = make_spec(MODEL, transport="native", **layout)
+    simulation = simulate(spec, real_prices(spec))
     for program, times in zip(simulation.programs, simulation.times.ranks, strict=True):
         started: dict[str, int] = {}
         for index, step in enumerate(program.instructions):
@@ -95,9 +96,9 @@ def test_a_transfer_runs_after_both_ends_asked_and_before_who_joins_goes_on(layo
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_slower_link_never_shortens_the_step(layout: dict) -> None:
-    facts = make_facts(MODEL, transport="native", **layout)
-    prices = real_prices(facts)
-    before = simulate(facts, prices).times.makespan
+    spec = make_spec(MODEL, transport="native", **layout)
+    prices = real_prices(spec)
+    before = simulate(spec, prices).times.makespan
     tiers = prices.cluster.tiers
     for slower in range(len(tiers)):
         for factor in (1.5, 20.0):
@@ -108,15 +109,15 @@ def test_a_slower_link_never_shortens_the_step(layout: dict) -> None:
                 for i, t in enumerate(tiers)
             )
             cluster = replace(prices.cluster, tiers=changed)
-            after = simulate(facts, replace(prices, cluster=cluster)).times.makespan
+            after = simulate(spec, replace(prices, cluster=cluster)).times.makespan
             assert after >= before * (1 - 1e-12)
 
 
 def test_waiting_is_for_the_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everyone else idles by what the slow one works more."""
-    facts = make_facts({"num_layers": 4}, pp=2, segments_per_stage=[2, 4], accumulation=16, transport="native")
+    spec = make_spec({"num_layers": 4}, pp=2, segments_per_stage=[2, 4], accumulation=16, transport="native")
     unit_blocks(monkeypatch)
-    times = simulate(facts, free_prices(facts)).times
+    times = simulate(spec, free_prices(spec)).times
     assert times.makespan == pytest.approx(
         16 * 9 + 3
     )  # three blocks a microbatch, and the first forward and last backward
@@ -137,16 +138,16 @@ def test_the_straight_line_is_the_step(
 ) -> None:
     """`predict_step` simulates few microbatches of many; the whole step takes as long, and holds as much, to 1 %."""
     virtual = least_stages(schedule)
-    facts = make_facts(
+    spec = make_spec(
         {"num_layers": layers, "hidden_size": 512, "num_heads": 8, "ffn_size": 1536},
         sequence_length=512, accumulation=microbatches, transport="native", precision={"compute": "bf16"}, pp=pp,
         schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=zero, tp=tp, recompute=recompute,
     )  # fmt: skip
-    prices = real_prices(facts)
-    predicted, whole = predict_step(facts, prices), simulate(facts, prices)
+    prices = real_prices(spec)
+    predicted, whole = predict_step(spec, prices), simulate(spec, prices)
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
-    assert tuple(predict_memory(facts, prices)) == predicted.device_bytes
+    assert tuple(predict_memory(spec, prices)) == predicted.device_bytes
     for ours, theirs in zip(predicted.along(lambda s: s.spent), whole.spent, strict=True):
         assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
         for kind in {*ours, *theirs} - {IDLE}:
@@ -155,30 +156,30 @@ def test_the_straight_line_is_the_step(
 
 def test_programs_that_wait_for_each_other_are_named() -> None:
     """A rank that waits for a gradient before it sends the activation it is made from."""
-    facts = make_facts({"num_layers": 2}, pp=2, accumulation=2, transport="native")
-    first, second = lower_pipeline(facts)
+    spec = make_spec({"num_layers": 2}, pp=2, accumulation=2, transport="native")
+    first, second = lower_pipeline(spec)
     send = positions(first, Op.SEND_ACTIVATION)[0]
     broken = moved(moved(first, wait_of(first, send), len(first.instructions)), send, len(first.instructions) - 1)
     with pytest.raises(
         UserError, match=r"pp 0 at #\d+ `wait R< .*` waits for pp 1(\n|.)*pp 1 at #\d+ .*waits for pp 0"
     ):
-        simulate(facts, free_prices(facts), [broken, second])
+        simulate(spec, free_prices(spec), [broken, second])
 
 
 def test_no_mutation_hangs() -> None:
     """Orders shuffled at random end or are refused; what the verifier finds sound always ends."""
-    facts = make_facts({"num_layers": 2}, pp=2, accumulation=2, dp_shard=2, zero=3, transport="native")
-    programs = lower_pipeline(facts)
+    spec = make_spec({"num_layers": 2}, pp=2, accumulation=2, dp_shard=2, zero=3, transport="native")
+    programs = lower_pipeline(spec)
     rng = random.Random(5)
     refused = []
     for _ in range(60):
         count = len(programs[0].instructions)
         mutant = [moved(programs[0], rng.randrange(count), rng.randrange(count)), programs[1]]
         try:
-            simulate(facts, free_prices(facts), mutant)
+            simulate(spec, free_prices(spec), mutant)
         except UserError as error:
             refused.append(str(error))
-            assert verify(by_rank(mutant, facts), facts)
+            assert verify(by_rank(mutant, spec), spec)
     assert 0 < len(refused) < 60
     assert all("wait for each other" in text or "has not been started" in text for text in refused)
 
@@ -186,13 +187,13 @@ def test_no_mutation_hangs() -> None:
 @pytest.mark.parametrize("schedule", FIXED)
 def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
     virtual = least_stages(schedule)
-    facts = make_facts(
+    spec = make_spec(
         {"num_layers": 32, "hidden_size": 2048, "num_heads": 16, "ffn_size": 8192},
         sequence_length=2048, accumulation=100, transport="native", precision={"compute": "bf16"}, pp=16,
         schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=2, tp=2,
     )  # fmt: skip
-    prices = real_prices(facts)
-    predicted, whole = predict_step(facts, prices), simulate(facts, prices)
+    prices = real_prices(spec)
+    predicted, whole = predict_step(spec, prices), simulate(spec, prices)
     assert not predicted.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
     assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
@@ -200,18 +201,18 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["auto", OWN])
 def test_what_need_not_repeat_itself_is_simulated_whole(schedule: str) -> None:
-    facts = make_facts(pp=2, schedule=schedule, accumulation=30, transport="native")
-    assert simulated_microbatches(facts) == 30
-    assert tuple(predict_memory(facts, real_prices(facts))) == predict_step(facts, real_prices(facts)).device_bytes
+    spec = make_spec(pp=2, schedule=schedule, accumulation=30, transport="native")
+    assert simulated_microbatches(spec) == 30
+    assert tuple(predict_memory(spec, real_prices(spec))) == predict_step(spec, real_prices(spec)).device_bytes
 
 
 def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     """Parameters that arrive while the next first forward runs: less than waiting for them, never less than not sending them."""
     degrees = {"pp": 1, "dp_shard": 4, "zero": 1}
-    facts = make_facts(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
-    prices = real_prices(facts)
+    spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
+    prices = real_prices(spec)
     waited, ahead, contended = (
-        simulate(facts, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
+        simulate(spec, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
         for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
     )
     published = sum(ahead.durations[0].collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)
@@ -226,10 +227,9 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
 def test_all_reduces_of_whole_gradients_run_beside_backward_where_other_collectives_do_not(
     layout: dict, hidden: bool
 ) -> None:
-    facts = make_facts(dp_shard=4, **layout)
+    spec = make_spec(dp_shard=4, **layout)
     waited, beside = (
-        simulate(facts, real_prices(facts, overlap_data=False, overlap_all_reduce=each)).seconds
-        for each in (False, True)
+        simulate(spec, real_prices(spec, overlap_data=False, overlap_all_reduce=each)).seconds for each in (False, True)
     )
     assert (beside < waited) == hidden
-    assert simulate(facts, real_prices(facts)).seconds <= beside
+    assert simulate(spec, real_prices(spec)).seconds <= beside

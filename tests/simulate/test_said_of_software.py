@@ -9,8 +9,9 @@ from fourfold.config.schema import PrecisionSection
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.model.work import Attention, Product
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, stack_named
 
@@ -62,7 +63,7 @@ def test_bounds_hold_and_the_search_keeps_what_was_said(said: Said) -> None:
 
 
 def test_context_and_slack_come_upon_what_the_program_holds() -> None:
-    layout = Candidate(1, "1f1b", 1, 1, 8, 3, 1, "ring", 1, 1, 1, 1, "none")
+    layout = Candidate(1, 1, "ring", 1, 1, 1, "none", 1, "1f1b", 1, 1, 8, 3)
     own = stack_named(None)
     usual, more = (Pricer(asked(said)).predict(layout) for said in (NOTHING_SAID, Said(None, 3 * 10**9, 0.5)))
     (program,) = {peak.bytes for peak in usual.simulation.peaks}

@@ -16,7 +16,7 @@ from fourfold.simulate.step import Simulation, StepPrediction, predict_step, sim
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import trace_events, write_trace
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
-from tests.support.programs import MIXTRAL, make_facts
+from tests.support.programs import MIXTRAL, make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, real_prices
 
 MODEL = {"num_layers": 6, "hidden_size": 64, "tie_embeddings": True}
@@ -37,8 +37,8 @@ LAYOUTS = {
 def simulation(request: pytest.FixtureRequest) -> Simulation:
     model = {**MODEL, **(MIXTRAL if request.param == "experts" else {})}
     options = LAYOUTS[request.param]
-    facts = make_facts(model, sequence_length=64, transport="native", precision={"compute": "bf16"}, **options)
-    return simulate(facts, real_prices(facts))
+    spec = make_spec(model, sequence_length=64, transport="native", precision={"compute": "bf16"}, **options)
+    return simulate(spec, real_prices(spec))
 
 
 def test_the_critical_path_is_a_chain_from_start_to_end(simulation: Simulation) -> None:
@@ -55,8 +55,8 @@ def test_the_critical_path_is_a_chain_from_start_to_end(simulation: Simulation) 
 
 
 def test_computation_alone_is_its_own_critical_path() -> None:
-    facts = make_facts(MODEL, accumulation=3)
-    found = simulate(facts, real_prices(facts))
+    spec = make_spec(MODEL, accumulation=3)
+    found = simulate(spec, real_prices(spec))
     path = critical_path(found)
     assert path.crossings == 0
     assert {link.rank for link in path.links} == {0}
@@ -70,8 +70,8 @@ def test_computation_alone_is_its_own_critical_path() -> None:
 
 def test_a_pipeline_s_critical_path_goes_down_and_up_again() -> None:
     """One microbatch: through all ranks forward, then back."""
-    facts = one_block_a_stage("1f1b", 4, 1, 1)
-    path = critical_path(simulate(facts, free_prices(facts)))
+    spec = one_block_a_stage("1f1b", 4, 1, 1)
+    path = critical_path(simulate(spec, free_prices(spec)))
     visited = [rank for rank, _ in groupby(link.rank for link in path.links)]
     assert visited[:7] == [0, 1, 2, 3, 2, 1, 0]
 
@@ -124,8 +124,8 @@ def test_a_trace_is_what_was_simulated(simulation: Simulation, tmp_path: Path) -
 
 
 def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    facts = make_facts(MODEL)
-    found = simulate(facts, real_prices(facts))
+    spec = make_spec(MODEL)
+    found = simulate(spec, real_prices(spec))
     with pytest.raises(RunFailure, match="--trace"):
         write_trace(found, tmp_path / "none" / "trace.json")
     (tmp_path / "folder").mkdir()
@@ -136,9 +136,9 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_step_hold_together(simulation: Simulation) -> None:
-    facts = simulation.facts
-    summary = StepSummary(predict_step(facts, simulation.prices), facts.layout.num_microbatches)
-    layout = facts.layout
+    spec = simulation.spec
+    summary = StepSummary(predict_step(spec, simulation.prices), spec.layout.num_microbatches)
+    layout = spec.layout
     assert summary.tokens == layout.num_microbatches * layout.microbatch_sequences * layout.data_degree * 64
     assert summary.mfu * summary.peak_flops_per_second * layout.world_size * summary.seconds == pytest.approx(
         summary.flops_per_token * summary.tokens
@@ -152,10 +152,10 @@ def test_figures_of_a_step_hold_together(simulation: Simulation) -> None:
 
 def test_many_microbatches_sum_up_like_few() -> None:
     """Along the straight line, what ranks spend and what makes the critical path still sum to the step."""
-    facts = make_facts(MODEL, pp=2, accumulation=64, dp_shard=2, zero=3, transport="native")
-    prices = real_prices(facts)
-    predicted = StepSummary(predict_step(facts, prices), 64)
-    found = simulate(facts, prices)
+    spec = make_spec(MODEL, pp=2, accumulation=64, dp_shard=2, zero=3, transport="native")
+    prices = real_prices(spec)
+    predicted = StepSummary(predict_step(spec, prices), 64)
+    found = simulate(spec, prices)
     whole = StepSummary(StepPrediction(found.seconds, found), 64)
     assert not predicted.step.is_whole
     assert predicted.seconds == pytest.approx(whole.seconds, rel=1e-3)

@@ -13,31 +13,31 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run
 from fourfold.model.spec import step_flops_per_token
 from fourfold.model.work import Product
-from fourfold.program import Lowering, sent_bytes
+from fourfold.program import StepSpec, rank_view, sent_bytes
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
-from fourfold.program.sizes import state_bytes
+from fourfold.program.sizes import buffer_bytes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.campaign import Assumptions, campaign
 from fourfold.simulate.run_prices import prices_for, transport_on
 from fourfold.simulate.step import predict_step, simulate
 from fourfold.simulate.summary import StepSummary
 from fourfold.validate.flops import step_flops
-from tests.support.programs import make_facts
+from tests.support.programs import make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, unit_blocks
 
 YEAR = 365.25 * 86_400
 DAY = 86_400
 
 
-def preset(name: str, *overrides: str) -> Lowering:
-    return resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, "native").facts
+def preset(name: str, *overrides: str) -> StepSpec:
+    return resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, "native").spec
 
 
 def summary(name: str, cluster: str, *overrides: str, stack: str | None = None) -> StepSummary:
     """As `fourfold simulate preset:NAME --cluster CLUSTER --stack STACK` finds it."""
     machine = load_cluster(cluster)
     run = resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, transport_on(machine))
-    step = predict_step(run.facts, prices_for(run.config, run.facts, machine, stack))
+    step = predict_step(run.spec, prices_for(run.config, run.spec, machine, stack))
     return StepSummary(step, run.layout.num_microbatches)
 
 
@@ -47,9 +47,9 @@ def summary(name: str, cluster: str, *overrides: str, stack: str | None = None) 
 def bytes_a_parameter(*kinds: str, precision: dict, **layout: int) -> float:
     """Of one rank's buffers of these kinds, over the parameters of the whole model."""
     model = resolve_model(load_run(Path("preset:llama3-405b-16k")).model)
-    facts = make_facts(model, precision=precision, **layout)
-    held = sum(facts.buffer_bytes(f"{kind}/{unit}") for unit in facts.flats for kind in kinds)
-    return held / sum(segment.numel for segment in facts.segments)
+    spec = make_spec(model, precision=precision, **layout)
+    held = sum(buffer_bytes(rank_view(spec), f"{kind}/{unit}") for unit in rank_view(spec).flats for kind in kinds)
+    return held / sum(segment.numel for segment in spec.segments)
 
 
 def test_state_of_405e9_parameters() -> None:
@@ -62,11 +62,11 @@ def test_state_of_405e9_parameters() -> None:
 
 def test_what_a_checkpoint_holds() -> None:
     """12 bytes a parameter; of a model with 7e9, 84 GB."""
-    facts = preset("llama3-405b-16k")
-    numel = sum(segment.numel for segment in facts.segments)
+    spec = preset("llama3-405b-16k")
+    numel = sum(segment.numel for segment in spec.segments)
     assert numel == pytest.approx(405e9, rel=0.003)
-    assert state_bytes(facts) == 12 * numel
-    assert 7e9 * state_bytes(facts) / numel == 84e9
+    assert spec.checkpoint_bytes == 12 * numel
+    assert 7e9 * spec.checkpoint_bytes / numel == 84e9
 
 
 def test_zero_3_on_1024_ranks() -> None:
@@ -124,9 +124,9 @@ def test_a_ring_all_reduce_sends_twice_the_buffer_but_one_part(ranks: int) -> No
 )
 def test_bubbles(ranks: int, microbatches: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """(P - 1) / (P - 1 + M) of the simulated step waits."""
-    facts = one_block_a_stage("1f1b", ranks, 1, microbatches)
+    spec = one_block_a_stage("1f1b", ranks, 1, microbatches)
     unit_blocks(monkeypatch)
-    makespan = simulate(facts, free_prices(facts)).times.makespan
+    makespan = simulate(spec, free_prices(spec)).times.makespan
     assert f"{1 - 3 * microbatches / makespan:.1%}" == f"{shown}%"
 
 
@@ -151,10 +151,10 @@ def gpt(layers: int, hidden: int, heads: int) -> ModelConfig:
     )  # fmt: skip
 
 
-def block_facts(name: str, sequence_parallel: bool) -> Lowering:
+def block_spec(name: str, sequence_parallel: bool) -> StepSpec:
     """Of one block with tp 8, as a rank of the whole model has them."""
     _, hidden, heads, _, _, sequences, *_ = FIGURE_1[name]
-    return make_facts(
+    return make_spec(
         gpt(1, hidden, heads), tp=TP, sequence_parallel=sequence_parallel, microbatch_sequences=sequences,
         sequence_length=SEQUENCE, precision={"compute": "bf16"}, transport="native",
     )  # fmt: skip
@@ -169,19 +169,19 @@ def in_flight(name: str) -> float:
     return drawn.peak_activations[0] * layers / (pp * virtual)
 
 
-def kept_a_block(facts: Lowering) -> int:
+def kept_a_block(spec: StepSpec) -> int:
     """By our own footprints: what a block saves, and its input."""
-    block = facts.segments[1]
-    return facts.footprint(block).saved_bytes + facts.footprint(block).output_bytes
+    block = spec.segments[1]
+    return rank_view(spec).footprint(block).saved_bytes + rank_view(spec).footprint(block).output_bytes
 
 
 @pytest.mark.parametrize("name", FIGURE_1)
 def test_parameters_and_optimizer_of_the_paper(name: str) -> None:
     """18 bytes a parameter of the blocks' matrices: bf16 weights, fp32 gradients, master weights and moments."""
     layers, _, _, pp, *_ = FIGURE_1[name]
-    facts = block_facts(name, True)
-    held = sum(facts.buffer_bytes(f"{kind}/b0") for kind in ("params", "grad", "master", "optimizer"))
-    assert held / facts.flats["b0"].padded_numel == 18
+    spec = block_spec(name, True)
+    held = sum(buffer_bytes(rank_view(spec), f"{kind}/b0") for kind in ("params", "grad", "master", "optimizer"))
+    assert held / rank_view(spec).flats["b0"].padded_numel == 18
     assert held * layers / pp / GIB == pytest.approx(FIGURE_1[name][6], rel=0.01)
 
 
@@ -195,11 +195,11 @@ def test_activations_of_the_paper(name: str, selective: bool) -> None:
     added, ours are the paper's.
     """
     _, hidden, heads, _, _, sequences, _, whole, least = FIGURE_1[name]
-    facts = block_facts(name, selective)
+    spec = block_spec(name, selective)
     sbh = SEQUENCE * sequences * hidden
     masks = 2 * sbh // (TP if selective else 1)
     scores = 0 if selective else (2 + DROPOUT_BYTES) * heads // TP * SEQUENCE**2 * sequences
-    ours = (kept_a_block(facts) + masks + scores) * in_flight(name) / GIB
+    ours = (kept_a_block(spec) + masks + scores) * in_flight(name) / GIB
     assert ours == pytest.approx(least if selective else whole, rel=0.01)
 
     t, a, s = TP, heads, SEQUENCE
@@ -212,10 +212,10 @@ def test_our_own_blocks_keep_32_sbh_over_t(name: str) -> None:
     """34sbh/t less the two masks; with our selective recomputation, which rebuilds norms and the activation, 20sbh/t."""
     _, hidden, _, _, _, sequences, *_ = FIGURE_1[name]
     sbh = SEQUENCE * sequences * hidden
-    facts = block_facts(name, True)
-    assert kept_a_block(facts) == pytest.approx(32 * sbh / TP, rel=0.003)
-    layout = replace(facts.layout, recompute=("none", "selective", "none"))
-    assert kept_a_block(replace(facts, layout=layout)) == pytest.approx(20 * sbh / TP, rel=0.003)
+    spec = block_spec(name, True)
+    assert kept_a_block(spec) == pytest.approx(32 * sbh / TP, rel=0.003)
+    layout = replace(spec.layout, recompute=("none", "selective", "none"))
+    assert kept_a_block(replace(spec, layout=layout)) == pytest.approx(20 * sbh / TP, rel=0.003)
 
 
 # Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
@@ -273,7 +273,7 @@ def test_deepseek_v3_s_hours() -> None:
 
 def test_a_rank_class_is_simulated_once() -> None:
     """24,576 devices cost what one replica costs: the programs are as many as pipeline ranks."""
-    facts = preset("llama3-405b-128k-24k")
-    found = simulate(facts, free_prices(facts))
-    assert facts.layout.world_size == 24_576 == prod((16, 12, 16, 8))
+    spec = preset("llama3-405b-128k-24k")
+    found = simulate(spec, free_prices(spec))
+    assert spec.layout.world_size == 24_576 == prod((16, 12, 16, 8))
     assert len(found.programs) == 16

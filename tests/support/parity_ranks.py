@@ -7,8 +7,7 @@ import torch
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import lower_step, memory_peak
-from fourfold.program.facts import Lowering
+from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import ledger
 from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor
@@ -22,33 +21,34 @@ LINKS: Links = {}
 """Process groups of a warm worker, kept from case to case."""
 
 
-def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Lowering]:
-    """The run and its facts as this rank sees them."""
+def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, RankView]:
+    """The run, and its step as this rank sees it."""
     config = parse_run(table)
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
-    facts = Lowering.of(config, model, layout)
-    return config, facts.at(facts.layout.coordinates(rank)["pp"])
+    spec = resolve_step(config, model, layout)
+    return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
 
 
 def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = False) -> dict[str, Any]:
     """One rank's part of the same steps on the runtime; gradients and parameters as shards of its part."""
-    config, facts = prepare_rank(rank, table, ranks)
-    program = lower_step(facts)
-    groups = make_groups(facts.layout, rank, groups_of(facts), 60.0, LINKS)
+    config, view = prepare_rank(rank, table, ranks)
+    spec = view.spec
+    program = lower_step(view)
+    groups = make_groups(spec.layout, rank, groups_of(spec), 60.0, LINKS)
     device = torch.device("cpu")
-    coordinates = facts.layout.coordinates(rank)
+    coordinates = spec.layout.coordinates(rank)
     units = build_units(
-        facts,
+        view,
         rank,
         config.optimizer,
         device,
         lambda flat, i, out: initialize_shard(flat, i, config.run.seed, coordinates, out),
     )
-    share_parameters(facts, units, groups)
+    share_parameters(spec, units, groups)
     for group in groups.values():
         group.sent_bytes = 0
-    executor = Executor(facts, units, groups, config.optimizer, device, rank)
+    executor = Executor(view, units, groups, config.optimizer, device, rank)
     gradients: dict[str, Any] = {}
 
     def observe(counter: int, step: Any) -> None:
@@ -62,10 +62,10 @@ def run_rank(rank: int, table: dict[str, Any], ranks: int, track_memory: bool = 
             number,
             config.batch.global_sequences,
             config.batch.sequence_length,
-            facts.model.vocab_size,
-            facts.document_mask,
+            spec.model.vocab_size,
+            spec.document_mask,
         )
-        data = RankData(batch, facts, rank)
+        data = RankData(batch, spec, rank)
         if track_memory:
             peak = measure_step(executor, program, data, config.optimizer.lr, units)
             continue
@@ -106,11 +106,11 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
     """Full tensors by name from the shards of every rank. Where several ranks have an element, they must agree on it."""
     full: dict[str, torch.Tensor] = {}
     for rank, result in enumerate(results):
-        _, facts = prepare_rank(rank, table, ranks)
-        coordinates = facts.layout.coordinates(rank)
+        _, view = prepare_rank(rank, table, ranks)
+        coordinates = view.spec.layout.coordinates(rank)
         for unit, values in result[key].items():
             held = torch.from_numpy(values)
-            for local, start, end, part in shard_pieces(facts.flats[unit], result["shards"][unit], held):
+            for local, start, end, part in shard_pieces(view.flats[unit], result["shards"][unit], held):
                 empty = torch.full((local.spec.numel,), float("nan"), dtype=part.dtype)
                 whole = full.setdefault(local.name, empty)
                 for first, last, low, high in global_runs(local, coordinates, start, end):
@@ -118,8 +118,8 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
                     same = whole[first:last][known] == part[low:high][known]
                     assert same.all(), f"ranks differ in {key} of {local.name} (rank {rank})"
                     whole[first:last] = part[low:high]
-    _, facts = prepare_rank(0, table, ranks)
-    shapes = {spec.name: spec.shape for segment in facts.segments for spec in segment.parameters}
+    _, view = prepare_rank(0, table, ranks)
+    shapes = {each.name: each.shape for segment in view.spec.segments for each in segment.parameters}
     for name, whole in full.items():
         assert not whole.isnan().any(), f"nobody has all of {key} of {name}"
     return {name: whole.view(shapes[name]) for name, whole in full.items()}

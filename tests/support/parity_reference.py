@@ -13,7 +13,7 @@ from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model, to_config
 from fourfold.layout import resolve_layout
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.program.facts import Lowering
+from fourfold.program import resolve_step
 from fourfold.runtime.initialize import fill_range
 from tests.support.double import compute_in_double
 from tests.support.modules_ahead import ModulesAhead
@@ -73,15 +73,15 @@ class _RMSNorm(torch.nn.RMSNorm):
 def _reference(table: dict[str, Any]) -> Record:
     config = parse_run(table)
     model_config = resolve_model(config.model)
-    facts = Lowering.of(config, model_config, resolve_layout(config, model_config))
-    dtype = torch_dtype(facts.compute)
+    spec = resolve_step(config, model_config, resolve_layout(config, model_config))
+    dtype = torch_dtype(spec.compute)
     model = reference_model(model_config, dtype)
     ahead = ModulesAhead(model, model_config, dtype)
     parameters = dict(model.named_parameters())
-    specs = {spec.name: spec for segment in facts.segments for spec in segment.parameters}
-    for name, spec in specs.items():
-        flat = torch.empty(spec.numel, dtype=dtype)
-        fill_range(spec, 0, spec.numel, config.run.seed, flat)
+    parts = {part.name: part for segment in spec.segments for part in segment.parameters}
+    for name, part in parts.items():
+        flat = torch.empty(part.numel, dtype=dtype)
+        fill_range(part, 0, part.numel, config.run.seed, flat)
         place = view_of(name, parameters).data
         place.copy_(flat.view(place.shape))
     decayed = [p for p in parameters.values() if p.dim() > 1]
@@ -112,12 +112,12 @@ def _reference(table: dict[str, Any]) -> Record:
         (loss / total + model_config.mtp_loss * ahead.loss + auxiliary).backward()
         record.losses.append(loss.item() / total + torch.as_tensor(ahead.loss).item())
         gradients = {name: p.grad for name, p in parameters.items()}
-        record.gradients = {name: view_of(name, gradients).clone() for name in specs}
+        record.gradients = {name: view_of(name, gradients).clone() for name in parts}
         limit = section.clip_norm if section.clip_norm is not None else float("inf")
         record.norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), limit).item())
         optimizer.step()
         routing.balance()
-    record.parameters = {name: view_of(name, parameters).data.clone() for name in specs}
+    record.parameters = {name: view_of(name, parameters).data.clone() for name in parts}
     record.biases = routing.biases()
     return record
 

@@ -9,7 +9,7 @@ import torch
 from fourfold.model.microbatch import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 99}
 STEPS = 3
@@ -109,15 +109,15 @@ def shifted(batch: GlobalBatch, depth: int) -> tuple[torch.Tensor, torch.Tensor]
 class RankData:
     """The rows and positions of one rank as the executor's step data."""
 
-    def __init__(self, batch: GlobalBatch, facts: Lowering, rank: int) -> None:
-        self._batch, self._layout, self._rank = batch, facts.layout, rank
-        self._masked = facts.document_mask
-        self._learned = facts.model.positions == "learned"
-        dtype = torch_dtype(facts.compute)
-        self._tables = rope_tables(facts.model, facts.layout.sequence_length, dtype, torch.device("cpu"))
+    def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
+        self._batch, self._layout, self._rank = batch, spec.layout, rank
+        self._masked = spec.document_mask
+        self._learned = spec.model.positions == "learned"
+        dtype = torch_dtype(spec.compute)
+        self._tables = rope_tables(spec.model, spec.layout.sequence_length, dtype, torch.device("cpu"))
         self._positions = torch.tensor(self._layout.positions(rank))
         rows = [r for m in range(self._layout.num_microbatches) for r in self._layout.rows(rank, m)]
-        self._ahead = [shifted(batch, depth) for depth in range(1, facts.model.mtp_layers + 1)]
+        self._ahead = [shifted(batch, depth) for depth in range(1, spec.model.mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
         self.num_targets = tuple(int((targets[rows][:, self._positions] != -100).sum()) for targets in every)
 

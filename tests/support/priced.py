@@ -10,12 +10,13 @@ from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.work import Phase
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec, rank_view, resolve_step
+from fourfold.program.stage_map import stage_map
 
 STACK = Stack(contention=0.0)
 
 
-def lowered(preset: str, vocab_size: int, **layout: Any) -> Lowering:
+def lowered(preset: str, vocab_size: int, **layout: Any) -> StepSpec:
     """In bf16, 64 sequences of 4,096 tokens a step."""
     table = {
         "model": {"preset": preset},
@@ -25,14 +26,14 @@ def lowered(preset: str, vocab_size: int, **layout: Any) -> Lowering:
     }
     config = parse_run(table)
     model = resolve_model(config.model, vocab_size)
-    return Lowering.of(config, model, resolve_layout(config, model), "native")
+    return resolve_step(config, model, resolve_layout(config, model), "native")
 
 
-def prices_of(facts: Lowering, stack: Stack = STACK, **others: Any) -> Prices:
+def prices_of(spec: StepSpec, stack: Stack = STACK, **others: Any) -> Prices:
     kernels = Fitted({}, {}, {}).kernels("any", stack)
-    cluster = load_cluster(f"dgx-h100:{facts.layout.world_size}")
-    return Prices(cluster, facts.layout, **{"kernels": kernels, "stack": stack, **others})
+    cluster = load_cluster(f"dgx-h100:{spec.layout.world_size}")
+    return Prices(cluster, spec.layout, **{"kernels": kernels, "stack": stack, **others})
 
 
-def forward_of(facts: Lowering, segment: str = "b1") -> Phase:
-    return facts.footprint(facts.by_name[segment]).forward
+def forward_of(spec: StepSpec, segment: str = "b1") -> Phase:
+    return rank_view(spec).footprint(stage_map(spec).segments[segment]).forward

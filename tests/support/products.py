@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from fourfold.config import UserError, parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import lower_pipeline, verify
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec, lower_pipeline, resolve_step, verify
 from fourfold.program.fault import Fault
 from tests.support.parity_check import divisible
 from tests.support.parity_runs import MIXTURES, run_table
@@ -103,23 +102,23 @@ def _divisors(n: int) -> list[int]:
 def complaint(sections: Table, ranks: int | None = None) -> str | None:
     """What refuses the run before it starts; None: nothing. Other errors than a person's are raised."""
     try:
-        facts_of(sections, ranks)
+        spec_of(sections, ranks)
     except UserError as error:
         return str(error)
     return None
 
 
-def facts_of(sections: Table, ranks: int | None = None) -> Lowering:
+def spec_of(sections: Table, ranks: int | None = None) -> StepSpec:
     config = parse_run(run_table(**sections))
     model = resolve_model(config.model)
-    return Lowering.of(config, model, resolve_layout(config, model, ranks))
+    return resolve_step(config, model, resolve_layout(config, model, ranks))
 
 
-def faults_of(facts: Lowering) -> list[Fault]:
+def faults_of(spec: StepSpec) -> list[Fault]:
     """What the verifier finds in the lists of all ranks."""
-    stages = lower_pipeline(facts)
-    layout = facts.layout
-    return verify({rank: stages[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}, facts)
+    stages = lower_pipeline(spec)
+    layout = spec.layout
+    return verify({rank: stages[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}, spec)
 
 
 @st.composite

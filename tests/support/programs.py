@@ -1,12 +1,22 @@
-"""Small facts to lower, without torch: a model of two blocks under any layout; programs of all ranks; edits of programs."""
+"""Small spec to lower, without torch: a model of two blocks under any layout; programs of all ranks; edits of programs."""
 
 from typing import Any
 
 from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import Instruction, Lowering, Op, Program, lower_evaluation, lower_pipeline
-from fourfold.program.facts import Transport
+from fourfold.program import (
+    Instruction,
+    Op,
+    Program,
+    RankView,
+    StepSpec,
+    lower_evaluation,
+    lower_pipeline,
+    rank_view,
+    resolve_step,
+)
+from fourfold.program.spec import Transport
 
 DIMENSIONS = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 56, "vocab_size": 100}
 
@@ -16,7 +26,7 @@ def _stated(model: dict[str, Any] | None) -> dict[str, Any]:
     return {key: value for key, value in {**DIMENSIONS, **(model or {})}.items() if value is not None}
 
 
-def make_facts(
+def make_spec(
     model: dict[str, Any] | ModelConfig | None = None,
     *,
     accumulation: int = 1,
@@ -25,8 +35,8 @@ def make_facts(
     document_mask: bool = False,
     transport: Transport = "exchange",
     **layout: Any,
-) -> Lowering:
-    """The facts of a layout whose global batch gives every rank `accumulation` microbatches."""
+) -> StepSpec:
+    """The spec of a layout whose global batch gives every rank `accumulation` microbatches."""
     degree = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1) * layout.get("microbatch_sequences", 1)
     table = {
         "model": _stated(model) if not isinstance(model, ModelConfig) else {},
@@ -37,7 +47,12 @@ def make_facts(
     }
     config = parse_run(table)
     resolved = model if isinstance(model, ModelConfig) else resolve_model(config.model)
-    return Lowering.of(config, resolved, resolve_layout(config, resolved), transport)
+    return resolve_step(config, resolved, resolve_layout(config, resolved), transport)
+
+
+def make_view(*args: Any, **kwargs: Any) -> RankView:
+    """The first pipeline rank's view of the same."""
+    return rank_view(make_spec(*args, **kwargs))
 
 
 MIXTRAL = {"num_experts": 4, "top_k": 2, "moe_ffn_size": 24}
@@ -61,27 +76,27 @@ def deepseek(**dimensions: Any) -> dict[str, Any]:
     return {**DEEPSEEK, "num_kv_heads": None, "num_layers": 3, **dimensions}
 
 
-def by_rank(programs: list[Program], facts: Lowering) -> dict[int, Program]:
+def by_rank(programs: list[Program], spec: StepSpec) -> dict[int, Program]:
     """The programs of the pipeline ranks, given to every rank of the mesh."""
-    return {rank: programs[facts.layout.coordinates(rank)["pp"]] for rank in range(facts.layout.world_size)}
+    return {rank: programs[spec.layout.coordinates(rank)["pp"]] for rank in range(spec.layout.world_size)}
 
 
-def evaluation_pipeline(facts: Lowering) -> list[Program]:
-    return [lower_evaluation(facts.at(pp_rank)) for pp_rank in range(facts.layout.pp)]
+def evaluation_pipeline(spec: StepSpec) -> list[Program]:
+    return [lower_evaluation(rank_view(spec, pp_rank)) for pp_rank in range(spec.layout.pp)]
 
 
-def training(facts: Lowering) -> dict[int, Program]:
+def training(spec: StepSpec) -> dict[int, Program]:
     """Every rank's training step."""
-    return by_rank(lower_pipeline(facts), facts)
+    return by_rank(lower_pipeline(spec), spec)
 
 
-def evaluation(facts: Lowering) -> dict[int, Program]:
-    return by_rank(evaluation_pipeline(facts), facts)
+def evaluation(spec: StepSpec) -> dict[int, Program]:
+    return by_rank(evaluation_pipeline(spec), spec)
 
 
-def on_all_ranks(program: Program, facts: Lowering) -> dict[int, Program]:
+def on_all_ranks(program: Program, spec: StepSpec) -> dict[int, Program]:
     """One list for every rank: of a layout without a pipeline."""
-    return dict.fromkeys(range(facts.layout.world_size), program)
+    return dict.fromkeys(range(spec.layout.world_size), program)
 
 
 def positions(program: Program, *ops: Op) -> list[int]:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
-from fourfold.program.facts import Lowering
+from fourfold.program import StepSpec, rank_view
 
 
-def full_tensors(facts: Lowering, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def full_tensors(spec: StepSpec, buffers: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """`buffers`: by unit, each [padded_numel] or longer."""
     full = {}
-    for name, flat in facts.flats.items():
-        for spec, start, end in flat.ranges():
-            full[spec.name] = buffers[name][start:end].clone().view(spec.shape)
+    for name, flat in rank_view(spec).flats.items():
+        for part, start, end in flat.ranges():
+            full[part.name] = buffers[name][start:end].clone().view(part.shape)
     return full

@@ -9,9 +9,9 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.hardware import load_cluster
-from fourfold.program import Lowering, Op
+from fourfold.program import Op, StepSpec
 from fourfold.simulate.durations import Durations
-from tests.support.programs import make_facts
+from tests.support.programs import make_spec
 
 UNIT = {
     Op.FORWARD: 1.0,
@@ -37,16 +37,16 @@ class FreePrices(Prices):
         return 0.0
 
 
-def free_prices(facts: Lowering) -> FreePrices:
+def free_prices(spec: StepSpec) -> FreePrices:
     stack = Stack(contention=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
-    return FreePrices(load_cluster("h100-24576"), facts.layout, stack=stack)
+    return FreePrices(load_cluster("h100-24576"), spec.layout, stack=stack)
 
 
-def real_prices(facts: Lowering, cluster: str = "dgx-h100:512", **stack: Any) -> Prices:
+def real_prices(spec: StepSpec, cluster: str = "dgx-h100:512", **stack: Any) -> Prices:
     """A cluster's, in bf16."""
     machine, own = load_cluster(cluster), fitted().stack("default")
     own = replace(own, **stack)
-    return Prices(machine, facts.layout, fitted().kernels(machine.device.key, own), own)
+    return Prices(machine, spec.layout, fitted().kernels(machine.device.key, own), own)
 
 
 def unit_blocks(monkeypatch: pytest.MonkeyPatch, times: dict[Op, float] | None = None) -> None:
@@ -59,13 +59,13 @@ def unit_blocks(monkeypatch: pytest.MonkeyPatch, times: dict[Op, float] | None =
     monkeypatch.setattr(Durations, "compute", compute)
 
 
-def one_block_a_stage(schedule: str, pp: int, virtual: int, microbatches: int, **options: Any) -> Lowering:
+def one_block_a_stage(schedule: str, pp: int, virtual: int, microbatches: int, **options: Any) -> StepSpec:
     """A model with a block for every stage."""
     stages = pp * virtual
     sizes = [1] * stages
     sizes[0] += 1
     sizes[-1] += 1
-    return make_facts(
+    return make_spec(
         {"num_layers": stages},
         pp=pp,
         schedule=schedule,

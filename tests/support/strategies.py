@@ -1,4 +1,4 @@
-"""Hypothesis strategies: any facts that can be lowered."""
+"""Hypothesis strategies: any spec that can be lowered."""
 
 from math import gcd
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from fourfold.layout.mesh import ORDERS
-from fourfold.program import Lowering
-from tests.support.programs import make_facts
+from fourfold.program import StepSpec
+from tests.support.programs import make_spec
 from tests.support.schedules import NAMES, stages_of
 
 DEGREES = {
@@ -31,7 +31,7 @@ PRECISIONS = (
 @st.composite
 def lowerings(
     draw: st.DrawFn, max_ranks: int = 96, pipelines: bool = True, shapes: tuple[str, ...] = SHAPES, tensor: bool = True
-) -> Lowering:
+) -> StepSpec:
     """Any model, mesh, schedule, ZeRO stage, precision, recompute policy and transport, all small; at most `max_ranks` ranks.
     `pipelines`, `tensor`: whether there may be several stages, and tensor, context and expert parallelism."""
     left_out = {*([] if pipelines else ["pp"]), *([] if tensor else ["tp", "cp"])}
@@ -42,7 +42,7 @@ def lowerings(
     model = _model(draw, shape, mesh, context[1], mesh["pp"] * virtual)
     experts = _experts(draw, model, mesh) if shape != "dense" and tensor else {}
     parts = 2 * mesh["cp"] * mesh["tp"]
-    return make_facts(
+    return make_spec(
         model,
         accumulation=draw(st.integers(1, 6)),
         sequence_length=parts * draw(st.integers(1, 3)) if parts > 2 else draw(st.integers(1, 30)),

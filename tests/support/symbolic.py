@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from fourfold.program import Collective, Instruction, Lowering, Op, Program
+from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.instruction import RECEIVES, SENDS
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
@@ -23,18 +23,18 @@ UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH)
 class _World:
     """All ranks, what each group has entered, what each pair of ranks has sent and received."""
 
-    def __init__(self, programs: Mapping[int, Program], facts: Lowering) -> None:
-        self.layout = facts.layout
+    def __init__(self, programs: Mapping[int, Program], spec: StepSpec) -> None:
+        self.layout = spec.layout
         halves = (
             (number, step.segment, step.microbatch)
             for number, program in programs.items()
             for step in program.instructions
             if step.op is Op.BACKWARD_INPUT
         )
-        self.parameters = _parameters(facts, frozenset(halves))
+        self.parameters = _parameters(spec, frozenset(halves))
         self.ranks = {}
         for number, program in programs.items():
-            own = facts.at(self.layout.coordinates(number)["pp"])
+            own = rank_view(spec, self.layout.coordinates(number)["pp"])
             need(program.pp_rank == own.pp_rank, "a rank runs another stage's program")
             live: dict[str, Any] = dict.fromkeys(program.resident, True)
             live.update(self.parameters.initial(number, program.resident))
@@ -233,7 +233,7 @@ class _World:
         elif step.op is Op.CLIP_NORM and training:
             need(not rank.clipped, "the norm is taken twice")
             rank.clipped = True
-            for unit in rank.facts.flats:
+            for unit in rank.view.flats:
                 self.parameters.check_gradient(rank, unit)
             need(self.everyone(started) == self.parameters.whole, "the norm is not that of the whole gradient")
         elif step.op is Op.BALANCE and training:
@@ -251,7 +251,7 @@ class _World:
         return Counter(
             (rank.number, segment.name, m)
             for rank in self.ranks.values()
-            for segment in rank.facts.moe_segments
+            for segment in rank.view.moe_segments
             for m in range(self.layout.num_microbatches)
         )
 
@@ -266,30 +266,30 @@ class _World:
         losses = self.losses(rank, training)
         recorded = Counter(rank.losses) if rank.recorded is None else rank.recorded
         need(recorded == losses, f"rank {rank.number} records another loss")
-        routers = training and rank.facts.model.num_experts > 0
+        routers = training and rank.view.spec.model.num_experts > 0
         need((rank.loads is not None) == routers, "the experts' loads are never summed")
-        for segment in rank.facts.local_segments:
+        for segment in rank.view.segments:
             for m in range(self.layout.num_microbatches):
                 wanted = not training or segment.kind == "head" or rank.passed[segment.name, m, Op.FORWARD] == 1
                 need(wanted, f"{segment.name} m{m} never runs")
 
     def losses(self, rank: Rank, training: bool) -> Counter[tuple[int, str, int]]:
         """The whole batch's: tensor-parallel ranks all know the head's, but each only its own part of the routers'."""
-        routers = rank.facts.model.num_experts > 0
+        routers = rank.view.spec.model.num_experts > 0
         axes = ("pp", "dp_replicate", "dp_shard", "cp", *(("tp",) if routers else ()))
         result: Counter[tuple[int, str, int]] = Counter()
         for number in self.layout.group_of(rank.number, axes):
-            for segment in self.ranks[number].facts.local_segments:
+            for segment in self.ranks[number].view.segments:
                 if segment.kind == "head" or (segment.moe and training):
                     result.update((number, segment.name, m) for m in range(self.layout.num_microbatches))
         return result
 
 
 @lru_cache(maxsize=4)
-def _parameters(facts: Lowering, halves: frozenset[Run]) -> Parameters:
-    return Parameters(facts, halves)
+def _parameters(spec: StepSpec, halves: frozenset[Run]) -> Parameters:
+    return Parameters(spec, halves)
 
 
-def run_symbolically(programs: Mapping[int, Program], facts: Lowering) -> None:
+def run_symbolically(programs: Mapping[int, Program], spec: StepSpec) -> None:
     """Raises `Wrong` unless the programs, run by all ranks, do one whole step and leave nothing behind."""
-    _World(programs, facts).run()
+    _World(programs, spec).run()

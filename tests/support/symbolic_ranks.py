@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program import Instruction, Op, Program, RankView
 from tests.support.symbolic_values import Parameters, need
 
 COMPUTES = (Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)
@@ -35,7 +35,7 @@ class Started:
 class Rank:
     number: int
     program: Program
-    facts: Lowering
+    view: RankView
     live: dict[str, Any]
     counter: int = 0
     flying: dict[str, Started] = field(default_factory=dict)
@@ -77,14 +77,14 @@ class Rank:
 
 def compute(rank: Rank, step: Instruction, parameters: Parameters) -> None:
     m = step.microbatch if step.microbatch is not None else -1
-    names = [s.name for s in rank.facts.segments]
-    need(step.segment in {s.name for s in rank.facts.local_segments}, f"{step.segment} is not here")
+    names = [s.name for s in rank.view.spec.segments]
+    need(step.segment in {s.name for s in rank.view.segments}, f"{step.segment} is not here")
     index = names.index(step.segment or "")
-    segment, name = rank.facts.segments[index], names[index]
+    segment, name = rank.view.spec.segments[index], names[index]
     following = f"{names[index + 1]}/m{m}" if index + 1 < len(names) else ""
     rank.passed[name, m, step.op] += 1
     need(rank.passed[name, m, step.op] == 1, f"{step.short} runs twice")
-    training, full = rank.program.kind == "train", rank.facts.policy(segment) == "full"
+    training, full = rank.program.kind == "train", rank.view.stages.policies[segment.name] == "full"
     if step.op is Op.BACKWARD_WEIGHT:
         need(segment.kind == "block" and training, f"{step.short} is not of this step")
         need(rank.get(f"deferred/{name}/m{m}"), "nothing was put off")
@@ -109,7 +109,7 @@ def _read_inputs(rank: Rank, segment: Any, m: int, op: Op, parameters: Parameter
     """Parameters as the step began with them, the batch, the hidden states that the segment before made."""
     rank.get(f"batch/m{m}")
     if segment.kind != "embedding":
-        before = rank.facts.segments[[s.name for s in rank.facts.segments].index(segment.name) - 1].name
+        before = rank.view.spec.segments[[s.name for s in rank.view.spec.segments].index(segment.name) - 1].name
         found = rank.get(f"hidden/{segment.name}/m{m}")
         need(found == f"output of {before} for m{m}", f"{segment.name} m{m} reads {found}")
     if segment.kind != "embedding" or op is Op.FORWARD:
@@ -143,5 +143,5 @@ def _backward(rank: Rank, segment: Any, m: int, following: str, op: Op, paramete
 
 def counts_all(rank: Rank) -> bool:
     """Whether the rank knows the valid targets of the whole batch: it has those of its own part of it by itself."""
-    own = rank.facts.layout.group_of(rank.number, ("dp_replicate", "dp_shard", "cp"))
+    own = rank.view.spec.layout.group_of(rank.number, ("dp_replicate", "dp_shard", "cp"))
     return (rank.counted or Counter([rank.number])) == Counter(own)

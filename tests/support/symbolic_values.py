@@ -13,7 +13,8 @@ from typing import Any
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.flat import FlatLayout, LocalParameter
 from fourfold.model.spec import Segment
-from fourfold.program import Lowering, Op
+from fourfold.program import Op, RankView, StepSpec
+from fourfold.program.view import rank_views
 
 DIGIT = 16
 """Bits of a contribution's count."""
@@ -59,16 +60,17 @@ class _Unit:
 class Parameters:
     """Every unit's cells, what they must become, and what the operations on units do to them."""
 
-    def __init__(self, facts: Lowering, halves: frozenset[Run]) -> None:
+    def __init__(self, spec: StepSpec, halves: frozenset[Run]) -> None:
         """`halves`: whose backward is run in two halves."""
-        self.facts, self.layout, self.halves = facts, facts.layout, halves
-        self.units = {name: self._unit(name) for pp in range(self.layout.pp) for name in facts.at(pp).flats}
+        self.spec, self.layout, self.halves = spec, spec.layout, halves
+        self.views = rank_views(spec)
+        self.units = {name: self._unit(name) for view in self.views for name in view.flats}
         self.owned, self.parts, self._complete = cache(self._owned), cache(self._parts), cache(self._all_of)
         self._digits = {name: self._numbered(unit) for name, unit in self.units.items()}
         self.whole = frozenset().union(*map(self.parts, range(self.layout.world_size)))
 
-    def _at(self, number: int) -> Lowering:
-        return self.facts.at(self.layout.coordinates(number)["pp"])
+    def _at(self, number: int) -> RankView:
+        return self.views[self.layout.coordinates(number)["pp"]]
 
     def _numbered(self, unit: _Unit) -> dict[tuple[int, str], int]:
         """The first digit of what a rank contributes by a segment."""
@@ -76,8 +78,8 @@ class Parameters:
         return {pair: i * 3 * self.layout.num_microbatches for i, pair in enumerate(pairs)}
 
     def _unit(self, name: str) -> _Unit:
-        facts, layout = self.facts, self.layout
-        flat = next(f.flats[name] for f in map(facts.at, range(layout.pp)) if name in f.flats)
+        spec, layout = self.spec, self.layout
+        flat = next(view.flats[name] for view in self.views if name in view.flats)
         axes = ("dp_shard", "cp") if flat.domain == "dense" else ("edp",)
         shards = layout.group_size(axes)
         classes = [(start, end, _makers(p, flat, layout.sequence_parallel)) for p, start, end in flat.ranges()]
@@ -87,8 +89,8 @@ class Parameters:
         cells = {}
         for cell in pairwise(edges):
             cells[cell] = next(c for start, end, c in classes if start <= cell[0] < end)
-        users = tuple(s.name for s in facts.segments if name in s.units)
-        stages = {layout.stage_ranks[facts.stage_of[s]] for s in users}
+        users = tuple(s.name for s in spec.segments if name in s.units)
+        stages = {layout.stage_ranks[self.views[0].stages.stage_of[s]] for s in users}
         ranks = tuple(r for r in range(layout.world_size) if layout.coordinates(r)["pp"] in stages)
         return _Unit(flat, axes, layout.zero if shards > 1 else 0, cells, shards, users, ranks)
 
@@ -117,7 +119,7 @@ class Parameters:
             if any(there[axis] != place for axis, place in agreed):
                 continue
             for segment in of.segments:
-                if self.layout.stage_ranks[self.facts.stage_of[segment]] != there["pp"]:
+                if self.layout.stage_ranks[self.views[0].stages.stage_of[segment]] != there["pp"]:
                     continue
                 for m in range(self.layout.num_microbatches):
                     parts = (1, 2) if (rank, segment, m) in self.halves else (0,)
@@ -164,7 +166,7 @@ class Parameters:
             need(held[cell] == self.expected(unit, cell, rank.number), f"the gradient of {unit} is not whole")
 
     def update(self, rank: Any, unit: str) -> None:
-        need(unit in rank.facts.flats, f"{unit} is not here")
+        need(unit in rank.view.flats, f"{unit} is not here")
         self.check_gradient(rank, unit)
         rank.settled(self.units[unit].values)
         values = rank.get(self.units[unit].values)
@@ -182,7 +184,7 @@ class Parameters:
         return frozenset(result)
 
     def check_end(self, rank: Any, version: int) -> None:
-        for unit in rank.facts.flats:
+        for unit in rank.view.flats:
             values = rank.live[self.units[unit].values]
             wanted = {(self.place(unit, rank.number), version)}
             need(set(values.values()) == wanted, f"{unit} ends with {set(values.values())}")
@@ -192,7 +194,7 @@ class Parameters:
     def start(self, started: Any) -> None:
         """Takes along what the operation reads, marks what it touches."""
         rank, name = started.rank, started.step.segment or ""
-        need(name in rank.facts.flats, f"{name} is not here")
+        need(name in rank.view.flats, f"{name} is not here")
         unit = self.units[name]
         take = {Op.REDUCE: self._take_gradient, Op.REDUCE_TIED: self._take_tied, Op.GATHER: self._take_shard}
         take.get(started.step.op, self._take_part)(started, unit)
@@ -268,7 +270,7 @@ class Parameters:
             need(collectives[which].axes not in ("tp", "tp_copy"), "a whole gradient is summed over the wrong ranks")
             return set(unit.cells)
         axis, start, end = unit.flat.sums[which]
-        size = DTYPE_BYTES[self.facts.gradients]
+        size = DTYPE_BYTES[self.spec.gradients]
         same = (collectives[which].axes, collectives[which].bytes) == (axis, (end - start) * size)
         need(same, f"{unit.flat.unit}: a partial sum of another range")
         return {cell for cell in unit.cells if start <= cell[0] < end}

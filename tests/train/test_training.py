@@ -17,8 +17,7 @@ from fourfold.config.optimizers import OPTIMIZERS
 from fourfold.data.prepare import prepare
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.program import lower_step
-from fourfold.program.facts import Lowering
+from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.program.liveness import ledger
 from fourfold.train.sample import generate
 from tests.support.reference_optimizers import REFERENCES
@@ -156,7 +155,7 @@ def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
     assert finish(start(out, 2))[0] == [0, 0]
     config = load_run(out / "run.toml")
     model = resolve_model(config.model)
-    declared = ledger(lower_step(Lowering.of(config, model, resolve_layout(config, model, 2))))
+    declared = ledger(lower_step(rank_view(resolve_step(config, model, resolve_layout(config, model, 2)))))
     recorded = lines(out / "metrics.jsonl")
     required = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "tokens_per_second", "mfu"}
     for line in recorded:

@@ -6,8 +6,10 @@ import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.cost.memory import kept_bytes
+from fourfold.program import rank_view
+from fourfold.program.stage_map import stage_map
 from fourfold.validate import Case, translate
-from fourfold.validate.predict import case_facts, case_prices, predict_case
+from fourfold.validate.predict import case_prices, case_spec, predict_case
 from tests.support.published import CASES, ROWS
 
 
@@ -163,9 +165,9 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
     def kept(**changes: object) -> float:
         case = translate(replace(row, **changes))  # type: ignore[arg-type]
         assert isinstance(case, Case)
-        facts = case_facts(case)
-        footprint = facts.footprint(facts.by_name["b1"])
-        return kept_bytes(footprint, case_prices(case, facts, fitted()).stack) / footprint.saved_bytes
+        spec = case_spec(case)
+        footprint = rank_view(spec).footprint(stage_map(spec).segments["b1"])
+        return kept_bytes(footprint, case_prices(case, spec, fitted()).stack) / footprint.saved_bytes
 
     case = translate(row)
     assert isinstance(case, Case)

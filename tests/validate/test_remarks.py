@@ -8,7 +8,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.validate import Case, Skip, translate
 from fourfold.validate.assertions import asserted
 from fourfold.validate.defaults import DEFAULTS
-from fourfold.validate.predict import case_facts, case_prices
+from fourfold.validate.predict import case_prices, case_spec
 from tests.support.published import ROWS
 
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
@@ -103,7 +103,7 @@ def test_a_step_started_as_one_graph_costs_the_host_nothing(source: str, notes: 
     assert isinstance(case, Case)
     assert case.graphed == graphed
     assert (DEFAULTS["graphs"] in case.defaults) == graphed
-    host = case_prices(case, case_facts(case), fitted()).stack
+    host = case_prices(case, case_spec(case), fitted()).stack
     assert (host.host_launch_seconds == host.host_collective_seconds == host.host_route_seconds == 0) == graphed
 
 

@@ -11,7 +11,7 @@ from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import DEFAULTS, DEVICE_KEYS, Case, Skip, translate
-from fourfold.validate.predict import case_facts
+from fourfold.validate.predict import case_spec
 from tests.support.published import CASES, ROWS
 
 
@@ -212,9 +212,7 @@ def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str,
     case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
     assert isinstance(case, Case), case
     assert case.layout.cp_method == method
-    assert case_facts(case).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(
-        method, 1
-    )
+    assert case_spec(case).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(method, 1)
 
 
 def test_recomputation() -> None:

@@ -8,7 +8,7 @@ from fourfold.cost.fitted import fitted
 from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import MERGED_SHARE
 from fourfold.validate import DEFAULTS, Case, translate
-from fourfold.validate.predict import case_facts, case_prices, predict_case
+from fourfold.validate.predict import case_prices, case_spec, predict_case
 from tests.support.published import ROWS
 
 
@@ -60,7 +60,7 @@ def test_windows_and_documents_leave_a_part_of_attentions_work(
     case = translate(replace(row, model=replace(row.model, name=model), notes=notes, sequence_length=length))
     assert isinstance(case, Case)
     assert case.attention_share == pytest.approx(share)
-    assert case_prices(case, case_facts(case), fitted()).masked_share == case.attention_share
+    assert case_prices(case, case_spec(case), fitted()).masked_share == case.attention_share
 
 
 def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
@@ -117,7 +117,7 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
     case = translate(replace(row, notes=notes, schedule=schedule))
     assert isinstance(case, Case)
     assert case.merged_experts == merged
-    assert case_prices(case, case_facts(case), fitted()).paired_share == (MERGED_SHARE if merged else 0)
+    assert case_prices(case, case_spec(case), fitted()).paired_share == (MERGED_SHARE if merged else 0)
 
 
 @pytest.mark.parametrize(

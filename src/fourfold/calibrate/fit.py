@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from fourfold.cost.calibration import Crowd
-from fourfold.model.work import Attention, Pass, Phase, Product
-from fourfold.program.facts import Lowering
+from fourfold.model.work import Attention, Pass, Product
+from fourfold.program.footprints import phase_of
+from fourfold.program.instruction import Op
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import rank_view
 from fourfold.simulate.durations import update_bytes
 
 
@@ -29,31 +32,32 @@ class SegmentFit:
 
 
 PHASES = {
-    "forward block": ("block", "forward"),
-    "backward block": ("block", "backward"),
-    "backward head": ("head", "backward"),
-    "forward embedding": ("embedding", "forward"),
-    "backward embedding": ("embedding", "backward"),
+    "forward block": ("block", Op.FORWARD),
+    "backward block": ("block", Op.BACKWARD),
+    "backward head": ("head", Op.BACKWARD),
+    "forward embedding": ("embedding", Op.FORWARD),
+    "backward embedding": ("embedding", Op.BACKWARD),
 }
 """Kinds of instructions, and the passes over segments that they are."""
 
 
-def fit_segments(facts: Sequence[Lowering], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> SegmentFit:
+def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> SegmentFit:
     """Least squares on relative errors, no constant below 0. `crowd`: with the products and attention that were measured."""
     rows, totals, updates, update_times, frames = [], [], [], [], []
-    for each, seconds in zip(facts, measured, strict=True):
-        for name, (kind, attribute) in PHASES.items():
-            segment = next(s for s in each.segments if s.kind == kind)
-            phase: Phase = getattr(each.footprint(segment), attribute)
+    for spec, seconds in zip(specs, measured, strict=True):
+        view = rank_view(spec)
+        for name, (kind, op) in PHASES.items():
+            segment = next(s for s in view.segments if s.kind == kind)
+            phase = phase_of(view.footprint(segment), op)
             known = sum(crowd.kernel(item) for item in phase.work if isinstance(item, Product | Attention))
             passes = [item for item in phase.work if isinstance(item, Pass)]
             rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
         totals.append(seconds["step"])
-        frames.append(max(0.0, seconds["step"] - _instructions(each, seconds)))
-        for unit in each.flats:
-            kind = each.by_name[unit].kind if unit in each.by_name else unit
+        frames.append(max(0.0, seconds["step"] - _instructions(spec, seconds)))
+        for unit, flat in view.flats.items():
+            kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
             if f"update {kind}" in seconds:
-                updates.append(update_bytes(each, unit))
+                updates.append(update_bytes(spec, flat))
                 update_times.append(seconds[f"update {kind}"])
     table = np.array(rows)
     large = table[:, 2] > 0  # rows of the embedding are too short to count
@@ -89,10 +93,10 @@ def _product_share(table: Any) -> float:
     return min(errors)[1]
 
 
-def _instructions(facts: Lowering, seconds: Mapping[str, float]) -> float:
+def _instructions(spec: StepSpec, seconds: Mapping[str, float]) -> float:
     """What the instructions of a step took together."""
-    m = facts.layout.num_microbatches
-    blocks = sum(segment.kind == "block" for segment in facts.segments)
+    m = spec.layout.num_microbatches
+    blocks = sum(segment.kind == "block" for segment in spec.segments)
     many = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}
     once = {"clip norm", "update embedding", "update head"}
     return sum(

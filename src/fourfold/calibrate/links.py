@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fourfold.calibrate.clock import synchronize
-from fourfold.calibrate.steps import LINKS, agreed_repeats, lowered
+from fourfold.calibrate.steps import LINKS, agreed_repeats, table_spec
 from fourfold.runtime.collectives import AxisGroup, Handle, make_groups
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift", "send")
@@ -38,7 +38,7 @@ def _group(ranks: int, size: int, rank: int, device: torch.device) -> AxisGroup:
         "batch": {"global_sequences": ranks, "sequence_length": 8, "steps": 1},
         "layout": {"dp_replicate": ranks // size, "dp_shard": size},
     }
-    layout = lowered(table, ranks, device.type).layout
+    layout = table_spec(table, ranks, device.type).layout
     return make_groups(layout, rank, ["dp_shard"], 600.0, LINKS)["dp_shard"]
 
 

@@ -18,7 +18,7 @@ from fourfold.calibrate.rounds import (
     merged,
     step_tables,
 )
-from fourfold.calibrate.steps import lowered
+from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.calibration import Crowd, constants_of
 from fourfold.hardware import Cluster, Device, Tier
@@ -86,13 +86,13 @@ def _described(
     """Kernels with what single operators cost, from whole segments; seconds of a step beside its instructions; how well all of
     it describes segments."""
     assert measured.kernels is not None
-    facts = [lowered(each, 1, device) for each in step_tables(dtype, quick)]
+    specs = [table_spec(each, 1, device) for each in step_tables(dtype, quick)]
     unknown: Table = {
         **table,
         "kernels": {**measured.kernels, **dict.fromkeys((*PER_SECOND, *SECONDS), 1.0)},
         "stack": {**table["stack"], "step_seconds": 0.0},
     }
-    fit = fit_segments(facts, measured.steps, _read(unknown, ranks))
+    fit = fit_segments(specs, measured.steps, _read(unknown, ranks))
     kernels = _slowed(measured.kernels, 1 / fit.product_share)
     kernels |= {name: getattr(fit, name) for name in (*PER_SECOND, *SECONDS)}
     return kernels, fit.step_seconds, fit.error
@@ -127,10 +127,10 @@ def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, core
     """What a collective inside a segment costs beside its time on idle cores: from steps that split layers or sequences."""
     found = []
     for each, seconds in zip(layout_tables(dtype, ranks), measured, strict=True):
-        facts = lowered(each, ranks, "cpu")
-        prices = calibrated_prices(_cluster(table, ranks, cores), facts.layout, dtype)
+        spec = table_spec(each, ranks, "cpu")
+        prices = calibrated_prices(_cluster(table, ranks, cores), spec.layout, dtype)
         assert prices is not None
-        simulation = simulate(facts, prices)
+        simulation = simulate(spec, prices)
         steps = simulation.programs[0].instructions
         count = sum(len(step.collectives) for step in steps if step.op in COMPUTE_OPS)
         found.append((seconds - simulation.seconds) / count)

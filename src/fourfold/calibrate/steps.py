@@ -16,8 +16,9 @@ from fourfold.data.batches import Batch
 from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, resolve_layout
 from fourfold.program import lower_step
-from fourfold.program.facts import Lowering
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
+from fourfold.program.spec import StepSpec, Transport, resolve_step
+from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import Links, make_groups
 from fourfold.runtime.executor import Executor
@@ -30,38 +31,37 @@ LINKS: Links = {}
 """Process groups of this rank, kept from one program to the next."""
 
 
-def lowered(table: Mapping[str, Any], ranks: int, device: str) -> Lowering:
-    """The facts of a run table on so many ranks of such a device."""
+def table_spec(table: Mapping[str, Any], ranks: int, device: str) -> StepSpec:
+    """The step of a run table on so many ranks of such a device."""
     config = parse_run(dict(table))
     model = resolve_model(config.model)
-    return Lowering.of(
-        config, model, resolve_layout(config, model, ranks), "native" if device == "cuda" else "exchange"
-    )
+    transport: Transport = "native" if device == "cuda" else "exchange"
+    return resolve_step(config, model, resolve_layout(config, model, ranks), transport)
 
 
 class StepRunner:
     """One rank's executor for a run table; `ranks`: those that train together, the caller being number `rank` of them."""
 
     def __init__(self, table: Mapping[str, Any], ranks: int, rank: int, device: torch.device) -> None:
-        config, facts = parse_run(dict(table)), lowered(table, ranks, device.type)
-        self.facts = facts.at(facts.layout.coordinates(rank)["pp"])
-        self.program = lower_step(self.facts)
+        config, spec = parse_run(dict(table)), table_spec(table, ranks, device.type)
+        self.view = rank_view(spec, spec.layout.coordinates(rank)["pp"])
+        self.program = lower_step(self.view)
         self.device, self.rank = device, rank
-        self.groups = make_groups(self.facts.layout, rank, groups_of(self.facts), 600.0, LINKS)
-        self.units = build_units(self.facts, rank, config.optimizer, device, _fill)
-        share_parameters(self.facts, self.units, self.groups)
-        self.executor = Executor(self.facts, self.units, self.groups, config.optimizer, device, rank)
-        self.tables = feed_tables(self.facts, device)
-        self.batch = _batch(config.batch.global_sequences, config.batch.sequence_length, self.facts.model.vocab_size)
+        self.groups = make_groups(spec.layout, rank, groups_of(spec), 600.0, LINKS)
+        self.units = build_units(self.view, rank, config.optimizer, device, _fill)
+        share_parameters(spec, self.units, self.groups)
+        self.executor = Executor(self.view, self.units, self.groups, config.optimizer, device, rank)
+        self.tables = feed_tables(spec, device)
+        self.batch = _batch(config.batch.global_sequences, config.batch.sequence_length, spec.model.vocab_size)
 
     def step(self, clock: StepClock | None = None) -> float:
         """Seconds of one step, its batch's preparation included. `clock`: times its instructions too."""
         synchronize(self.device)
         start = time.perf_counter()
-        layout = self.facts.layout
+        layout = self.view.spec.layout
         rows = self.batch.select(rank_rows(layout, self.rank))
         positions = own_positions(layout, self.rank)
-        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, positions, self.facts.model.mtp_layers)
+        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, positions, self.view.spec.model.mtp_layers)
         if clock is not None:
             clock.begin(0)
         self.executor.run(self.program, feed, 1e-4, clock)
@@ -73,7 +73,7 @@ class StepRunner:
 
     def kind_seconds(self, clock: StepClock) -> dict[str, list[float]]:
         """What every instruction of a kind took in the clock's latest step."""
-        return seconds_by_kind(instruction_kinds(self.program, self.facts.by_name), clock.steps[-1].ends)
+        return seconds_by_kind(instruction_kinds(self.program, self.view.stages.segments), clock.steps[-1].ends)
 
     def sent_bytes(self) -> dict[str, int]:
         """Bytes that this rank has sent so far, by axes."""

@@ -44,7 +44,7 @@ def import_(folder: Path, /, *, out: Path, corpus: str = "stdlib", tokenizer: st
     resolved = resolve_run(config, None, stated_vocab_size(config.model, config.data))
     from fourfold.checkpoint import WeightFolder
 
-    WeightFolder(folder).check_against(resolved.facts.segments)
+    WeightFolder(folder).check_against(resolved.spec.segments)
     stated = config.model_copy(update={"model": resolved.config.model})
     text = tomli_w.dumps(stated.model_dump(mode="json", exclude_unset=True, exclude_none=True))
     _write_new(out, f"# The model of {folder.absolute()}, to be trained further.\n{text}")

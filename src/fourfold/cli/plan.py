@@ -13,6 +13,7 @@ from fourfold.cli.plan_request import Options, model_notes, planned_run, read_re
 from fourfold.cli.software import repeated, said_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.explain import explain as explain_layout
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
@@ -20,7 +21,7 @@ from fourfold.plan.fewest import enough_devices
 from fourfold.plan.goals import cheapest, fewest, largest, longest
 from fourfold.plan.prescription import prescribed
 from fourfold.plan.pricing import Pricer
-from fourfold.plan.request import MEMORY_SHARE, Candidate, Request
+from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import Progress, search
 from fourfold.report.plan_words import layout_words, plan_document, plan_lines

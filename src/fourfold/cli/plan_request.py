@@ -12,7 +12,8 @@ from fourfold.hardware import THIS, cluster_names, is_path, load_cluster, named_
 from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 from fourfold.simulate.run_prices import Said
 
 SMALLEST_BPE = 512

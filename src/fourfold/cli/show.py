@@ -125,7 +125,7 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
 
 
 def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bool) -> int:
-    faults = [fault for programs in groups for fault in verify(programs, resolved.facts)]
+    faults = [fault for programs in groups for fault in verify(programs, resolved.spec)]
     if as_json:
         document: dict[str, Any] = {**_heading(resolved), "sound": not faults}
         document["proofs"] = [] if faults else [proof(programs) for programs in groups]
@@ -169,7 +169,9 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     positions = read_positions(folder) if folder.is_dir() else []
     if not positions:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
-    programs = {kind: lower_pipeline(resolved.facts, name) for kind, name in enumerate(("train", "evaluate"))}
+    programs = {
+        kind: lower_pipeline(resolved.spec, name, resolved.compiled) for kind, name in enumerate(("train", "evaluate"))
+    }
     lines = describe_positions(programs, resolved.layout, positions)
     if as_json:
         ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]

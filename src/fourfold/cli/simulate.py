@@ -14,7 +14,6 @@ from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
-from fourfold.program.sizes import state_bytes
 from fourfold.report.campaign_words import campaign_lines
 from fourfold.report.simulation_document import simulation_document
 from fourfold.report.simulation_words import (
@@ -130,9 +129,9 @@ def simulate(
         resolved, machine, failure_hours, checkpoint_seconds, restart_seconds, repair_seconds, price
     )
     wanted = _tokens(config, tokens)
-    prices = prices_for(resolved.config, resolved.facts, machine, stack, said)
-    check_size(resolved.facts)
-    summary = StepSummary(predict_step(resolved.facts, prices), layout.num_microbatches)
+    prices = prices_for(resolved.config, resolved.spec, machine, stack, said)
+    check_size(resolved.spec)
+    summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), layout.num_microbatches)
     length = None
     if wanted is not None:
         length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
@@ -178,7 +177,7 @@ def _text(
     if memory:
         lines += ["", *memory_curve_lines(summary, columns)]
     if length is not None:
-        lines += ["", *campaign_lines(length, state_bytes(resolved.facts), stated)]
+        lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
     else:
         lines += ["", "run        how long it is, is not stated: --tokens 15.6T, or batch.steps"]
     return lines
@@ -229,7 +228,7 @@ def _assumptions(
     def number(text: str | None, option: str, example: str, default: float, least: float, most: float = 1e9) -> float:
         return default if text is None else parse_number(text, option, example, least, most)
 
-    state, devices = state_bytes(resolved.facts), resolved.layout.world_size
+    state, devices = resolved.spec.checkpoint_bytes, resolved.layout.world_size
     hours, dollars = machine.mean_hours_between_failures_per_device, machine.dollars_per_device_hour
     if failure_hours is not None:
         hours = parse_number(failure_hours, "--failure-hours", "50k", 1e-3, 1e12)
@@ -249,6 +248,6 @@ def _assumptions(
 
 
 def _write_trace(path: Path, resolved: ResolvedRun, summary: StepSummary) -> str:
-    shown, cut = step_for_trace(resolved.facts, summary.step)
+    shown, cut = step_for_trace(resolved.spec, summary.step)
     events = write_trace(shown, path)
     return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"

@@ -9,7 +9,7 @@ from rich.console import Console
 from fourfold.config import UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.program.arithmetic import stage_flops
+from fourfold.program.compiled import stage_flops
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.timeline import timeline
 from fourfold.report.timeline_svg import timeline_svg
@@ -24,7 +24,8 @@ def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json
     """Prints the drawing or its numbers, and writes the picture."""
     schedule = run.layout.schedule
     times = times or ("flops" if find_schedule(schedule).needs_times else "unit")
-    drawn = timeline(run.facts.orders, run.facts.layout.stage_ranks, stage_times(run, times))
+    orders = run.compiled.orders(run.spec)
+    drawn = timeline(orders, run.layout.stage_ranks, stage_times(run, times))
     formats: tuple[Format, Format] = (format_flops, format_bytes) if times == "flops" else (plain_number, plain_number)
     if svg is not None:
         _write(svg, timeline_svg(drawn, schedule, *formats))
@@ -39,7 +40,9 @@ def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json
 
 def stage_times(run: ResolvedRun, times: Times) -> StageTimes:
     """What the drawing takes every stage to need."""
-    return stage_flops(run.facts) if times == "flops" else StageTimes.uniform(len(run.facts.layout.stage_ranks))
+    if times == "unit":
+        return StageTimes.uniform(len(run.layout.stage_ranks))
+    return stage_flops(run.compiled.stages, run.compiled.footprints)
 
 
 def _write(path: Path, content: str) -> None:

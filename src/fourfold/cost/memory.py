@@ -7,8 +7,9 @@ from fourfold.config import DTYPE_BYTES
 from fourfold.cost.stack import Stack
 from fourfold.model.footprint import Footprint
 from fourfold.program import Program
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 
 DROPOUT_BYTES = 3
 """Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
@@ -21,39 +22,39 @@ BLOCKS = 4
 """In flight at once: gathered ahead, in use, on their way into a reduction and out of it."""
 
 
-def held_program(program: Program, facts: Lowering, stack: Stack) -> Program:
+def held_program(program: Program, view: RankView, stack: Stack) -> Program:
     """The program with its buffers as large as the stack's: for memory alone."""
-    extra = block_bytes(facts, stack)
-    buffers = {**program.buffers, **dict(_changed(program.buffers, facts, stack, extra))}
+    extra = block_bytes(view.spec, stack)
+    buffers = {**program.buffers, **dict(_changed(program.buffers, view, stack, extra))}
     steps, resident = program.instructions, program.resident
-    if stack.unit_bytes and (units := units_bytes(facts.at(program.pp_rank), stack)):
+    if stack.unit_bytes and (units := units_bytes(view, stack)):
         buffers[UNITS], resident = units, (*resident, UNITS)
     if stack.logits_bytes or extra:
-        logits = logits_bytes(facts, stack)
+        logits = logits_bytes(view.spec, stack)
         steps = tuple(_held(step, logits, extra) for step in steps)
     return replace(program, buffers=buffers, instructions=steps, resident=resident)
 
 
-def _changed(buffers: Mapping[str, int], facts: Lowering, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
+def _changed(buffers: Mapping[str, int], view: RankView, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
     """Those that the stack has in other sizes."""
-    shares = _state_shares(facts, stack)
+    shares = _state_shares(view.spec, stack)
     if not extra and stack.saved_share == 1 and not stack.narrow_operands and not shares:
         return
     for name, size in buffers.items():
         kind, _, rest = name.partition("/")
         if kind == "saved":
-            yield name, kept_bytes(facts.footprint(facts.by_name[rest.partition("/")[0]]), stack) + extra
+            yield name, kept_bytes(view.footprint(view.stages.segments[rest.partition("/")[0]]), stack) + extra
         elif kind in shares:
             yield name, int(size * shares[kind])
 
 
-def _state_shares(facts: Lowering, stack: Stack) -> dict[str, float]:
+def _state_shares(spec: StepSpec, stack: Stack) -> dict[str, float]:
     """Sizes of optimizer states and master weights that the stack states, as shares of the declared, by kind of buffer."""
-    spec, shares = facts.optimizer, {}
-    if stack.optimizer_bytes is not None and spec.state:
-        shares["optimizer"] = len(spec.state) * stack.optimizer_bytes / spec.state_bytes(facts.master)
+    optimizer, shares = spec.optimizer, dict[str, float]()
+    if stack.optimizer_bytes is not None and optimizer.state:
+        shares["optimizer"] = len(optimizer.state) * stack.optimizer_bytes / optimizer.state_bytes(spec.master)
     if stack.master_bytes is not None:
-        shares["master"] = stack.master_bytes / DTYPE_BYTES[facts.master]
+        shares["master"] = stack.master_bytes / DTYPE_BYTES[spec.master]
     return shares
 
 
@@ -75,20 +76,20 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
     return step
 
 
-def units_bytes(facts: Lowering, stack: Stack) -> int:
+def units_bytes(view: RankView, stack: Stack) -> int:
     """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
     step, and a few blocks. The same however many ranks share them."""
-    sizes = {unit: flat.padded_numel for unit, flat in facts.flats.items() if facts.zero_of(unit) == 3}
-    blocks = [[unit.name for unit in segment.own] for segment in facts.local_segments if segment.kind == "block"]
+    sizes = {unit: flat.padded_numel for unit, flat in view.flats.items() if flat.zero == 3}
+    blocks = [[unit.name for unit in segment.own] for segment in view.segments if segment.kind == "block"]
     largest = sorted(sum(sizes.pop(unit, 0) for unit in units) for units in blocks)[-BLOCKS:]
     return int(stack.unit_bytes * (sum(largest) + sum(sizes.values())))
 
 
-def block_bytes(facts: Lowering, stack: Stack) -> int:
+def block_bytes(spec: StepSpec, stack: Stack) -> int:
     """What one block keeps beyond the declared."""
-    model, shape = facts.model, facts.shape
+    model, shape = spec.model, spec.shape
     hidden = stack.saved_bytes * shape.hidden_tokens * model.hidden_size
-    if shape.sequence_parallel and facts.layout.tp > 1:
+    if shape.sequence_parallel and spec.layout.tp > 1:
         hidden += stack.gathered_bytes * shape.tokens * model.hidden_size
     if not stack.fused_attention and not stack.attention_recomputed:
         heads, _ = shape.heads(model)
@@ -97,9 +98,9 @@ def block_bytes(facts: Lowering, stack: Stack) -> int:
     return int(hidden)
 
 
-def logits_bytes(facts: Lowering, stack: Stack) -> int:
+def logits_bytes(spec: StepSpec, stack: Stack) -> int:
     """Of all tokens of a microbatch, this rank's part of the vocabulary."""
-    return int(stack.logits_bytes * facts.shape.tokens * facts.model.vocab_size // facts.layout.tp)
+    return int(stack.logits_bytes * spec.shape.tokens * spec.model.vocab_size // spec.layout.tp)
 
 
 def allocated_bytes(peak: int, stack: Stack) -> int:

@@ -5,7 +5,8 @@ from dataclasses import fields
 from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.schema import LayoutSection
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
 SEARCH_SECONDS = 30.0

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError
-from fourfold.program.facts import Transport
+from fourfold.program.spec import Transport
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

@@ -83,7 +83,7 @@ def prepare_run(
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
     _require_proof(resolved)
     if weights is not None:
-        weights.check_against(resolved.facts.segments)
+        weights.check_against(resolved.spec.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
     warning = _memory_warning(peak, local) if cuda_devices == 0 else None
     return ReadyRun(resolved, prepared, steps, peak, (warning,) if warning else ())

@@ -1,6 +1,5 @@
 """From a run file to all that is known before a rank starts: complete config, model, layout, programs, and their proof."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,9 @@ from fourfold.config.schema import DataSection
 from fourfold.huggingface import resolve_model
 from fourfold.layout import Layout, resolve_layout
 from fourfold.program import Fault, Program, lower_evaluation, lower_pipeline, lower_step, verify
-from fourfold.program.facts import Lowering, Transport
+from fourfold.program.compiled import CompiledStages
+from fourfold.program.spec import StepSpec, Transport, resolve_step
+from fourfold.program.view import rank_view
 
 
 @dataclass(frozen=True)
@@ -20,29 +21,34 @@ class ResolvedRun:
     config: RunConfig
     model: ModelConfig
     layout: Layout
-    facts: Lowering
+    spec: StepSpec
+
+    @cached_property
+    def compiled(self) -> CompiledStages:
+        """What is known of the step's stages, for everyone who lowers or simulates this run."""
+        return CompiledStages(self.spec)
 
     @cached_property
     def train_programs(self) -> dict[int, Program]:
         """The training step of every rank; ranks of one pipeline coordinate share an object."""
-        return self._by_rank(lower_pipeline(self.facts))
+        return self._by_rank(lower_pipeline(self.spec, compiled=self.compiled))
 
     @cached_property
     def evaluate_programs(self) -> dict[int, Program]:
         """The evaluation of every rank."""
-        return self._by_rank(lower_pipeline(self.facts, "evaluate"))
+        return self._by_rank(lower_pipeline(self.spec, "evaluate", self.compiled))
 
     def program(self, kind: str, pp_rank: int) -> Program:
         """The list of one pipeline coordinate alone; `kind`: train or evaluate."""
-        facts = self.facts.at(pp_rank)
-        return lower_step(facts) if kind == "train" else lower_evaluation(facts)
+        view = rank_view(self.spec, pp_rank)
+        return lower_step(view) if kind == "train" else lower_evaluation(view)
 
     def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
         return {r: programs[self.layout.coordinates(r)["pp"]] for r in range(self.layout.world_size)}
 
     @property
     def num_parameters(self) -> int:
-        return sum(segment.numel for segment in self.facts.segments)
+        return sum(segment.numel for segment in self.spec.segments)
 
     def with_program(self, program: Program) -> dict[int, Program]:
         """The programs of all ranks, with the given one in place of those of its pipeline coordinate."""
@@ -52,12 +58,7 @@ class ResolvedRun:
 
     def faults(self) -> list[Fault]:
         """What the verifier finds in both programs: an empty list is the proof."""
-        return verify(self.train_programs, self.facts) + check_evaluation(self.evaluate_programs, self.facts)
-
-
-def check_evaluation(programs: Mapping[int, Program], facts: Lowering) -> list[Fault]:
-    """The verifier on programs that compute no gradients."""
-    return verify(programs, facts)
+        return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.spec)
 
 
 def resolve_run(
@@ -78,8 +79,8 @@ def resolve_run(
             ),
         }
     )
-    facts = Lowering.of(complete, model, layout, transport)
-    return ResolvedRun(complete, model, facts.layout, facts)
+    spec = resolve_step(complete, model, layout, transport)
+    return ResolvedRun(complete, model, spec.layout, spec)
 
 
 def _absolute(schedule: str) -> str:

@@ -1,7 +1,7 @@
 """A unit's parameters as one flat buffer whose shards are contiguous ranges, of the part that one model-parallel rank holds."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fourfold.layout.mesh import Layout
 from fourfold.model.local_parameter import LocalParameter, local_parameter
@@ -14,8 +14,10 @@ ALIGNMENT_ELEMENTS = 16
 class FlatLayout:
     """Where each parameter of a unit lies in its flat buffer, in elements. The tail up to `padded_numel` is zero.
 
-    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not. `sums`: (axis, start, end) of the
-    elements whose gradients every rank along the axis has a partial sum of.
+    Decayed parameters come first: elements below `decayed_numel` are decayed, the rest are not. `zero`: the ZeRO stage that has an
+    effect on the unit, 0 where no active axis shards it. `shard_axes`, `gradient_axes`: the active axes over which ZeRO shards it,
+    and over which its gradient is summed. `sums`: (axis, start, end) of the elements whose gradients every rank along the axis has
+    a partial sum of.
     """
 
     unit: str
@@ -23,6 +25,9 @@ class FlatLayout:
     parameters: tuple[LocalParameter, ...]
     padded_numel: int
     num_shards: int
+    zero: int
+    shard_axes: tuple[str, ...]
+    gradient_axes: tuple[str, ...]
     sums: tuple[tuple[str, int, int], ...] = ()
 
     @property
@@ -45,8 +50,9 @@ class FlatLayout:
         """(parameter, start, end) for every parameter, in elements of the flat buffer."""
         result, offset = [], 0
         for parameter in self.parameters:
-            result.append((parameter, offset, offset + parameter.numel))
-            offset += parameter.numel
+            end = offset + parameter.numel
+            result.append((parameter, offset, end))
+            offset = end
         return result
 
     def copied_ranges(self) -> list[tuple[str, int, int]]:
@@ -75,9 +81,17 @@ def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
     replicas, shards = layout.domain_degrees(unit.domain)
     multiple = ALIGNMENT_ELEMENTS * replicas * shards
     padded = -(-sum(p.numel for p in parameters) // multiple) * multiple
-    num_shards = shards if layout.zero > 0 else 1
-    flat = FlatLayout(unit.name, unit.domain, parameters, padded, num_shards)
-    return FlatLayout(unit.name, unit.domain, parameters, padded, num_shards, _sums(flat, layout))
+    flat = FlatLayout(
+        unit.name,
+        unit.domain,
+        parameters,
+        padded,
+        num_shards=shards if layout.zero > 0 else 1,
+        zero=layout.zero if shards > 1 else 0,
+        shard_axes=layout.shard_axes(unit.domain),
+        gradient_axes=layout.gradient_axes(unit.domain),
+    )
+    return replace(flat, sums=_sums(flat, layout)) if layout.tp > 1 else flat
 
 
 def flat_layouts(segments: Iterable[Segment], layout: Layout) -> dict[str, FlatLayout]:

@@ -99,6 +99,10 @@ class Layout:
         """The active axes over which ZeRO shards a unit's state."""
         return self.active(("dp_shard", "cp") if domain == "dense" else ("edp",))
 
+    def gradient_axes(self, domain: Domain) -> tuple[str, ...]:
+        """The active axes over which a unit's gradient is summed: those whose ranks have the same part of its parameters."""
+        return self.active(DATA_AXES if domain == "dense" else ("dp_replicate", "edp"))
+
     def domain_degrees(self, domain: Domain) -> tuple[int, int]:
         """(replicas, ranks that ZeRO shards over) of a unit's part."""
         return self.dp_replicate, self.group_size(self.shard_axes(domain))

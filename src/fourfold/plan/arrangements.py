@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.layout.divisibility import spreads_experts
-from fourfold.plan.blocks import BlockShape
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline, pipelines, shards
 

@@ -10,32 +10,15 @@ from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.spec import Segment, build_segments
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
-from fourfold.program.facts import Lowering
-from fourfold.program.instruction import Instruction, Op
+from fourfold.program.footprints import Footprints
+from fourfold.program.instruction import Op
 from fourfold.program.schedule import BUILT_IN, usual_schedule
-from fourfold.simulate.durations import Durations
+from fourfold.program.spec import StepSpec
+from fourfold.simulate.durations import PassCosts
 
 _PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
-
-
-@dataclass(frozen=True)
-class BlockShape:
-    """A rank's share of a microbatch."""
-
-    tp: int
-    cp: int
-    cp_method: str
-    ep: int
-    etp: int
-    microbatch_sequences: int
-    recompute: str
-
-    @property
-    def ulysses(self) -> int:
-        """The degree over which heads are exchanged."""
-        _, mixed, degree = self.cp_method.partition("ring+ulysses:")
-        return int(degree) if mixed else self.cp if self.cp_method == "ulysses" else 1
 
 
 @dataclass(frozen=True)
@@ -108,7 +91,7 @@ class BlockPricer:
         key = (segment.name, replace(shape, recompute="none") if full else shape)
         passes = self._passes.get(key)
         if passes is None:
-            passes = self._passes[key] = _passes(self.request, *key)
+            passes = self._passes[key] = _passes(self.request, segment, key[1])
         return passes.price(segment.kind, full)
 
 
@@ -140,13 +123,13 @@ class _Passes:
         )
 
 
-def _passes(request: Request, name: str, shape: BlockShape) -> _Passes:
-    facts = _shape_facts(request, shape)
-    durations = Durations(facts, request.prices(facts.layout))
-    footprint = facts.footprint(facts.by_name[name])
+def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
+    spec = _shape_spec(request, shape)
+    costs = PassCosts(request.prices(spec.layout))
+    footprint = Footprints(spec.model, spec.shape).of(segment, shape.recompute)
 
     def seconds(op: Op) -> float:
-        return durations.phase(Instruction(op, name, 0)).seconds
+        return costs.of(footprint, op, segment.kind == "head").seconds
 
     return _Passes(
         forward=seconds(Op.FORWARD),
@@ -158,7 +141,7 @@ def _passes(request: Request, name: str, shape: BlockShape) -> _Passes:
     )
 
 
-def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
+def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
     """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a stack
     hides what goes to experts beside the other pass of a pair: no schedule hides more."""
     model = request.model
@@ -183,4 +166,4 @@ def _shape_facts(request: Request, shape: BlockShape) -> Lowering:
         tp_head=shape.tp if model.is_latent else tensor_head_degree(shape.tp, model.num_kv_heads),
     )
     formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
-    return Lowering(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)
+    return StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)

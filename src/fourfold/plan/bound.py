@@ -18,8 +18,9 @@ from fourfold.layout import Layout
 from fourfold.layout.mesh import Outermost
 from fourfold.model.spec import build_segments
 from fourfold.plan.arrangements import Arrangements, Column, Indices, arrangements
-from fourfold.plan.blocks import BlockPrice, BlockPricer, BlockShape
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.blocks import BlockPrice, BlockPricer
+from fourfold.plan.candidate import BlockShape, Candidate
+from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
 from fourfold.program.schedule import usual_schedule
 
@@ -81,21 +82,15 @@ class Bounds:
         )
 
     def candidate(self, index: int) -> Candidate:
-        pipeline, shape = self.pipelines[int(self.pipeline[index])], self.shape
+        pipeline = self.pipelines[int(self.pipeline[index])]
         return Candidate(
+            **vars(self.shape),
             pp=pipeline.pp,
             schedule=pipeline.schedule,
             virtual_stages=pipeline.virtual_stages,
             dp_replicate=int(self.dp_replicate[index]),
             dp_shard=int(self.dp_shard[index]),
             zero=int(self.zero[index]),
-            cp=shape.cp,
-            cp_method=shape.cp_method,
-            tp=shape.tp,
-            ep=shape.ep,
-            etp=shape.etp,
-            microbatch_sequences=shape.microbatch_sequences,
-            recompute=shape.recompute,
             outermost=self.outermost,
         )
 

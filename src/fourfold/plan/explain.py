@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.search import Found, search
 from fourfold.simulate.step import StepPrediction
 

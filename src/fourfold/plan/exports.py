@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable
 
 from fourfold.config.optimizers import AdamWSection
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 from fourfold.program.schedule import find_schedule, usual_schedule
 
 Said = tuple[str, list[str]]

@@ -10,8 +10,9 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.plan.bound import Bounds, Parts
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
 
 SHARE = 0.4

@@ -7,8 +7,8 @@ the last one's time is simulated.
 
 from dataclasses import replace
 
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate
 
 PROBES = 4
 """Programs a layout: N is found to within a sixteenth of the blocks."""

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fourfold.layout.mesh import ORDERS, Outermost
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 
 TRIED = 2
 """Layouts that are tried in other orders."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fourfold.plan.bound import Bounds, Parts
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
 
 KEPT = 4_000
 """Layouts whose bounds are kept for simulation."""

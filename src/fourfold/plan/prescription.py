@@ -5,14 +5,13 @@ links are fast, as many stages as the memory needs and no more, at least as many
 ZeRO-1 over what is left; of recomputing nothing, some and all, and of a few sizes of a microbatch, whichever is then the fastest.
 """
 
-from dataclasses import fields
 from itertools import product
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
-from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.space import RECOMPUTE
 from fourfold.program.schedule import usual_schedule
 
@@ -55,9 +54,9 @@ def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
 
 def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
     """What a device holds at least; 0 where there is no bound."""
-    names = {field.name for field in fields(BlockShape)}
-    bounds = bounder.bounds(BlockShape(**{name: getattr(candidate, name) for name in names}))
-    of = {name: value for name, value in vars(candidate).items() if name not in names}
+    shape = candidate.shape
+    bounds = bounder.bounds(shape)
+    of = {name: value for name, value in vars(candidate).items() if name not in vars(shape)}
     if bounds is None or not len(rows := bounds.where(of)):
         return 0.0
     return float(rows.memory_bytes.min())

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
-from fourfold.plan.request import Candidate, Request
-from fourfold.program.facts import Lowering
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.request import Request
+from fourfold.program.compiled import CompiledStages
+from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.stage_times import estimate_makespan
 from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
 
@@ -29,10 +31,10 @@ class Priced:
         return max(self.device_bytes)
 
 
-def candidate_facts(request: Request, candidate: Candidate) -> Lowering:
-    """What lowering reads."""
+def candidate_spec(request: Request, candidate: Candidate) -> StepSpec:
+    """The step of a layout. Raises `UserError` where it cannot be."""
     config = request.run(request.section(candidate))
-    return Lowering.of(config, request.model, resolve_layout(config, request.model), request.transport)
+    return resolve_step(config, request.model, resolve_layout(config, request.model), request.transport)
 
 
 def family(candidate: Candidate) -> Candidate:
@@ -51,14 +53,14 @@ class Pricer:
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._recent: OrderedDict[Candidate, Lowering] = OrderedDict()
+        self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
 
     def predict(self, candidate: Candidate) -> StepPrediction:
         """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
-        facts = self._facts(candidate)
-        return predict_step(facts, self.request.prices(facts.layout))
+        spec = candidate_spec(self.request, candidate)
+        return predict_step(spec, self.request.prices(spec.layout), self._compiled(candidate, spec))
 
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
         """Simulates a layout; a message where it cannot be."""
@@ -71,8 +73,9 @@ class Pricer:
     def fits(self, candidate: Candidate) -> bool:
         """Whether the layout can be and fits, without its time."""
         try:
-            facts, most = self._facts(candidate), self.request.memory_bytes
-            return all(held <= most for held in predict_memory(facts, self.request.prices(facts.layout)))
+            spec, most = candidate_spec(self.request, candidate), self.request.memory_bytes
+            held = predict_memory(spec, self.request.prices(spec.layout), self._compiled(candidate, spec))
+            return all(each <= most for each in held)
         except UserError:
             return False
 
@@ -85,8 +88,8 @@ class Pricer:
         """Seconds of its schedule alone, never less than the bound. Raises `UserError` where the layout cannot be."""
         key = replace(family(candidate), zero=0)
         if key not in self._timelines:
-            facts = candidate_facts(self.request, candidate)
-            self._timelines[key] = estimate_makespan(facts, self.request.prices(facts.layout))
+            spec = candidate_spec(self.request, candidate)
+            self._timelines[key] = estimate_makespan(spec, self.request.prices(spec.layout))
         return max(bound, self._timelines[key])
 
     def like(self, candidate: Candidate, bound: float) -> float:
@@ -97,17 +100,13 @@ class Pricer:
             self._ratios[key] = self.timeline(candidate, bound) / bound if candidate.pp > 1 else 1.0
         return bound * self._ratios[key]
 
-    def _facts(self, candidate: Candidate) -> Lowering:
-        """With what the first layout of the same computation had found, as long as that is kept."""
-        facts, key = candidate_facts(self.request, candidate), _computation(candidate)
+    def _compiled(self, candidate: Candidate, spec: StepSpec) -> CompiledStages:
+        """What was compiled for the first layout of the same computation, as long as that is kept."""
+        key = _computation(candidate)
         if key in self._recent:
             self._recent.move_to_end(key)
-            return facts.computing_like(self._recent[key])
-        while self._recent and sum(map(_instructions, self._recent.values())) > KEPT:
+            return self._recent[key]
+        while self._recent and sum(each.num_instructions for each in self._recent.values()) > KEPT:
             self._recent.popitem(last=False)
-        self._recent[key] = facts
-        return facts
-
-
-def _instructions(facts: Lowering) -> int:
-    return sum(map(len, facts.computed.values()))
+        self._recent[key] = CompiledStages(spec)
+        return self._recent[key]

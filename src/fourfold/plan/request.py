@@ -12,8 +12,8 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
-from fourfold.layout.mesh import Outermost
-from fourfold.program.facts import Lowering, Transport
+from fourfold.plan.candidate import Candidate
+from fourfold.program.spec import Transport, resolve_step
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
@@ -69,11 +69,11 @@ class Request:
             global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens
         )
         model = replace(model, max_position=max(model.max_position, sequence_length))
-        facts = Lowering.of(config, model, resolve_layout(config, model), transport)
+        spec = resolve_step(config, model, resolve_layout(config, model), transport)
         everywhere = replace(
-            facts.layout, dp_shard=cluster.devices
+            spec.layout, dp_shard=cluster.devices
         )  # a machine that was measured: as when all ranks compute
-        template = prices_for(config, replace(facts, layout=everywhere), cluster, stack, said)
+        template = prices_for(config, replace(spec, layout=everywhere), cluster, stack, said)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         data = (document_mask, transport, document_tokens)
         asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)
@@ -176,62 +176,3 @@ def _run(
         "data": {"document_mask": document_mask} | ({"document_tokens": document_tokens} if document_tokens else {}),
     }
     return parse_run(table, source="plan").model_copy(update={"layout": layout, "precision": precision})
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A layout's degrees and policies, in the words of a run file."""
-
-    pp: int
-    schedule: str
-    virtual_stages: int
-    dp_replicate: int
-    dp_shard: int
-    zero: int
-    cp: int
-    cp_method: str
-    tp: int
-    ep: int
-    etp: int
-    microbatch_sequences: int
-    recompute: str
-    outermost: Outermost = "pp"
-
-    @property
-    def dp(self) -> int:
-        return self.dp_replicate * self.dp_shard
-
-    def section(self) -> LayoutSection:
-        """As the run file's `[layout]`; sequence parallelism wherever there is tensor parallelism."""
-        return LayoutSection(
-            pp=self.pp,
-            schedule=self.schedule,
-            virtual_stages=self.virtual_stages,
-            dp_replicate=self.dp_replicate,
-            dp_shard=self.dp_shard,
-            zero=self.zero,
-            cp=self.cp,
-            cp_method=self.cp_method,
-            tp=self.tp,
-            sequence_parallel=self.tp > 1,
-            ep=self.ep,
-            etp=self.etp,
-            microbatch_sequences=self.microbatch_sequences,
-            recompute=self.recompute,
-            outermost=self.outermost,
-        )
-
-    def words(self) -> str:
-        """`tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""
-        parts = [f"tp {self.tp}"] if self.tp > 1 else []
-        parts += [f"cp {self.cp} ({self.cp_method})"] if self.cp > 1 else []
-        stages = f", v {self.virtual_stages}" if self.virtual_stages > 1 else ""
-        parts += [f"pp {self.pp} ({self.schedule}{stages})"] if self.pp > 1 else []
-        replicated = f" ({self.dp_replicate} x {self.dp_shard})" if self.dp_replicate > 1 and self.zero else ""
-        parts += [f"dp {self.dp}{replicated}"] if self.dp > 1 else []
-        experts = [f"ep {self.ep}"] if self.ep > 1 else []
-        experts += [f"etp {self.etp}"] if self.etp > 1 else []
-        degrees = " x ".join(parts) or "one device"
-        policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
-        policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []
-        return ", ".join([degrees, *experts, *policies])

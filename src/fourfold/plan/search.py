@@ -14,14 +14,14 @@ import numpy as np
 
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
-from fourfold.plan.blocks import BlockShape
 from fourfold.plan.bound import Bounder
+from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.lean import CLEARLY, Lean
 from fourfold.plan.lighter import WORTH, lighter, mended
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer, family
-from fourfold.plan.request import Candidate, Request
+from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
 from fourfold.simulate.collection import without_collection
 

@@ -13,7 +13,7 @@ from fourfold.layout.divisibility import (
     splits_tokens,
     spreads_experts,
 )
-from fourfold.plan.blocks import BlockShape
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
 from fourfold.program.schedule import BUILT_IN, find_schedule, usual_schedule
 from fourfold.program.schedule.record import Idle

@@ -2,18 +2,21 @@
 
 from fourfold.program.instruction import Collective, Instruction, Op, Program, sent_bytes
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
-from fourfold.program.lower import Lowering, lower_evaluation, lower_pipeline, lower_step
+from fourfold.program.lower import lower_evaluation, lower_pipeline, lower_step
+from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.text import digest, from_text, to_text
 from fourfold.program.verify import Fault, verify
+from fourfold.program.view import RankView, rank_view
 
 __all__ = [
     "Collective",
     "Fault",
     "Instruction",
-    "Lowering",
     "MemoryPeak",
     "Op",
     "Program",
+    "RankView",
+    "StepSpec",
     "digest",
     "from_text",
     "lower_evaluation",
@@ -21,6 +24,8 @@ __all__ = [
     "lower_step",
     "memory_curve",
     "memory_peak",
+    "rank_view",
+    "resolve_step",
     "sent_bytes",
     "to_text",
     "verify",

@@ -9,6 +9,8 @@ grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U 
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
+from fourfold.layout import FlatLayout
+
 
 def mark(microbatch: int) -> str:
     """What the names of a microbatch's own buffers end in."""
@@ -33,3 +35,13 @@ def deferred(segment: str, microbatch: int) -> str:
 
 def batch(microbatch: int) -> str:
     return f"batch{mark(microbatch)}"
+
+
+def values(flat: FlatLayout) -> str:
+    """The buffer that the optimizer updates in the compute format."""
+    return f"{'shard' if flat.zero == 3 else 'params'}/{flat.unit}"
+
+
+def gradient(flat: FlatLayout) -> str:
+    """The buffer that the unit's reduced gradient lies in."""
+    return f"{'grad_shard' if flat.zero >= 2 else 'grad'}/{flat.unit}"

@@ -5,15 +5,17 @@ otherwise fool them.
 """
 
 from fourfold.layout.mesh import ALL_AXES, axes_name
+from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
-from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Collective, Instruction, Op, Program
+from fourfold.program.sizes import BufferSizes
+from fourfold.program.view import RankView
 
 
-def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fault]:
+def check_declarations(rank: int, program: Program, view: RankView) -> list[Fault]:
     """Residents, buffer sizes, and every instruction against what it must declare."""
-    faults = _check_buffers(rank, program, facts)
+    faults = _check_buffers(rank, program, view)
     for index, step in enumerate(program.instructions):
         for collective in step.collectives:
             for axis in collective.axes.split("+"):
@@ -22,35 +24,35 @@ def check_declarations(rank: int, program: Program, facts: Lowering) -> list[Fau
                     faults.append(Fault(rank, index, step, message, f"name axes of the mesh: {', '.join(ALL_AXES)}"))
         if step.op in (Op.WAIT, Op.FREE):
             allowed = [Declared()]
-        elif not _known_segment(step, facts) or not _known_microbatch(step, facts):
+        elif not _known_segment(step, view) or not _known_microbatch(step, view):
             faults.append(Fault(rank, index, step, "names a segment or a microbatch that the run has not", "drop it"))
             continue
         else:
-            allowed = declared(step, program.kind, facts)
-        problem = _difference(step, allowed) or _stream_problem(step, facts)
+            allowed = declared(step, program.kind, view)
+        problem = _difference(step, allowed) or _stream_problem(step, view)
         if problem:
             faults.append(Fault(rank, index, step, *problem))
     return faults
 
 
-def resident_buffers(kind: str, facts: Lowering) -> set[str]:
+def resident_buffers(kind: str, view: RankView) -> set[str]:
     """What is live before and after a program of this kind."""
-    state = ["optimizer", *(["master"] if facts.mixed else [])] if kind == "train" else []
-    units = {f"{prefix}/{unit}" for unit in facts.flats for prefix in state}
-    return {"rope", *units, *map(facts.values_buffer, facts.flats), *(f"router/{s.name}" for s in facts.moe_segments)}
+    state = ["optimizer", *(["master"] if view.spec.mixed else [])] if kind == "train" else []
+    units = {f"{prefix}/{unit}" for unit in view.flats for prefix in state}
+    return {"rope", *units, *map(values, view.flats.values()), *(f"router/{s.name}" for s in view.moe_segments)}
 
 
-def _check_buffers(rank: int, program: Program, facts: Lowering) -> list[Fault]:
-    faults = []
+def _check_buffers(rank: int, program: Program, view: RankView) -> list[Fault]:
+    faults, sizes = [], BufferSizes(view)
     for buffer, size in program.buffers.items():
         try:
-            expected = facts.buffer_bytes(buffer)
+            expected = sizes.of(buffer)
         except KeyError:
             faults.append(Fault(rank, 0, None, f"buffer {buffer} belongs to no segment of the model", "remove it"))
             continue
         if size != expected:
             faults.append(Fault(rank, 0, None, f"buffer {buffer} is declared with {size} bytes", f"it has {expected}"))
-    resident = resident_buffers(program.kind, facts)
+    resident = resident_buffers(program.kind, view)
     for buffer in sorted(resident - set(program.resident)):
         faults.append(Fault(rank, 0, None, f"{buffer} outlives the step", "declare it `resident`"))
     for buffer in sorted(set(program.resident) - resident):
@@ -69,16 +71,16 @@ def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]
     return 0, None
 
 
-def _known_segment(step: Instruction, facts: Lowering) -> bool:
+def _known_segment(step: Instruction, view: RankView) -> bool:
     if step.segment is None:
         return True
     if step.op in COMPUTE_OPS:
-        return any(segment.name == step.segment for segment in facts.local_segments)
-    return step.segment in (facts.by_name if step.op in SENDS | RECEIVES else facts.flats)
+        return any(segment.name == step.segment for segment in view.segments)
+    return step.segment in (view.stages.segments if step.op in SENDS | RECEIVES else view.flats)
 
 
-def _known_microbatch(step: Instruction, facts: Lowering) -> bool:
-    return step.microbatch is None or 0 <= step.microbatch < facts.layout.num_microbatches
+def _known_microbatch(step: Instruction, view: RankView) -> bool:
+    return step.microbatch is None or 0 <= step.microbatch < view.spec.layout.num_microbatches
 
 
 def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] | None:
@@ -101,13 +103,12 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
     return f"declares a workspace of {own.workspace_bytes} bytes", f"it takes {wanted.workspace_bytes}"
 
 
-def _stream_problem(step: Instruction, facts: Lowering) -> tuple[str, str] | None:
+def _stream_problem(step: Instruction, view: RankView) -> tuple[str, str] | None:
     """What is started runs on its group's link, a reduction on that of its shards; all else where computation does."""
     stream = "compute"
     if step.op in STARTS:
-        sharded = facts.shard_axes(step.segment) if step.op is Op.REDUCE and step.segment else ()
-        zero = facts.zero_of(step.segment) if sharded and step.segment else 0
-        stream = axes_name(sharded) if zero else step.collectives[-1].axes
+        flat = view.flats[step.segment] if step.op is Op.REDUCE and step.segment else None
+        stream = axes_name(flat.shard_axes) if flat and flat.zero else step.collectives[-1].axes
     if step.stream == stream:
         return None
     return f"runs on the stream {step.stream}", f"it runs on {stream}"

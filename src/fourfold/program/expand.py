@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable
 
+from fourfold.layout import Layout
 from fourfold.model.spec import Segment
 from fourfold.model.traffic import Traffic
 from fourfold.program import buffers as name
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
 from fourfold.program.schedule import Compute
+from fourfold.program.view import RankView
 
 
-def expand_segments(order: Iterable[Compute], facts: Lowering, training: bool = True) -> list[list[Instruction]]:
+def expand_segments(order: Iterable[Compute], view: RankView, training: bool = True) -> list[list[Instruction]]:
     """Stage -> its segments; backward in reverse. One list of instructions for every entry of the order.
 
     The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
@@ -22,7 +23,7 @@ def expand_segments(order: Iterable[Compute], facts: Lowering, training: bool = 
     for op, stage, m in order:
         found = patterns.get((op, stage))
         if found is None:
-            first = _expand(facts, Compute(op, stage, 0), training)
+            first = _expand(view, Compute(op, stage, 0), training)
             found = patterns[op, stage] = [_Pattern(step) for step in first]
         groups.append([pattern.of(m) for pattern in found])
     return groups
@@ -48,37 +49,32 @@ def _split(buffer: str) -> tuple[str, bool]:
     return without, without != buffer
 
 
-def _expand(facts: Lowering, compute: Compute, training: bool) -> list[Instruction]:
+def _expand(view: RankView, compute: Compute, training: bool) -> list[Instruction]:
     op, stage, m = compute
-    segments = facts.stage_segments(stage)
+    segments = view.stages.stages[stage]
     if op is Op.FORWARD:
-        return [_forward(facts, s, m, training) for s in segments if s.kind != "head" or not training]
+        return [_forward(view, s, m, training) for s in segments if s.kind != "head" or not training]
     steps = []
     for segment in reversed(segments):
         if op is Op.BACKWARD or segment.kind == ("embedding" if op is Op.BACKWARD_WEIGHT else "head"):
-            steps.append(_backward(facts, segment, m))
+            steps.append(_backward(view, segment, m))
         elif segment.kind == "block":
             half = _backward_input if op is Op.BACKWARD_INPUT else _backward_weight
-            steps.append(half(facts, segment, m))
+            steps.append(half(view, segment, m))
     return steps
 
 
-def collectives(traffic: tuple[Traffic, ...], facts: Lowering) -> tuple[Collective, ...]:
-    """What a segment's own collectives are on this mesh. Made once for each pass, as there are many microbatches."""
-    made = facts.collectives_made.get(id(traffic))
-    if made is None:
-        sizes = ((t, facts.layout.group_size(tuple(t.axes.split("+")))) for t in traffic)
-        made = (traffic, tuple(Collective(t.kind, t.axes, t.bytes, size) for t, size in sizes))
-        facts.collectives_made[id(traffic)] = made
-    return made[1]
+def segment_collectives(traffic: tuple[Traffic, ...], layout: Layout) -> tuple[Collective, ...]:
+    """A segment's own collectives on this mesh."""
+    return tuple(Collective(t.kind, t.axes, t.bytes, layout.group_size(tuple(t.axes.split("+")))) for t in traffic)
 
 
 def _router(segment: Segment) -> list[str]:
     return [f"router/{segment.name}"] if segment.moe else []
 
 
-def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instruction:
-    policy, footprint = facts.policy(segment), facts.footprint(segment)
+def _forward(view: RankView, segment: Segment, m: int, training: bool) -> Instruction:
+    policy, footprint = view.stages.policies[segment.name], view.footprint(segment)
     reads = [f"params/{unit}" for unit in segment.units]
     writes, frees = [], []
     if segment.kind != "embedding":
@@ -86,14 +82,14 @@ def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instr
     reads += [name.batch(m)] if segment.kind != "block" else [name.batch(m), "rope"]
     reads += _router(segment)
     if segment.kind != "head":
-        writes.append(name.hidden(facts.following[segment.name], m))
+        writes.append(name.hidden(view.stages.following[segment.name], m))
     if training and segment.kind == "block" and policy != "full":
         writes.append(name.saved(segment.name, m))
     workspace = footprint.forward_workspace_bytes
     if not training:
         frees += [name.hidden(segment.name, m)] if segment.kind != "embedding" else []
         if segment.kind == "block":
-            workspace = facts.evaluation_workspace(segment)
+            workspace = view.footprints.of(segment, "full").forward_workspace_bytes
     return Instruction(
         Op.FORWARD,
         segment.name,
@@ -101,14 +97,14 @@ def _forward(facts: Lowering, segment: Segment, m: int, training: bool) -> Instr
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=collectives(footprint.forward.collectives, facts),
+        collectives=segment_collectives(footprint.forward.collectives, view.spec.layout),
         flops=footprint.forward.flops,
         workspace_bytes=workspace,
     )
 
 
-def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
-    footprint = facts.footprint(segment)
+def _backward(view: RankView, segment: Segment, m: int) -> Instruction:
+    footprint = view.footprint(segment)
     reads = [name.batch(m)]
     writes = [f"grad/{unit}" for unit in segment.units]
     frees: list[str] = []
@@ -118,7 +114,7 @@ def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
         writes.append(name.dhidden(segment.name, m))
         frees.append(name.hidden(segment.name, m))
     if segment.kind != "head":
-        upstream = name.dhidden(facts.following[segment.name], m)
+        upstream = name.dhidden(view.stages.following[segment.name], m)
         reads.append(upstream)
         frees.append(upstream)
     if segment.kind == "block":
@@ -132,26 +128,26 @@ def _backward(facts: Lowering, segment: Segment, m: int) -> Instruction:
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=collectives(footprint.backward.collectives, facts),
+        collectives=segment_collectives(footprint.backward.collectives, view.spec.layout),
         flops=footprint.backward.flops,
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
 
-def _backward_input(facts: Lowering, segment: Segment, m: int) -> Instruction:
+def _backward_input(view: RankView, segment: Segment, m: int) -> Instruction:
     """A block's input gradient; norms' weight gradients come with it, the products' are put off."""
-    footprint, whole = facts.footprint(segment), _backward(facts, segment, m)
+    footprint, whole = view.footprint(segment), _backward(view, segment, m)
     return whole._replace(
         op=Op.BACKWARD_INPUT,
         writes=(*whole.writes, name.deferred(segment.name, m)),
-        collectives=collectives(footprint.input_gradient.collectives, facts),
+        collectives=segment_collectives(footprint.input_gradient.collectives, view.spec.layout),
         flops=footprint.input_gradient.flops,
         workspace_bytes=footprint.input_workspace_bytes,
     )
 
 
-def _backward_weight(facts: Lowering, segment: Segment, m: int) -> Instruction:
-    footprint = facts.footprint(segment)
+def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
+    footprint = view.footprint(segment)
     return Instruction(
         Op.BACKWARD_WEIGHT,
         segment.name,
@@ -159,37 +155,39 @@ def _backward_weight(facts: Lowering, segment: Segment, m: int) -> Instruction:
         reads=(name.deferred(segment.name, m),),
         writes=tuple(f"grad/{unit}" for unit in segment.units),
         frees=(name.deferred(segment.name, m),),
-        collectives=collectives(footprint.weight_gradient.collectives, facts),
+        collectives=segment_collectives(footprint.weight_gradient.collectives, view.spec.layout),
         flops=footprint.weight_gradient.flops,
         workspace_bytes=footprint.weight_workspace_bytes,
     )
 
 
-def insert_recompute(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+def insert_recompute(steps: list[Instruction], view: RankView) -> list[Instruction]:
     """Before the backward of a segment whose forward kept nothing: its forward again (Chen et al. 2016)."""
-    full = {s.name: s for s in facts.local_segments if facts.policy(s) == "full"}
+    again = {s.name: _Pattern(_recompute(view, s)) for s in view.segments if view.stages.policies[s.name] == "full"}
     result = []
     for step in steps:
-        segment = full.get(step.segment or "")
-        if segment is not None and step.op in BACKWARD_OPS - {Op.BACKWARD_WEIGHT}:
-            m = step.microbatch
-            assert m is not None
-            footprint = facts.footprint(segment)
-            params = [f"params/{unit}" for unit in segment.units]
-            result.append(
-                Instruction(
-                    Op.RECOMPUTE,
-                    segment.name,
-                    m,
-                    reads=(*params, name.hidden(segment.name, m), name.batch(m), "rope", *_router(segment)),
-                    writes=(name.saved(segment.name, m),),
-                    collectives=collectives(footprint.forward.collectives, facts),
-                    flops=footprint.forward.flops,
-                    workspace_bytes=footprint.recompute_workspace_bytes,
-                )
-            )
+        pattern = again.get(step.segment or "")
+        if pattern is not None and step.op in BACKWARD_OPS - {Op.BACKWARD_WEIGHT}:
+            assert step.microbatch is not None
+            result.append(pattern.of(step.microbatch))
         result.append(step)
     return result
+
+
+def _recompute(view: RankView, segment: Segment) -> Instruction:
+    """A block's forward again, for the first microbatch."""
+    footprint = view.footprint(segment)
+    params = [f"params/{unit}" for unit in segment.units]
+    return Instruction(
+        Op.RECOMPUTE,
+        segment.name,
+        0,
+        reads=(*params, name.hidden(segment.name, 0), name.batch(0), "rope", *_router(segment)),
+        writes=(name.saved(segment.name, 0),),
+        collectives=segment_collectives(footprint.forward.collectives, view.spec.layout),
+        flops=footprint.forward.flops,
+        workspace_bytes=footprint.recompute_workspace_bytes,
+    )
 
 
 def insert_loads(steps: list[Instruction]) -> list[Instruction]:

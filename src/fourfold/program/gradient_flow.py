@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
-from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import Instruction, Op, Program
+from fourfold.program.totals import data_axes, loss_axes
+from fourfold.program.view import RankView
 
 Contribution = tuple[str, int, str]
 Held = dict[Contribution, Counter[str]]
@@ -21,7 +22,7 @@ Held = dict[Contribution, Counter[str]]
 class _Flow:
     rank: int
     program: Program
-    facts: Lowering
+    view: RankView
     whole: dict[str, Held] = field(default_factory=dict)
     shard: dict[str, Held] = field(default_factory=dict)
     passed: Counter[tuple[str, str, int]] = field(default_factory=Counter)
@@ -46,7 +47,7 @@ class _Flow:
 
     @property
     def _has_head(self) -> bool:
-        return any(segment.kind == "head" for segment in self.facts.local_segments)
+        return any(segment.kind == "head" for segment in self.view.segments)
 
     def step(self, index: int, step: Instruction) -> None:
         if step.op in (Op.FORWARD, Op.BACKWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
@@ -57,7 +58,7 @@ class _Flow:
             if self.clipped:
                 self.fault(index, "the gradient norm is taken twice", "drop one")
             self.clipped = True
-            for unit in self.facts.flats:
+            for unit in self.view.flats:
                 self._check_complete(index, unit)
         elif step.op is Op.UPDATE:
             self._update(index, step)
@@ -83,12 +84,12 @@ class _Flow:
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
-        for m in range(self.facts.layout.num_microbatches):
+        for m in range(self.view.spec.layout.num_microbatches):
             if self._has_head and not self.passed[self._loss_op, "head", m]:
                 self.fault(
                     index, f"the loss is summed without that of m{m}", f"move it after `{self._loss_op} head m{m}`"
                 )
-            for segment in self.facts.moe_segments if self.program.kind == "train" else ():
+            for segment in self.view.moe_segments if self.program.kind == "train" else ():
                 if not self._routed(segment.name, m):
                     fix = f"move it after the backward of {segment.name} m{m}"
                     self.fault(index, f"the loss is summed without the auxiliary losses of {segment.name} m{m}", fix)
@@ -99,8 +100,8 @@ class _Flow:
 
     def _balance(self, index: int) -> None:
         self.balances += 1
-        for segment in self.facts.moe_segments:
-            for m in range(self.facts.layout.num_microbatches):
+        for segment in self.view.moe_segments:
+            for m in range(self.view.spec.layout.num_microbatches):
                 if not self._routed(segment.name, m):
                     fix = f"move it after the backward of {segment.name} m{m}"
                     self.fault(index, f"the experts' loads are summed without those of {segment.name} m{m}", fix)
@@ -112,7 +113,7 @@ class _Flow:
             self.fault(index, f"{step.short} runs twice", "drop one")
         if any(self.updated.values()):
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
-        if step.op is Op.BACKWARD and segment == "head" and self.facts.data_axes and not self.counted:
+        if step.op is Op.BACKWARD and segment == "head" and data_axes(self.view.spec.layout) and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
         if step.op is Op.BACKWARD_WEIGHT and not self.passed[Op.BACKWARD_INPUT.value, segment, m]:
             self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
@@ -159,12 +160,13 @@ class _Flow:
 
     def _final(self, unit: str) -> Held:
         """Where the unit's whole gradient comes to lie."""
-        return (self.shard if self.facts.zero_of(unit) >= 2 else self.whole).get(unit, {})
+        return (self.shard if self.view.flats[unit].zero >= 2 else self.whole).get(unit, {})
 
     def _wanted(self, unit: str) -> Counter[str]:
         """How often a contribution must be summed over each axis: data axes, partial sums, the stages that share it."""
-        sums = [axis for axis, _, _ in self.facts.flats[unit].sums]
-        return Counter([*self.facts.gradient_axes(unit), *sums, *(["tied"] if unit == self.facts.tied_unit else [])])
+        flat = self.view.flats[unit]
+        sums = [axis for axis, _, _ in flat.sums]
+        return Counter([*flat.gradient_axes, *sums, *(["tied"] if unit == self.view.tied_unit else [])])
 
     def _update(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
@@ -199,8 +201,8 @@ class _Flow:
             self.reported.add(unit)
 
     def _expected(self, unit: str) -> set[Contribution]:
-        users = [s.name for s in self.facts.local_segments if unit in s.units]
-        runs = [(name, m) for name in users for m in range(self.facts.layout.num_microbatches)]
+        users = [s.name for s in self.view.segments if unit in s.units]
+        runs = [(name, m) for name in users for m in range(self.view.spec.layout.num_microbatches)]
         return {(name, m, op) for name, m in runs for op in self._backward_ops(name, m)}
 
     def _backward_ops(self, segment: str, m: int) -> str:
@@ -209,25 +211,25 @@ class _Flow:
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1
-        for segment in self.facts.local_segments:
-            for m in range(self.facts.layout.num_microbatches):
+        for segment in self.view.segments:
+            for m in range(self.view.spec.layout.num_microbatches):
                 self._check_passed(last, segment, m)
-        counts, sums = int(bool(self.facts.data_axes)), int(bool(self.facts.loss_axes))
+        counts, sums = int(bool(data_axes(self.view.spec.layout))), int(bool(loss_axes(self.view.spec)))
         balances, tied = 0, 0
         if self.program.kind == "train":
-            balances, tied = int(self.facts.model.num_experts > 0), int(self.facts.tied_unit is not None)
+            balances, tied = int(self.view.spec.model.num_experts > 0), int(self.view.tied_unit is not None)
         for what, short, times, wanted in (
             ("valid targets are summed", "N", self.counts, counts),
             ("loss is summed", "Y", self.loss_sums, sums),
             ("experts' loads are summed", "E", self.balances, balances),
-            ("tied gradient is summed", f"T {self.facts.tied_unit}", self.tied, tied),
+            ("tied gradient is summed", f"T {self.view.tied_unit}", self.tied, tied),
         ):
             if times != wanted:
                 self.fault(last, f"the {what} {times} times over the ranks", f"have `{short}` {wanted} times")
-        for unit in self.facts.flats if self.program.kind == "train" else ():
+        for unit in self.view.flats if self.program.kind == "train" else ():
             if not self.updated[unit]:
                 self.fault(last, f"{unit} is never updated", f"add `U {unit}`")
-            wanted = 1 if self.facts.zero_of(unit) in (1, 2) else 0
+            wanted = 1 if self.view.flats[unit].zero in (1, 2) else 0
             if self.published[unit] != wanted:
                 self.fault(last, f"{unit} is published {self.published[unit]} times", f"publish it {wanted} times")
 
@@ -246,9 +248,9 @@ class _Flow:
             self.fault(last, f"`B {segment.name} m{m}` runs beside its halves", "drop one of them")
 
 
-def check_gradients(rank: int, program: Program, facts: Lowering) -> list[Fault]:
+def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:
     """The gradients' laws of one training step; of an evaluation, that every loss is in the sum."""
-    flow = _Flow(rank, program, facts)
+    flow = _Flow(rank, program, view)
     for index, step in enumerate(program.instructions):
         flow.step(index, step)
     flow.finish()

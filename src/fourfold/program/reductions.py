@@ -7,39 +7,43 @@ place is joined at the end.
 """
 
 from fourfold.config import DTYPE_BYTES
+from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
+from fourfold.program.sizes import unit_bytes
+from fourfold.program.spec import StepSpec
 from fourfold.program.update import over
+from fourfold.program.view import RankView
 
 
-def insert_reductions(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+def insert_reductions(steps: list[Instruction], view: RankView) -> list[Instruction]:
     """Reduce after the last writer of `grad/U` (of the step, or of each microbatch), Wait as soon as overlap allows."""
-    last_writer = _last_writers(steps, facts)
+    last_writer = _last_writers(steps, view)
+    wanted = {each for found in last_writer.values() for each in found}
+    made = {(unit, final): _reduction(view.spec, view.flats[unit], final) for unit, final in wanted}
     result: list[Instruction] = []
     in_flight: list[tuple[Instruction, Instruction]] = []
     for index, step in enumerate(steps):
         while in_flight and any(reduce.reads[0] in step.writes for reduce, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
-        for unit, final in last_writer.get(index, ()):
-            assert step.microbatch is not None
-            started = _reduction(facts, unit, step.microbatch, final)
-            if started is None:
+        for each in last_writer.get(index, ()):
+            found = made[each]
+            if found is None:
                 continue
-            reduce, wait = started
-            while wait.frees and len(in_flight) >= len(reduce.collectives):
+            reduce, frees = found[0]._replace(microbatch=step.microbatch), found[1]
+            while frees and len(in_flight) >= len(reduce.collectives):
                 result.append(in_flight.pop(0)[1])
             result.append(reduce)
-            in_flight.append((reduce, wait))
+            in_flight.append((reduce, Instruction(Op.WAIT, handle=reduce.short, frees=frees)))
     return result + [wait for _, wait in in_flight]
 
 
-def _last_writers(steps: list[Instruction], facts: Lowering) -> dict[int, list[tuple[str, bool]]]:
+def _last_writers(steps: list[Instruction], view: RankView) -> dict[int, list[tuple[str, bool]]]:
     """Index of an instruction -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     last: dict[tuple[str, int | None], int] = {}
     final: dict[str, int] = {}
-    each = {f"grad/{unit}": (unit, facts.zero_of(unit) >= 2) for unit in facts.flats}
+    each = {f"grad/{unit}": (unit, flat.zero >= 2) for unit, flat in view.flats.items()}
     for index, step in enumerate(steps):
         if step.op in BACKWARD_OPS:
             for written in step.writes:
@@ -53,34 +57,32 @@ def _last_writers(steps: list[Instruction], facts: Lowering) -> dict[int, list[t
     return result
 
 
-def _reduction(facts: Lowering, unit: str, microbatch: int, final: bool) -> tuple[Instruction, Instruction] | None:
-    """The Reduce and its Wait; None where no other rank has a part of this gradient."""
-    whole, landing, shard = f"grad/{unit}", f"reduce/{unit}", f"grad_shard/{unit}"
-    zero = facts.zero_of(unit)
-    collectives = partial_sums(facts, unit)
-    if zero == 0 and facts.gradient_axes(unit):
-        collectives += (over(facts, "all_reduce", facts.gradient_axes(unit), facts.buffer_bytes(whole)),)
+def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instruction, tuple[str, ...]] | None:
+    """The Reduce, of any microbatch or the step's last, and what its Wait frees; None where no other rank has a part of this
+    gradient."""
+    whole, landing, shard = f"grad/{flat.unit}", f"reduce/{flat.unit}", f"grad_shard/{flat.unit}"
+    zero, layout = flat.zero, spec.layout
+    collectives = partial_sums(spec, flat)
+    if zero == 0 and flat.gradient_axes:
+        collectives += (over(layout, "all_reduce", flat.gradient_axes, unit_bytes(spec, "grad", flat)),)
     elif zero > 0:
-        collectives += (over(facts, "reduce_scatter", facts.shard_axes(unit), facts.buffer_bytes(whole)),)
-        replicas = facts.layout.active(("dp_replicate",))
+        collectives += (over(layout, "reduce_scatter", flat.shard_axes, unit_bytes(spec, "grad", flat)),)
+        replicas = layout.active(("dp_replicate",))
         if final and replicas:
-            collectives += (over(facts, "all_reduce", replicas, facts.buffer_bytes(shard)),)
+            collectives += (over(layout, "all_reduce", replicas, unit_bytes(spec, "grad_shard", flat)),)
     if not collectives:
         return None
     writes: tuple[str, ...] = (shard, landing) if zero >= 2 else (whole, landing)
     frees: tuple[str, ...] = (whole, landing) if zero >= 2 else (landing,)
-    if facts.buffer_bytes(landing) == 0:
+    if unit_bytes(spec, "reduce", flat) == 0:
         writes, frees = writes[:1], frees[:-1]
-    stream = axes_name(facts.shard_axes(unit)) if zero > 0 else collectives[-1].axes
-    reduce = Instruction(
-        Op.REDUCE, unit, microbatch, reads=(whole,), writes=writes, collectives=collectives, stream=stream
-    )
-    return reduce, Instruction(Op.WAIT, handle=reduce.short, frees=frees)
+    stream = axes_name(flat.shard_axes) if zero > 0 else collectives[-1].axes
+    return Instruction(
+        Op.REDUCE, flat.unit, reads=(whole,), writes=writes, collectives=collectives, stream=stream
+    ), frees
 
 
-def partial_sums(facts: Lowering, unit: str) -> tuple[Collective, ...]:
+def partial_sums(spec: StepSpec, flat: FlatLayout) -> tuple[Collective, ...]:
     """The sums over tensor-parallel ranks of the unit's gradients that are partial on each of them."""
-    size = DTYPE_BYTES[facts.gradients]
-    return tuple(
-        over(facts, "all_reduce", (axis,), (end - start) * size) for axis, start, end in facts.flats[unit].sums
-    )
+    size = DTYPE_BYTES[spec.gradients]
+    return tuple(over(spec.layout, "all_reduce", (axis,), (end - start) * size) for axis, start, end in flat.sums)

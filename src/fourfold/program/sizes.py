@@ -1,71 +1,86 @@
-"""The bytes of every buffer of a program, from its name and the facts of the run."""
-
-from typing import TYPE_CHECKING
+"""The bytes of every buffer of a program, from its name."""
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
-
-if TYPE_CHECKING:
-    from fourfold.program.facts import Lowering
-
-SCALAR_BYTES = 8
+from fourfold.program.spec import StepSpec
+from fourfold.program.totals import SCALAR_BYTES
+from fourfold.program.view import RankView
 
 
-def buffer_bytes(facts: "Lowering", name: str) -> int:
-    """Size of any buffer, from its name."""
+class BufferSizes:
+    """A cache: the bytes of one rank's buffers; a segment's buffers have the same for every microbatch."""
+
+    def __init__(self, view: RankView) -> None:
+        self._view = view
+        self._known: dict[str, int] = {}
+
+    def of(self, name: str) -> int:
+        """Size of a buffer. Raises `KeyError` for a name that the rank has not."""
+        kind = name.rpartition("/")[0] if name.count("/") == 2 else name
+        size = self._known.get(kind)
+        if size is None:
+            size = self._known[kind] = buffer_bytes(self._view, name)
+        return size
+
+
+def buffer_bytes(view: RankView, name: str) -> int:
+    """Size of any buffer of a rank. Raises `KeyError` for a name that the rank has not."""
     kind, _, rest = name.partition("/")
-    element, layout = facts.shape.element_bytes, facts.layout
-    learned = facts.model.positions == "learned"
-    rotated = 0 if learned else facts.model.rope_head_dim if facts.model.is_latent else facts.model.head_dim
+    spec = view.spec
+    element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
+    learned = model.positions == "learned"
+    rotated = 0 if learned else model.rope_head_dim if model.is_latent else model.head_dim
     if kind == "rope":
         return layout.sequence_length * rotated * element
     if kind == "batch":
-        positions = SCALAR_BYTES if learned else rotated * element if facts.document_mask or layout.cp > 1 else 0
-        return layout.tokens * (2 * 8 * (1 + facts.model.mtp_layers) + positions)
-    if kind in ("hidden", "dhidden"):
-        depths = _depths(facts, facts.by_name[rest.partition("/")[0]])
-        return depths * layout.hidden_tokens * facts.model.hidden_size * element
+        positions = SCALAR_BYTES if learned else rotated * element if spec.document_mask or layout.cp > 1 else 0
+        return layout.tokens * (2 * 8 * (1 + model.mtp_layers) + positions)
     if kind == "router":
-        return (SCALAR_BYTES + facts.shape.wide_bytes) * facts.model.num_experts
-    segment = facts.by_name.get(rest.partition("/")[0])
+        return (SCALAR_BYTES + spec.shape.wide_bytes) * model.num_experts
+    owner = rest.partition("/")[0]
+    if kind in ("hidden", "dhidden"):
+        return hidden_bytes(spec, view.stages.segments[owner])
+    segment = view.stages.segments.get(owner)
     if kind in ("saved", "deferred") and segment is not None:
-        footprint = facts.footprint(segment)
+        footprint = view.footprint(segment)
         return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
-    return _unit_bytes(facts, kind, facts.all_flats[rest])
+    return unit_bytes(spec, kind, view.flats[rest])
 
 
-def state_bytes(facts: "Lowering") -> int:
-    """Bytes of a checkpoint: master weights and optimizer states of the full model."""
-    numel = sum(segment.numel for segment in facts.segments)
-    return numel * (DTYPE_BYTES[facts.master] + facts.optimizer.state_bytes(facts.master))
+def hidden_bytes(spec: StepSpec, segment: Segment) -> int:
+    """Size of a segment's input for one microbatch: of the head, the hidden states of every depth of prediction."""
+    depths = 1 + spec.model.mtp_layers if segment.kind == "head" else max(1, segment.depth)
+    return depths * spec.layout.hidden_tokens * spec.model.hidden_size * DTYPE_BYTES[spec.compute]
 
 
-def _depths(facts: "Lowering", segment: Segment) -> int:
-    """How many hidden states of a token the segment's input has: of the head, those of every depth of prediction."""
-    return 1 + facts.model.mtp_layers if segment.kind == "head" else max(1, segment.depth)
+_UNIT_BUFFERS = {
+    "params": ("padded_numel", "compute"),
+    "shard": ("shard_numel", "compute"),
+    "master": ("shard_numel", "master"),
+    "grad": ("padded_numel", "gradients"),
+    "grad_shard": ("shard_numel", "gradients"),
+}
+"""Elements, of a `FlatLayout`, and number format, of a `StepSpec`."""
 
 
-def _unit_bytes(facts: "Lowering", kind: str, flat: FlatLayout) -> int:
-    compute, master, gradient = (DTYPE_BYTES[d] for d in (facts.compute, facts.master, facts.gradients))
-    sizes = {
-        "params": flat.padded_numel * compute,
-        "shard": flat.shard_numel * compute,
-        "master": flat.shard_numel * master,
-        "optimizer": flat.shard_numel * facts.optimizer.state_bytes(facts.master),
-        "grad": flat.padded_numel * gradient,
-        "grad_shard": flat.shard_numel * gradient,
-        "reduce": _landing_bytes(facts, flat, gradient),
-    }
-    return sizes[kind]
+def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
+    """Size of one of a unit's buffers. Raises `KeyError` for a kind that units have not."""
+    if kind == "reduce":
+        return _landing_bytes(spec, flat)
+    if kind == "optimizer":
+        return flat.shard_numel * spec.optimizer.state_bytes(spec.master)
+    numel, dtype = _UNIT_BUFFERS[kind]
+    size: int = getattr(flat, numel) * DTYPE_BYTES[getattr(spec, dtype)]
+    return size
 
 
-def _landing_bytes(facts: "Lowering", flat: FlatLayout, gradient: int) -> int:
+def _landing_bytes(spec: StepSpec, flat: FlatLayout) -> int:
     """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
     the shard (ZeRO-2, 3). An all-reduce works in place."""
-    zero = facts.zero_of(flat.unit)
-    if zero == 0:
+    if flat.zero == 0:
         return 0
-    if facts.transport == "native":
-        return flat.shard_numel * gradient if zero >= 2 else 0
-    return flat.shard_numel * (flat.num_shards - 1) * gradient
+    shard = flat.shard_numel * DTYPE_BYTES[spec.gradients]
+    if spec.transport == "native":
+        return shard if flat.zero >= 2 else 0
+    return shard * (flat.num_shards - 1)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fourfold.program import buffers as name
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import Collective, CollectiveKind, Instruction, Op
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.execution import execute
+from fourfold.program.sizes import hidden_bytes
+from fourfold.program.stage_map import StageMap
+from fourfold.program.view import RankView
 
 Entry = tuple[int, int]
 """A pipeline rank and a position in its order."""
@@ -37,10 +39,6 @@ class PlannedTransfer(NamedTuple):
     @property
     def buffer(self) -> str:
         return (name.dhidden if self.gradient else name.hidden)(self.segment, self.microbatch)
-
-    def collective(self, kind: CollectiveKind, facts: Lowering) -> Collective:
-        """Of either end; the same of every microbatch."""
-        return Collective(kind, "pp", facts.buffer_bytes(self.buffer), 2)
 
     def send(self, collective: Collective) -> Instruction:
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
@@ -75,18 +73,20 @@ class TransferPlan:
     transfers: list[list[PlannedTransfer]]
 
 
-def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, facts: Lowering) -> list[Instruction]:
+def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, view: RankView) -> list[Instruction]:
     """Recv ahead, Send when ready, Wait where needed. `groups`: the instructions of each entry of this rank's order."""
-    places = plan.places[facts.pp_rank]
+    places = plan.places[view.pp_rank]
     before: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
     after: dict[int, list[Instruction]] = {}
-    sizes: dict[tuple[str, str, bool], Collective] = {}
-    for transfer in plan.transfers[facts.pp_rank]:
-        kind: CollectiveKind = "recv" if transfer.target == facts.pp_rank else "send"
-        alike = (kind, transfer.segment, transfer.gradient)
-        collective = sizes.get(alike) or sizes.setdefault(alike, transfer.collective(kind, facts))
-        if transfer.target == facts.pp_rank:
+    known: dict[tuple[str, str], Collective] = {}
+    for transfer in plan.transfers[view.pp_rank]:
+        kind: CollectiveKind = "recv" if transfer.target == view.pp_rank else "send"
+        collective = known.get((kind, transfer.segment))
+        if collective is None:
+            size = hidden_bytes(view.spec, view.stages.segments[transfer.segment])
+            collective = known[kind, transfer.segment] = Collective(kind, "pp", size, 2)
+        if transfer.target == view.pp_rank:
             start = transfer.receive(collective)
             before.setdefault(transfer.received, []).append(start)
             waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
@@ -115,9 +115,9 @@ def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]
     return places
 
 
-def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> TransferPlan:
+def plan_transfers(orders: Sequence[Sequence[Compute]], stages: StageMap) -> TransferPlan:
     """Every transfer of the pipeline; those between two ranks stand in the order of sending."""
-    times = linear_order(orders, facts.layout.stage_ranks)
+    times = linear_order(orders, stages.ranks)
     makers: dict[tuple[bool, int, int], Entry] = {}
     users: dict[tuple[bool, int, int], Entry] = {}
     for rank, order in enumerate(orders):
@@ -134,7 +134,7 @@ def plan_transfers(orders: Sequence[Sequence[Compute]], facts: Lowering) -> Tran
         transfer = PlannedTransfer(
             source,
             target,
-            facts.stage_segments(stage)[0].name,
+            stages.stages[stage][0].name,
             m,
             gradient,
             made=times[source][made],

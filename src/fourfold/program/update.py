@@ -1,91 +1,94 @@
 """The end of a step: tied gradients, loads of experts, norm, optimizer, publishing; and the sums that the loss needs."""
 
 from fourfold.config import DTYPE_BYTES
+from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
-from fourfold.program.facts import SCALAR_BYTES, Lowering
+from fourfold.program import totals
+from fourfold.program.buffers import gradient, values
 from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
+from fourfold.program.sizes import unit_bytes
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 
 _COMPUTES = BACKWARD_OPS | {Op.FORWARD}
 
 
-def over(facts: Lowering, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
+def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int) -> Collective:
     """A collective over these axes, all active."""
-    return Collective(kind, axes_name(axes), size, facts.layout.group_size(axes))
+    return Collective(kind, axes_name(axes), size, layout.group_size(axes))
 
 
-def append_update(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]:
     """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the publishing of what was updated, behind the next update."""
-    grads = tuple(facts.gradient_buffer(unit) for unit in facts.flats)
-    norm = (over(facts, "all_reduce", facts.norm_axes, SCALAR_BYTES),) if facts.norm_axes else ()
-    result = [*steps, *_reduce_tied(facts), *_balance(facts), Instruction(Op.CLIP_NORM, reads=grads, collectives=norm)]
+    spec, layout = view.spec, view.spec.layout
+    grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
+    norm = (over(layout, "all_reduce", axes, totals.SCALAR_BYTES),) if axes else ()
+    result = [*steps, *_reduce_tied(view), *_balance(view), Instruction(Op.CLIP_NORM, reads=grads, collectives=norm)]
     waits = []
-    for unit, flat in facts.flats.items():
-        values, gradient = facts.values_buffer(unit), facts.gradient_buffer(unit)
-        state = (values, f"optimizer/{unit}", *((f"master/{unit}",) if facts.mixed else ()))
-        converted = flat.shard_numel * DTYPE_BYTES[facts.master] if facts.gradients != facts.master else 0
+    for unit, flat in view.flats.items():
+        state = (values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
+        converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
         update = Instruction(
             Op.UPDATE,
             unit,
-            reads=(gradient, *state),
+            reads=(gradient(flat), *state),
             writes=state,
-            frees=(gradient,),
+            frees=(gradient(flat),),
             workspace_bytes=converted,
         )
         result.append(update)
-        if facts.zero_of(unit) in (1, 2):
-            axes = facts.shard_axes(unit)
-            gather = over(facts, "all_gather", axes, facts.buffer_bytes(f"params/{unit}"))
-            publish = Instruction(
-                Op.PUBLISH, unit, reads=(values,), writes=(values,), collectives=(gather,), stream=axes_name(axes)
-            )
+        if flat.zero in (1, 2):
+            params = (values(flat),)
+            gather = over(layout, "all_gather", flat.shard_axes, unit_bytes(spec, "params", flat))
+            stream = axes_name(flat.shard_axes)
+            publish = Instruction(Op.PUBLISH, unit, reads=params, writes=params, collectives=(gather,), stream=stream)
             result.append(publish)
             waits.append(Instruction(Op.WAIT, handle=publish.short))
     return result + waits
 
 
-def _reduce_tied(facts: Lowering) -> list[Instruction]:
+def _reduce_tied(view: RankView) -> list[Instruction]:
     """Both stages that hold the tied embedding add their gradients of it, once a step, after their own reductions."""
-    unit = facts.tied_unit
-    if unit is None:
+    if view.tied_unit is None:
         return []
-    gradient = facts.gradient_buffer(unit)
-    kept = facts.flats[unit].shard_numel * DTYPE_BYTES[facts.gradients]
+    flat = view.flats[view.tied_unit]
+    kept = flat.shard_numel * DTYPE_BYTES[view.spec.gradients]
     tied = Instruction(
         Op.REDUCE_TIED,
-        unit,
-        reads=(gradient,),
-        writes=(gradient,),
-        collectives=(over(facts, "all_reduce", ("tied",), kept),),
+        flat.unit,
+        reads=(gradient(flat),),
+        writes=(gradient(flat),),
+        collectives=(over(view.spec.layout, "all_reduce", ("tied",), kept),),
         stream="tied",
     )
     return [tied, Instruction(Op.WAIT, handle=tied.short)]
 
 
-def _balance(facts: Lowering) -> list[Instruction]:
+def _balance(view: RankView) -> list[Instruction]:
     """The experts' loads, of all routers of the model, summed over all ranks; the balancing biases moved by them."""
-    if not facts.model.num_experts:
+    spec = view.spec
+    if not spec.model.num_experts:
         return []
-    routers = tuple(f"router/{segment.name}" for segment in facts.moe_segments)
-    size = facts.router_loads_bytes
-    loads = (over(facts, "all_reduce", facts.router_axes, size),) if facts.router_axes else ()
+    routers = tuple(f"router/{segment.name}" for segment in view.moe_segments)
+    size, axes = totals.router_loads_bytes(spec), totals.router_axes(spec.layout)
+    loads = (over(spec.layout, "all_reduce", axes, size),) if axes else ()
     return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=size)]
 
 
-def sum_counts(steps: list[Instruction], facts: Lowering) -> list[Instruction]:
+def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
     """The number of valid targets before the first loss is divided by it, and the loss for the record after the last."""
+    layout, model = spec.layout, spec.model
     computed = [i for i, step in enumerate(steps) if step.op in _COMPUTES]
     heads = [i for i in computed if steps[i].segment == "head"]
-    has_all_losses = facts.layout.pp == 1 and not facts.model.num_experts
+    has_all_losses = layout.pp == 1 and not model.num_experts
     last = (heads if has_all_losses else computed or [len(steps) - 1])[-1]
-    if facts.loss_axes:
-        axes = facts.loss_axes
-        total = over(facts, "all_reduce", axes, facts.loss_bytes)
+    if axes := totals.loss_axes(spec):
+        total = over(layout, "all_reduce", axes, totals.loss_bytes(model))
         loss = Instruction(Op.SUM_LOSS, collectives=(total,), stream=axes_name(axes))
         steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
-    if facts.data_axes:
-        axes = facts.data_axes
+    if axes := totals.data_axes(layout):
         first = heads[0] if heads else len(steps)
-        total = over(facts, "all_reduce", axes, facts.count_bytes)
+        total = over(layout, "all_reduce", axes, totals.count_bytes(model))
         count = Instruction(Op.COUNT, collectives=(total,), stream=axes_name(axes))
         steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
     return steps

@@ -10,33 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fourfold.program.declarations import check_declarations
-from fourfold.program.facts import Lowering
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
 from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op, Program
 from fourfold.program.liveness import memory_peak
 from fourfold.program.progress import check_progress
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import rank_views
 
 __all__ = ["Fault", "verify"]
 
 
 def verify(
-    programs: Mapping[int, Program], facts: Lowering, memory_limit_bytes: int | None = None, first_only: bool = True
+    programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: int | None = None, first_only: bool = True
 ) -> list[Fault]:
     """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof.
 
     `first_only`: stop at the first walk that finds faults, since later ones would only echo them.
     """
     representatives = {id(program): rank for rank, program in sorted(programs.items(), reverse=True)}
-    faults: list[Fault] = []
+    views, faults = rank_views(spec), list[Fault]()
     for rank in sorted(representatives.values()):
         program = programs[rank]
-        pp_rank = facts.layout.coordinates(rank)["pp"]
+        pp_rank = spec.layout.coordinates(rank)["pp"]
         if program.pp_rank != pp_rank:
             message = f"rank {rank} has pipeline coordinate {pp_rank}, the program is that of {program.pp_rank}"
             faults.append(Fault.at(rank, program, 0, message, f"give it the program of pp_rank {pp_rank}"))
             continue
-        own = facts.at(pp_rank)
+        own = views[pp_rank]
         faults += check_buffers(rank, program)
         faults += check_declarations(rank, program, own)
         if not faults or not first_only:
@@ -57,7 +58,7 @@ def verify(
                 )
             )
     if not faults or not first_only:
-        faults += check_progress(programs, facts.layout)
+        faults += check_progress(programs, spec.layout)
     return faults
 
 

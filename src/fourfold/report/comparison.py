@@ -150,12 +150,13 @@ def compare(folder: RunFolder, cluster_name: str | None = None, stack: str | Non
             f"{folder.path}: measured on {latest.world_size} ranks, but its run.toml is for {resolved.layout.world_size}; what "
             f"works: a folder whose last launch was its own"
         )
-    programs = tuple(lower_pipeline(resolved.facts))
+    programs = tuple(lower_pipeline(resolved.spec, compiled=resolved.compiled))
     cluster, why_not = _cluster(cluster_name or config.cluster.preset, resolved)
     step = None
     if cluster is not None:
-        check_size(resolved.facts)
-        step = predict_step(resolved.facts, prices_for(resolved.config, resolved.facts, cluster, stack))
+        check_size(resolved.spec)
+        prices = prices_for(resolved.config, resolved.spec, cluster, stack)
+        step = predict_step(resolved.spec, prices, resolved.compiled)
     notes = _notes(resolved, ranks, programs, cluster)
     predicted = _predicted_kinds(step, resolved) if step is not None else None
     compared = tuple(_rank(each, resolved, programs, step, predicted) for each in ranks)
@@ -204,7 +205,7 @@ def _predicted_kinds(step: StepPrediction, resolved: ResolvedRun) -> list[dict[s
     def sums(simulation: Simulation) -> list[dict[str, float]]:
         found = []
         for program, times in zip(simulation.programs, simulation.times.ranks, strict=True):
-            kinds = instruction_kinds(program, resolved.facts.by_name)
+            kinds = instruction_kinds(program, simulation.views[0].stages.segments)
             found.append({kind: sum(each) for kind, each in seconds_by_kind(kinds, times.ends).items()})
         return found
 

@@ -59,7 +59,7 @@ def _closer(plan: Plan) -> list[str]:
         lines.append(f"stages wait for each other {per_cent(waiting)} of the time")
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
-    _, *peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.facts.layout.pp, None))
+    _, *peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
     return [*lines, "", *peaks]
 
 

@@ -11,7 +11,7 @@ from fourfold.simulate.summary import StepSummary
 def simulation_document(summary: StepSummary, run: Campaign | None, with_curves: bool) -> dict[str, Any]:
     """Everything `fourfold simulate` prints. Units are in the keys."""
     simulation = summary.step.simulation
-    layout, prices = simulation.facts.layout, simulation.prices
+    layout, prices = simulation.spec.layout, simulation.prices
     document: dict[str, Any] = {
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,

@@ -51,7 +51,7 @@ def step_lines(summary: StepSummary) -> list[str]:
     """Time, rates and utilisation with their formulas."""
     simulation = summary.step.simulation
     peak = summary.peak_flops_per_second
-    simulated = simulation.facts.layout.num_microbatches
+    simulated = simulation.spec.layout.num_microbatches
     lines = [
         f"step       {seconds_text(summary.seconds)} for {format_count(summary.tokens)} tokens "
         f"({summary.num_microbatches} microbatches a rank)",
@@ -86,7 +86,7 @@ def late_lines(summary: StepSummary) -> list[str]:
 
 def _hint(summary: StepSummary) -> str | None:
     """What takes most beside the arithmetic, and what usually shortens it."""
-    layout = summary.step.simulation.facts.layout
+    layout = summary.step.simulation.spec.layout
     arithmetic = ("matrix products", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
     idle = sum(rank.get(IDLE, 0.0) for rank in summary.spent) / len(summary.spent)
@@ -219,7 +219,7 @@ def software_words(prices: Prices) -> str:
 
 def _too_much(summary: StepSummary) -> str:
     """What takes most where it does not fit, and what would make it smaller."""
-    layout = summary.step.simulation.facts.layout
+    layout = summary.step.simulation.spec.layout
     held = summary.step.device_bytes
     fullest = max(range(len(held)), key=held.__getitem__)
     kind, size = next(iter(summary.step.simulation.peaks[fullest].by_kind().items()))

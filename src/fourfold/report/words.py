@@ -19,7 +19,7 @@ def model_line(run: ResolvedRun) -> str:
 
 def layout_line(run: ResolvedRun) -> str:
     """`4 ranks: pp 2 (1f1b), dp_shard 2, ZeRO-3 | 2 microbatches of 1 x 256 tokens a rank | recompute none | fp32`."""
-    layout, facts = run.layout, run.facts
+    layout, spec = run.layout, run.spec
     ranks = layout.world_size
     said = {"pp": f" ({layout.schedule}{f', v {layout.virtual_stages}' if layout.virtual_stages > 1 else ''})"}
     said["cp"] = f" ({layout.cp_method})"
@@ -31,7 +31,7 @@ def layout_line(run: ResolvedRun) -> str:
     count = layout.num_microbatches
     policies = Counter(layout.recompute[1:-1])
     recompute = next(iter(policies)) if len(policies) == 1 else ", ".join(f"{n} x {p}" for p, n in policies.items())
-    dtype = facts.compute if not facts.mixed else f"{facts.compute} (master {facts.master})"
+    dtype = spec.compute if not spec.mixed else f"{spec.compute} (master {spec.master})"
     return (
         f"{ranks} rank{'s' if ranks > 1 else ''}{data} | {count} microbatch{'es' if count > 1 else ''} of "
         f"{layout.microbatch_sequences} x {layout.sequence_length} tokens a rank | recompute {recompute} | {dtype}"
@@ -43,4 +43,4 @@ def transport_lines(run: ResolvedRun) -> list[str]:
     if run.layout.world_size == 1:
         return []
     words = {"exchange": "exchanges over gloo", "native": "NCCL's own"}
-    return [f"reductions: {words[run.facts.transport]}"]
+    return [f"reductions: {words[run.spec.transport]}"]

@@ -17,7 +17,7 @@ from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction, buffers
 from fourfold.program.buffers import deferred, dhidden, hidden, saved
-from fourfold.program.facts import Lowering
+from fourfold.program.view import RankView
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 
@@ -27,7 +27,7 @@ class SegmentRunner:
 
     def __init__(
         self,
-        facts: Lowering,
+        view: RankView,
         units: Mapping[str, Unit],
         flats: Mapping[str, FlatUnit],
         weights: Mapping[str, Any],
@@ -35,14 +35,14 @@ class SegmentRunner:
         live: dict[str, Any],
         routers: Routers,
     ) -> None:
-        self._facts = facts
+        self._stages = view.stages
         self._units = units
         self._flats = flats
         self._weights = weights
-        self._env = Environment(torch_operations, facts.model, parallel)
+        self._env = Environment(torch_operations, view.spec.model, parallel)
         self._live = live
         self._routers = routers
-        self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not facts.model.num_experts
+        self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not view.spec.model.num_experts
         self.num_targets: Tensor
         """Valid targets of the global batch, of every depth of prediction, once they are counted."""
         self.loss: Tensor
@@ -50,7 +50,7 @@ class SegmentRunner:
         these too, the first has it), then its routers' balance and z losses, then the sums of modules of multi-token prediction."""
 
     def forward(self, step: Instruction) -> None:
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         batch: Microbatch = self._live[buffers.batch(m)]
         weights = self._weights[segment.name]
         if segment.kind == "embedding":
@@ -61,7 +61,7 @@ class SegmentRunner:
         else:
             kept = saved(segment.name, m)
             out = self._run_block(segment, m, kept if kept in step.writes else None)
-        self._live[hidden(self._facts.following[segment.name], m)] = out
+        self._live[hidden(self._stages.following[segment.name], m)] = out
 
     def _record(self, sums: Tensor) -> None:
         """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
@@ -71,7 +71,7 @@ class SegmentRunner:
 
     def _run_block(self, segment: Segment, m: int, kept: str | None) -> Tensor:
         """A block's forward; what its backward reads is kept under the name, if any."""
-        rebuilt = SELECTIVE if self._facts.policy(segment) == "selective" else ()
+        rebuilt = SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
         arrays = Saved(rebuilt, keeps=kept is not None)
         if kept is not None:
             self._live[kept] = arrays
@@ -83,12 +83,12 @@ class SegmentRunner:
         return self._routers.balancing(segment.name, self.loss[1:3])
 
     def recompute(self, step: Instruction) -> None:
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         self._run_block(segment, m, saved(segment.name, m))
 
     def backward(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         weights = self._weights[segment.name]
         if segment.kind == "head":
             x, batch = self._live[hidden("head", m)], self._live[buffers.batch(m)]
@@ -96,7 +96,7 @@ class SegmentRunner:
             self._record(sums)
             self._live[dhidden("head", m)] = grad
         elif segment.kind == "embedding":
-            upstream = self._live[dhidden(self._facts.following[segment.name], m)]
+            upstream = self._live[dhidden(self._stages.following[segment.name], m)]
             batch = self._live[buffers.batch(m)]
             embedding_backward(self._env, batch.tokens, upstream, weights, batch.positions)
         else:
@@ -105,20 +105,20 @@ class SegmentRunner:
 
     def backward_input(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         with deferring(self._flats[unit] for unit in segment.units) as pending:
             self._input_gradient(segment, m)
         self._live[deferred(segment.name, m)] = pending
 
     def backward_weight(self, step: Instruction) -> None:
         self._allocate_gradients(step)
-        segment, m = self._facts.by_name[step.segment or ""], _microbatch(step)
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         self._live[deferred(segment.name, m)].run()
         self._settle(segment.units)
 
     def _input_gradient(self, segment: Segment, m: int) -> None:
         name, batch = segment.name, self._live[buffers.batch(m)]
-        upstream, x = self._live[dhidden(self._facts.following[name], m)], self._live[hidden(name, m)]
+        upstream, x = self._live[dhidden(self._stages.following[name], m)], self._live[hidden(name, m)]
         weights, balancing = self._weights[name], self._balancing(segment)
         self._live[dhidden(name, m)] = block_backward(
             self._env, upstream, x, weights, batch, self._live[saved(name, m)], balancing, segment.depth

@@ -12,8 +12,9 @@ from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model.microbatch import Microbatch
 from fourfold.program import Instruction, Op, Program, buffers
-from fourfold.program.facts import Lowering
 from fourfold.program.instruction import STARTS
+from fourfold.program.totals import num_losses
+from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.norm import GradientNorm
@@ -63,7 +64,7 @@ class Executor:
 
     def __init__(
         self,
-        facts: Lowering,
+        view: RankView,
         units: dict[str, Unit],
         groups: Mapping[str, AxisGroup],
         optimizer: OptimizerSection,
@@ -71,7 +72,8 @@ class Executor:
         rank: int = 0,
         publish: Callable[[int], None] = lambda counter: None,
     ) -> None:
-        self.facts = facts
+        self.view = view
+        spec = view.spec
         self.units = units
         self.groups = groups
         self.updates = 0
@@ -81,13 +83,13 @@ class Executor:
         self._publish = publish
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
-        flats = flat_units(facts, units)
-        weights = bind_segments(facts, units, flats)
-        split = axes_name(facts.layout.active(("cp", "tp")))  # named by the programs where a balance loss needs it
-        self.routers = Routers(facts, [groups[split]] if split in groups else [], device)
-        parallel = bind_parallel(facts.layout, groups)
-        self._compute = SegmentRunner(facts, units, flats, weights, parallel, self._live, self.routers)
-        self._gradient_norm = GradientNorm(facts, units, rank)
+        flats = flat_units(units)
+        weights = bind_segments(view, units, flats)
+        split = axes_name(spec.layout.active(("cp", "tp")))  # named by the programs where a balance loss needs it
+        self.routers = Routers(view, [groups[split]] if split in groups else [], device)
+        parallel = bind_parallel(spec.layout, groups)
+        self._compute = SegmentRunner(view, units, flats, weights, parallel, self._live, self.routers)
+        self._gradient_norm = GradientNorm(view, units, rank)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -135,7 +137,7 @@ class Executor:
 
     def _result(self, training: bool) -> StepResult:
         counts, losses = self._compute.num_targets.tolist(), self._compute.loss.tolist()
-        modules = self.facts.model.mtp_layers
+        modules = self.view.spec.model.mtp_layers
         ahead = losses[len(losses) - modules :]
         means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
         return StepResult(
@@ -153,7 +155,7 @@ class Executor:
         self._lr = lr
         counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
         self._compute.num_targets = torch.tensor(counts, dtype=torch.int64, device=self._device)
-        parts = self.facts.loss_bytes // 8
+        parts = num_losses(self.view.spec.model)
         self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
         self._norm = 0.0
         self._scale = 1.0
@@ -206,7 +208,8 @@ class Executor:
 
     def _receive(self, step: Instruction) -> None:
         assert step.peer is not None
-        shape = (self.facts.layout.hidden_tokens, self.facts.model.hidden_size)
+        spec = self.view.spec
+        shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
         buffer = torch.empty(shape, dtype=next(iter(self.units.values())).params.dtype, device=self._device)
         self._live[step.writes[0]] = buffer
         self._start(step, self.groups["pp"].receive(buffer, step.peer))
@@ -242,7 +245,7 @@ class Executor:
             if collective.kind == "reduce_scatter":
                 yield from group.reduce_scatter_phases(unit.grad, landing, unit.grad_shard, first)
             else:
-                whole = self.facts.zero_of(unit.flat.unit) == 0
+                whole = unit.flat.zero == 0
                 yield from group.all_reduce_phases(unit.grad if whole else unit.grad_shard)
 
     def _reduce_tied(self, step: Instruction) -> None:

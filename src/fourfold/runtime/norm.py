@@ -7,20 +7,21 @@ from torch import Tensor
 
 from fourfold.layout import Layout
 from fourfold.layout.mesh import AXES
-from fourfold.program.facts import Lowering
+from fourfold.program.totals import norm_axes
+from fourfold.program.view import RankView
 from fourfold.runtime.units import Unit
 
 _ROW = 1024
 
 
 class GradientNorm:
-    """This rank's share of the norm. Its sum over the ranks of `facts.norm_axes` is the whole."""
+    """This rank's share of the norm. Its sum over the ranks of `norm_axes` is the whole."""
 
-    def __init__(self, facts: Lowering, units: Mapping[str, Unit], rank: int) -> None:
+    def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int) -> None:
         self._parts: list[tuple[Unit, list[tuple[int, int]]]] = []
         for name, unit in units.items():
-            if is_counted(facts, name, rank):
-                self._parts.append((unit, _counted_ranges(unit, facts.layout.coordinates(rank))))
+            if is_counted(view, name, rank):
+                self._parts.append((unit, _counted_ranges(unit, view.spec.layout.coordinates(rank))))
 
     def sum_of_squares(self) -> Tensor:
         """A scalar in fp64, of the reduced gradients."""
@@ -45,16 +46,16 @@ def _squared_norm(gradient: Tensor) -> Tensor:
     return rows.double().square().sum() + rest.double().square()
 
 
-def is_counted(facts: Lowering, unit: str, rank: int) -> bool:
+def is_counted(view: RankView, unit: str, rank: int) -> bool:
     """Whether this rank is the first of those in its norm group that hold the same reduced gradient of the unit."""
-    layout, flat = facts.layout, facts.flats[unit]
-    if unit == facts.tied_unit and facts.pp_rank != layout.tied_ranks[0]:
+    layout, flat = view.spec.layout, view.flats[unit]
+    if unit == view.tied_unit and view.pp_rank != layout.tied_ranks[0]:
         return False
     keys: tuple[str, ...] = ("pp", "tp") if flat.domain == "dense" else ("pp", "ep", "etp")
-    if facts.zero_of(unit) > 0:
+    if flat.zero > 0:
         keys += ("dp_shard", "cp") if flat.domain == "dense" else ("edp",)
     own = _place(layout, rank, keys)
-    members = layout.group_of(rank, facts.norm_axes or AXES[:1])
+    members = layout.group_of(rank, norm_axes(layout) or AXES[:1])
     return all(member >= rank or _place(layout, member, keys) != own for member in members)
 
 

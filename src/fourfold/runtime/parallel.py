@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from fourfold.layout import Layout
+from fourfold.layout import FlatLayout, Layout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.footprint import Footprint
 from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.program.facts import Lowering
 from fourfold.program.reductions import partial_sums
+from fourfold.program.spec import StepSpec
+from fourfold.program.totals import data_axes, loss_axes, norm_axes, router_axes
+from fourfold.program.view import rank_views, ties_stages
 from fourfold.runtime.collectives import AxisGroup
 
 
@@ -35,26 +37,26 @@ def segment_axes(layout: Layout) -> set[str]:
     return {axis for axis in ("pp", "tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp") if layout.degree(axis) > 1}
 
 
-def groups_of(facts: Lowering) -> set[str]:
+def groups_of(spec: StepSpec) -> set[str]:
     """Names of all groups that the programs of any rank use: the same on every rank, for torch names a group by its ranks and by
     how many groups there are already."""
-    names = segment_axes(facts.layout)
-    for pp_rank in range(facts.layout.pp):
-        seen_there = facts.at(pp_rank)
-        names.update(*(_reduction_axes(seen_there, unit) for unit in seen_there.flats))
-    names.update(*(_traffic_axes(facts.footprint(segment)) for segment in facts.segments))
-    names.update(map(axes_name, (facts.data_axes, facts.loss_axes, facts.norm_axes, facts.router_axes)))
-    if facts.ties_embedding and facts.layout.degree("tied") > 1:
+    layout = spec.layout
+    names = segment_axes(layout)
+    for view in rank_views(spec):
+        names.update(*(_reduction_axes(spec, flat) for flat in view.flats.values()))
+        names.update(*(_traffic_axes(view.footprint(segment)) for segment in view.segments))
+    names.update(map(axes_name, (data_axes(layout), loss_axes(spec), norm_axes(layout), router_axes(layout))))
+    if ties_stages(spec):
         names.add("tied")
     return names - {""}
 
 
-def _reduction_axes(facts: Lowering, unit: str) -> set[str]:
+def _reduction_axes(spec: StepSpec, flat: FlatLayout) -> set[str]:
     """Of the sums that make a unit's gradient whole."""
-    partial = {collective.axes for collective in partial_sums(facts, unit)}
-    if facts.zero_of(unit) == 0:
-        return partial | {axes_name(facts.gradient_axes(unit))}
-    return partial | {axes_name(facts.shard_axes(unit)), axes_name(facts.layout.active(("dp_replicate",)))}
+    partial = {collective.axes for collective in partial_sums(spec, flat)}
+    if flat.zero == 0:
+        return partial | {axes_name(flat.gradient_axes)}
+    return partial | {axes_name(flat.shard_axes), axes_name(spec.layout.active(("dp_replicate",)))}
 
 
 def _traffic_axes(footprint: Footprint) -> set[str]:

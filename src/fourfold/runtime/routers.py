@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.parallel import Group
-from fourfold.program.facts import Lowering
+from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup
 
 
@@ -15,13 +15,13 @@ class Routers:
     """`biases`: by segment, [experts]; zeros at first. `imbalance`: of the last step, the largest load of an expert over the mean
     load, of the worst router; 1 is perfect balance."""
 
-    def __init__(self, facts: Lowering, groups: Iterable[Group], device: torch.device) -> None:
-        self._facts = facts
+    def __init__(self, view: RankView, groups: Iterable[Group], device: torch.device) -> None:
+        self._view = view
         self._groups = tuple(groups)
-        experts = facts.model.num_experts
-        wide = torch.float64 if facts.compute == "fp64" else torch.float32
-        self.biases = {s.name: torch.zeros(experts, dtype=wide, device=device) for s in facts.moe_segments}
-        self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in facts.moe_segments}
+        experts = view.spec.model.num_experts
+        wide = torch.float64 if view.spec.compute == "fp64" else torch.float32
+        self.biases = {s.name: torch.zeros(experts, dtype=wide, device=device) for s in view.moe_segments}
+        self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
         self.imbalance: float | None = None
 
@@ -29,28 +29,28 @@ class Routers:
         """What a block's router reads and records; None where it is none. `losses` [2]: the step's auxiliary losses."""
         if segment not in self.biases:
             return None
-        layout = self._facts.layout
+        layout = self._view.spec.layout
         return Balancing(
             sequences=layout.microbatch_sequences,
             sequence_length=layout.sequence_length,
             global_sequences=layout.data_degree * layout.num_microbatches * layout.microbatch_sequences,
             groups=self._groups,
-            bias=self.biases[segment] if self._facts.model.router == "sigmoid" else None,
+            bias=self.biases[segment] if self._view.spec.model.router == "sigmoid" else None,
             load=self._loads[segment],
             losses=losses,
         )
 
     def balance(self, groups: Iterable[AxisGroup]) -> None:
         """Sums the loads of all routers over the groups, moves the biases by them, and starts counting anew."""
-        names = [segment.name for segment in self._facts.segments if segment.moe]
-        nothing = torch.zeros(self._facts.model.num_experts, dtype=torch.float64, device=self._device)
+        names = [segment.name for segment in self._view.spec.segments if segment.moe]
+        nothing = torch.zeros(self._view.spec.model.num_experts, dtype=torch.float64, device=self._device)
         loads = torch.stack([self._loads.get(name, nothing) for name in names])
         for group in groups:
             group.all_reduce(loads).wait()
         self.imbalance = float((loads.amax(1) / loads.mean(1).clamp(min=1e-30)).max())
         for name, counts in zip(names, loads, strict=True):
-            if name in self.biases and self._facts.model.balance_bias_speed:
-                update_bias(self.biases[name], counts, self._facts.model.balance_bias_speed)
+            if name in self.biases and self._view.spec.model.balance_bias_speed:
+                update_bias(self.biases[name], counts, self._view.spec.model.balance_bias_speed)
         for load in self._loads.values():
             load.zero_()
 

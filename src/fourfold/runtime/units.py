@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from fourfold.config.optimizers import OptimizerSection
-from fourfold.layout import FlatLayout
+from fourfold.layout import FlatLayout, Layout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
-from fourfold.program.facts import Lowering
+from fourfold.program.sizes import unit_bytes
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.tracker import MemoryTracker
@@ -46,39 +48,37 @@ def is_live(tensor: Tensor) -> bool:
 
 
 def build_units(
-    facts: Lowering, rank: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
+    view: RankView, rank: int, optimizer: OptimizerSection, device: torch.device, fill: FillShard
 ) -> dict[str, Unit]:
     """Allocates every unit of the rank and fills its parameters; `fill(flat, shard, out)` writes one shard in the master format."""
     return {
-        name: _build_unit(facts, flat, shard_index(facts, name, rank), optimizer, device, fill)
-        for name, flat in facts.flats.items()
+        name: _build_unit(view.spec, flat, shard_index(view.spec.layout, flat, rank), optimizer, device, fill)
+        for name, flat in view.flats.items()
     }
 
 
-def shard_index(facts: Lowering, unit: str, rank: int) -> int:
+def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
     """Which shard of the unit the rank has."""
-    axes = facts.shard_axes(unit)
-    return facts.layout.group_of(rank, axes).index(rank) if facts.zero_of(unit) > 0 else 0
+    return layout.group_of(rank, flat.shard_axes).index(rank) if flat.zero > 0 else 0
 
 
 def _build_unit(
-    facts: Lowering, flat: FlatLayout, index: int, section: OptimizerSection, device: torch.device, fill: FillShard
+    spec: StepSpec, flat: FlatLayout, index: int, section: OptimizerSection, device: torch.device, fill: FillShard
 ) -> Unit:
-    compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (facts.compute, facts.master, facts.gradients))
+    compute, master_dtype, grad_dtype = (torch_dtype(d) for d in (spec.compute, spec.master, spec.gradients))
     start, end = flat.shard_range(index)
-    zero = facts.zero_of(flat.unit)
     params = torch.empty(flat.padded_numel, dtype=compute, device=device)
     shard = params[start:end]
-    if zero == 3:
+    if flat.zero == 3:
         set_storage(params, live=False)
         shard = torch.empty(flat.shard_numel, dtype=compute, device=device)
-    master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if facts.mixed else shard
+    master = torch.empty(flat.shard_numel, dtype=master_dtype, device=device) if spec.mixed else shard
     fill(flat, index, master)
     grad = torch.empty(flat.padded_numel, dtype=grad_dtype, device=device)
     grad_shard = grad[start:end]
-    if zero >= 2:
+    if flat.zero >= 2:
         grad_shard = torch.empty(flat.shard_numel, dtype=grad_dtype, device=device)
-    landing = facts.buffer_bytes(f"reduce/{flat.unit}") // grad.element_size()
+    landing = unit_bytes(spec, "reduce", flat) // grad.element_size()
     reduce = torch.empty(landing, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
@@ -95,28 +95,28 @@ def _build_unit(
     )
 
 
-def share_parameters(facts: Lowering, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
+def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
     """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
-    for name, unit in units.items():
-        if facts.mixed:
+    for unit in units.values():
+        if spec.mixed:
             unit.shard.copy_(unit.master)
-        if facts.zero_of(name) in (1, 2):
-            groups[axes_name(facts.shard_axes(name))].all_gather(unit.params, unit.shard).wait()
+        if unit.flat.zero in (1, 2):
+            groups[axes_name(unit.flat.shard_axes)].all_gather(unit.params, unit.shard).wait()
 
 
-def flat_units(facts: Lowering, units: dict[str, Unit]) -> dict[str, FlatUnit]:
+def flat_units(units: dict[str, Unit]) -> dict[str, FlatUnit]:
     """Every unit's flat buffers with the views that segments take of them."""
     return {name: FlatUnit(unit.flat.parameters, unit.params, unit.grad) for name, unit in units.items()}
 
 
-def bind_segments(facts: Lowering, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
+def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
     """The weights that each segment's function takes, as views that outlive gathers and frees."""
     weights = {}
-    for segment in facts.local_segments:
+    for segment in view.segments:
         freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]
         for tensor in freed:  # a view can only be taken of storage that is there
             set_storage(tensor, live=True)
-        weights[segment.name] = bind_weights(segment, facts.model, flats)
+        weights[segment.name] = bind_weights(segment, view.spec.model, flats)
         for tensor in freed:
             set_storage(tensor, live=False)
     return weights

@@ -1,21 +1,45 @@
 """How long each instruction of one pipeline rank takes, by the work that it declares."""
 
+from collections.abc import Sequence
+
 from fourfold.cost.phase import PhaseCost, phase_cost, whole
 from fourfold.cost.prices import Prices
+from fourfold.layout import FlatLayout
+from fourfold.model.footprint import Footprint
 from fourfold.model.work import Phase
-from fourfold.program.facts import Lowering
+from fourfold.program.footprints import phase_of
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.sizes import buffer_bytes
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
+
+
+class PassCosts:
+    """A cache: the cost of passes over segments at one run's prices; the ranks of a pipeline share it."""
+
+    def __init__(self, prices: Prices) -> None:
+        self._prices = prices
+        self._known: dict[Phase, PhaseCost] = {}
+
+    def of(self, footprint: Footprint, op: Op, is_head: bool) -> PhaseCost:
+        """The cost of one computing instruction on a segment with that footprint."""
+        phase, prices = phase_of(footprint, op), self._prices
+        if is_head and prices.stack.whole_head:
+            phase = whole(phase)
+        cost = self._known.get(phase)
+        if cost is None:
+            cost = self._known[phase] = phase_cost(phase, prices.plain if is_head else prices)
+        return cost
 
 
 class Durations:
-    """Seconds of instructions, found once for each kind of segment and unit."""
+    """Seconds of one pipeline rank's instructions, found once for each kind of segment and unit."""
 
-    def __init__(self, facts: Lowering, prices: Prices, phases: dict[Phase, PhaseCost] | None = None) -> None:
-        """`phases`: what passes were found to cost, shared with other ranks at the same prices."""
-        self.facts = facts
+    def __init__(self, view: RankView, prices: Prices, costs: PassCosts) -> None:
         self.prices = prices
+        self._view = view
+        self._costs = costs
         self._compute: dict[tuple[Op, str | None], float] = {}
-        self._phases = phases if phases is not None else {}
 
     def compute(self, step: Instruction) -> float:
         """A pass over a segment, its own collectives included."""
@@ -27,22 +51,8 @@ class Durations:
 
     def phase(self, step: Instruction) -> PhaseCost:
         """The same, in its parts."""
-        footprint = self.facts.footprint(self.facts.by_name[step.segment or ""])
-        phases = {
-            Op.FORWARD: footprint.forward,
-            Op.RECOMPUTE: footprint.forward,
-            Op.BACKWARD: footprint.backward,
-            Op.BACKWARD_INPUT: footprint.input_gradient,
-            Op.BACKWARD_WEIGHT: footprint.weight_gradient,
-        }
-        phase = phases[step.op]
-        if step.segment == "head" and self.prices.stack.whole_head:
-            phase = whole(phase)
-        cost = self._phases.get(phase)
-        if cost is None:
-            prices = self.prices.plain if step.segment == "head" else self.prices
-            cost = self._phases[phase] = phase_cost(phase, prices)
-        return cost
+        segment = self._view.stages.segments[step.segment or ""]
+        return self._costs.of(self._view.footprint(segment), step.op, segment.kind == "head")
 
     def collectives(self, step: Instruction) -> float:
         """Those of one instruction, one after the other."""
@@ -51,21 +61,20 @@ class Durations:
 
     def local(self, step: Instruction) -> float:
         """What an instruction that is neither computes: the optimizer's pass over its shard, the norm's over all gradients."""
-        facts = self.facts
+        view = self._view
         if step.op is Op.UPDATE:
-            return self.prices.memory(update_bytes(facts, step.segment or ""))
+            return self.prices.memory(update_bytes(view.spec, view.flats[step.segment or ""]))
         if step.op is Op.CLIP_NORM:
-            return self.prices.memory(sum(facts.buffer_bytes(name) for name in step.reads))
+            return self.prices.memory(sum(buffer_bytes(view, name) for name in step.reads))
         return 0.0
 
 
-def rank_durations(facts: Lowering, prices: Prices) -> list[Durations]:
+def rank_durations(views: Sequence[RankView], prices: Prices) -> tuple[Durations, ...]:
     """Of every pipeline rank; a pass over a segment of the same kind is priced once for all of them."""
-    phases: dict[Phase, PhaseCost] = {}
-    return [Durations(facts.at(rank), prices, phases) for rank in range(facts.layout.pp)]
+    costs = PassCosts(prices)
+    return tuple(Durations(view, prices, costs) for view in views)
 
 
-def update_bytes(facts: Lowering, unit: str) -> int:
+def update_bytes(spec: StepSpec, flat: FlatLayout) -> int:
     """Bytes that the update of a unit's shard reads and writes."""
-    numbers = facts.flats[unit].shard_numel if facts.zero_of(unit) else facts.flats[unit].padded_numel
-    return numbers * facts.optimizer.update_bytes(facts.compute, facts.master, facts.gradients)
+    return flat.shard_numel * spec.optimizer.update_bytes(spec.compute, spec.master, spec.gradients)

@@ -7,19 +7,14 @@ last of them.
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from fourfold.config import UserError
-from fourfold.cost.prices import Prices
-from fourfold.program import Program
-from fourfold.program.facts import Lowering
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
+from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.play import Play, Rank, Times
 
 
-def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices) -> Times:
+def simulate_times(play: Play) -> Times:
     """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
-    play = Play(programs, facts, prices)
     ready = deque(play.ranks)
     idle = 0
     while ready:
@@ -36,30 +31,18 @@ def simulate_times(programs: Sequence[Program], facts: Lowering, prices: Prices)
 
 
 def _advance(rank: Rank, play: Play) -> None:
-    """Runs the rank until it must wait for another."""
-    steps, times, durations = rank.steps, rank.times, play.durations[rank.index]
-    contention = play.prices.stack.contention
+    """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them."""
+    steps, times, contention = rank.steps, rank.times, play.prices.stack.contention
     while rank.at < len(steps):
-        step = steps[rank.at]
-        start, op = rank.now, step.op
-        if op is Op.WAIT:
-            if not play.join(rank):
-                return
-        elif op in COMPUTE_OPS:
-            seconds = durations.compute(step)
-            beside = rank.in_flight - rank.now
-            if beside > 0:
+        start = rank.now
+        seconds = play.take(rank)
+        if seconds is None:
+            return
+        if seconds:
+            beside = rank.in_flight - start
+            if beside > 0 and steps[rank.at].op in COMPUTE_OPS:
                 seconds += contention * min(seconds, beside)
-            rank.now += seconds
-        elif op in SENDS or op in RECEIVES:
-            play.post(rank)
-        elif op in STARTS:
-            play.start(rank)
-        elif step.collectives:
-            if not play.enter(rank):
-                return
-        else:
-            rank.now += durations.local(step)
+            rank.now = start + seconds
         times.starts.append(start)
         times.ends.append(rank.now)
         rank.at += 1

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from fourfold.config import UserError
 from fourfold.cost.prices import Prices
+from fourfold.layout import Layout
 from fourfold.program import Program
-from fourfold.program.facts import Lowering
-from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
-from fourfold.simulate.durations import rank_durations
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
+from fourfold.simulate.durations import Durations
 
 Place = tuple[int, int]
 """A pipeline rank and the index of an instruction of its."""
@@ -70,11 +70,13 @@ class Meeting:
 class Play:
     """All ranks of a step, and what is between them."""
 
-    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: Prices) -> None:
+    def __init__(
+        self, programs: Sequence[Program], durations: Sequence[Durations], layout: Layout, prices: Prices
+    ) -> None:
         self.ranks = [Rank(index, program) for index, program in enumerate(programs)]
-        self.durations = rank_durations(facts, prices)
+        self.durations = durations
         self.prices = prices
-        self._layout = facts.layout
+        self.layout = layout
         self._meetings: dict[object, Meeting] = {}
         self._links: dict[tuple[int, int], float] = {}
         self._sides: dict[tuple[int, int, bool], int] = {}
@@ -83,6 +85,25 @@ class Play:
         """When all ranks are at their end."""
         ends = [max([rank.now, *rank.free.values()]) for rank in self.ranks]
         return Times(tuple(rank.times for rank in self.ranks), max([*ends, *self._links.values()]))
+
+    def take(self, rank: Rank) -> float | None:
+        """Begins the rank's next instruction. Returns the seconds that the rank itself works on it, on idle links; None where it
+        must wait for another rank."""
+        step = rank.steps[rank.at]
+        op = step.op
+        if op in COMPUTE_OPS:
+            return self.durations[rank.index].compute(step)
+        if op is Op.WAIT:
+            return 0.0 if self.join(rank) else None
+        if op in SENDS or op in RECEIVES:
+            self.post(rank)
+        elif op in STARTS:
+            self.start(rank)
+        elif not step.collectives:
+            return self.durations[rank.index].local(step)
+        elif not self.enter(rank):
+            return None
+        return 0.0
 
     def join(self, rank: Rank) -> bool:
         """The rank's WAIT. False: what it waits for is not known to end yet. Raises `UserError` where it was not started."""
@@ -152,7 +173,7 @@ class Play:
     def _overlaps(self, step: Instruction) -> bool:
         """Whether a collective that is started runs beside computation."""
         stack = self.prices.stack
-        whole = step.op is Op.REDUCE and self._layout.zero == 0 and self._layout.pp == 1
+        whole = step.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
         return stack.overlap_data or (stack.overlap_all_reduce and whole)
 
     def _publish_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
@@ -231,5 +252,5 @@ class Play:
         """How many pipeline ranks take part."""
         axes = {axis for collective in step.collectives for axis in collective.axes.split("+")}
         if "tied" in axes:
-            return self._layout.degree("tied")
-        return self._layout.pp if "pp" in axes else 1
+            return self.layout.degree("tied")
+        return self.layout.pp if "pp" in axes else 1

@@ -11,7 +11,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster, cluster_names, load_cluster
 from fourfold.layout import Layout
-from fourfold.program.facts import Lowering, Transport
+from fourfold.program.spec import StepSpec, Transport
 
 OWN_STACK = "fourfold"
 Products = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
@@ -42,19 +42,19 @@ NOTHING_SAID = Said()
 
 
 def prices_for(
-    config: RunConfig, facts: Lowering, cluster: Cluster, stack_name: str | None = None, said: Said = NOTHING_SAID
+    config: RunConfig, spec: StepSpec, cluster: Cluster, stack_name: str | None = None, said: Said = NOTHING_SAID
 ) -> Prices:
     """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
     fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises `UserError` for a name that is
     not there, and for products in a format that the device does not have."""
     stack, compute = said.of(stack_named(stack_name)), config.precision.compute
-    if stack.name == OWN_STACK and facts.shape.compute == facts.shape.gradients:
+    if stack.name == OWN_STACK and spec.shape.compute == spec.shape.gradients:
         stack = replace(stack, gradient_bytes=0.0)  # the product adds itself to the sum
-    measured = calibrated_prices(cluster, facts.layout, compute) if stack.name == OWN_STACK else None
+    measured = calibrated_prices(cluster, spec.layout, compute) if stack.name == OWN_STACK else None
     _check_products(said, cluster, compute, measured is not None)
     if measured is not None:
         measured = replace(measured, stack=said.of(measured.stack))
-    prices = measured or fitted_prices(fitted(), cluster, facts, stack, compute, stack.products or compute)
+    prices = measured or fitted_prices(fitted(), cluster, spec, stack, compute, stack.products or compute)
     data = config.data
     documents = data.document_tokens if data.document_mask else None
     return replace(prices, masked_share=share_left(config.batch.sequence_length, documents))
@@ -82,20 +82,20 @@ def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) 
 
 
 def fitted_prices(
-    constants: Fitted, cluster: Cluster, facts: Lowering, stack: Stack, dtype: str, product_dtype: str
+    constants: Fitted, cluster: Cluster, spec: StepSpec, stack: Stack, dtype: str, product_dtype: str
 ) -> Prices:
     """With the constants of the cluster's device, of its links and of the stack."""
     return Prices(
         cluster=cluster,
-        layout=facts.layout,
+        layout=spec.layout,
         kernels=constants.kernels(cluster.device.key, stack),
         stack=stack,
         dtype=dtype,
         product_dtype=product_dtype,
-        element_bytes=facts.shape.element_bytes,
+        element_bytes=spec.shape.element_bytes,
         link_share=constants.link_share,
-        top_k=max(1, facts.model.top_k),
-        top_nodes=facts.model.top_groups if facts.model.num_expert_groups > 1 else 0,
+        top_k=max(1, spec.model.top_k),
+        top_nodes=spec.model.top_groups if spec.model.num_expert_groups > 1 else 0,
         links=constants.link_constants,
     )
 

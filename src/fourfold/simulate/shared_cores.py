@@ -7,10 +7,6 @@ pace that was measured for as many ranks as compute at that moment.
 from collections.abc import Sequence
 
 from fourfold.config import UserError
-from fourfold.cost.calibrated import CalibratedPrices
-from fourfold.program import Program
-from fourfold.program.facts import Lowering
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Op
 from fourfold.simulate.play import Play, Rank, Times
 
 ROUNDING = 1e-12
@@ -20,14 +16,14 @@ class _Cores:
     """All ranks of a step on their way, at one moment. `left[i]`: seconds of work that rank i has before it, at the pace of a
     machine on which all ranks compute; 0: it waits."""
 
-    def __init__(self, programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> None:
-        self.play = Play(programs, facts, prices)
+    def __init__(self, play: Play, paces: Sequence[float]) -> None:
+        self.play = play
         self.ranks = self.play.ranks
         self.left = [0.0] * len(self.ranks)
         self.begun = [0.0] * len(self.ranks)
         self.clock = 0.0
-        self.prices = prices
-        self.each = facts.layout.world_size // facts.layout.pp
+        self.measured, self.contention = paces, play.prices.stack.contention
+        self.each = play.layout.world_size // play.layout.pp
 
     def run(self) -> Times:
         while True:
@@ -44,29 +40,14 @@ class _Cores:
         while rank.at < len(rank.steps) and not self.left[rank.index] and rank.now <= self.clock + ROUNDING:
             rank.now = max(rank.now, self.clock)
             start = rank.now
-            if not self._take(rank, start):
+            work = self.play.take(rank)
+            if work is None:
                 break
-            if self.left[rank.index]:
+            if work:
+                self.left[rank.index], self.begun[rank.index] = work, start
                 return True
             self._note(rank, start)
         return rank.at > before
-
-    def _take(self, rank: Rank, start: float) -> bool:
-        """Begins the rank's next instruction. False: it must wait for another rank."""
-        step, play = rank.steps[rank.at], self.play
-        if step.op is Op.WAIT:
-            return play.join(rank)
-        if step.op in SENDS or step.op in RECEIVES:
-            play.post(rank)
-        elif step.op in STARTS:
-            play.start(rank)
-        elif step.op not in COMPUTE_OPS and step.collectives:
-            return play.enter(rank)
-        else:
-            durations = play.durations[rank.index]
-            work = durations.compute(step) if step.op in COMPUTE_OPS else durations.local(step)
-            self.left[rank.index], self.begun[rank.index] = work, start
-        return True
 
     def _note(self, rank: Rank, start: float) -> None:
         """The rank's instruction is over."""
@@ -77,9 +58,8 @@ class _Cores:
     def _paces(self) -> list[float]:
         """Of each rank that computes; slower while what it has started is under way."""
         busy = sum(left > 0 for left in self.left)
-        paces = self.prices.crowd.paces
-        pace = paces[min(len(paces), max(1, busy * self.each)) - 1]
-        slowed = pace / (1 + self.prices.stack.contention)
+        pace = self.measured[min(len(self.measured), max(1, busy * self.each)) - 1]
+        slowed = pace / (1 + self.contention)
         return [slowed if rank.in_flight > self.clock + ROUNDING else pace for rank in self.ranks]
 
     def _until_next(self) -> float:
@@ -111,6 +91,7 @@ class _Cores:
             self._note(rank, self.begun[rank.index])
 
 
-def shared_times(programs: Sequence[Program], facts: Lowering, prices: CalibratedPrices) -> Times:
-    """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
-    return _Cores(programs, facts, prices).run()
+def shared_times(play: Play, paces: Sequence[float]) -> Times:
+    """Runs the programs of all pipeline ranks to their end. `paces`: of a rank while 1, 2, ... ranks compute. Raises `UserError`
+    where they wait for each other for ever."""
+    return _Cores(play, paces).run()

@@ -13,16 +13,18 @@ from typing import TypeVar
 from fourfold.cost.calibrated import CalibratedPrices
 from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
-from fourfold.program import Program, lower_pipeline
-from fourfold.program.facts import Lowering
+from fourfold.program import Program
+from fourfold.program.compiled import CompiledStages
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, memory_peak, peak_bytes
 from fourfold.program.lower import each_program
 from fourfold.program.schedule import find_schedule
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations, rank_durations
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.play import Times
+from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
@@ -41,11 +43,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step of all pipeline ranks."""
+    """A simulated step of all pipeline ranks: by rank its view, its program, the durations of its instructions."""
 
-    facts: Lowering
+    spec: StepSpec
     prices: Prices
+    views: tuple[RankView, ...]
     programs: tuple[Program, ...]
+    durations: tuple[Durations, ...]
     times: Times
 
     @property
@@ -54,23 +58,22 @@ class Simulation:
         return self.times.makespan + self.prices.stack.step_seconds
 
     @cached_property
-    def durations(self) -> list[Durations]:
-        """Of every pipeline rank's instructions."""
-        return rank_durations(self.facts, self.prices)
-
-    @cached_property
     def passes(self) -> tuple[tuple[Passes, ...], ...]:
         """Of every pipeline rank, what it computes, those that are alike together."""
         return tuple(self._passes(rank) for rank in range(len(self.programs)))
 
     def _passes(self, rank: int) -> tuple[Passes, ...]:
-        times, found = self.times.ranks[rank], dict[tuple[Op, str | None, int], Passes]()
+        times, found = self.times.ranks[rank], dict[tuple[Op, str | None], list[Passes]]()
         for step, start, end in zip(self.programs[rank].instructions, times.starts, times.ends, strict=True):
             if step.op in COMPUTE_OPS:
-                alike = found.setdefault((step.op, step.segment, id(step.collectives)), Passes(step))
+                passes = found.setdefault((step.op, step.segment), [])
+                alike = next((each for each in passes if each.step.collectives == step.collectives), None)
+                if alike is None:
+                    alike = Passes(step)
+                    passes.append(alike)
                 alike.number += 1
                 alike.seconds += end - start
-        return tuple(found.values())
+        return tuple(each for passes in found.values() for each in passes)
 
     @cached_property
     def spent(self) -> tuple[dict[str, float], ...]:
@@ -129,7 +132,10 @@ class Simulation:
     @cached_property
     def held(self) -> tuple[Program, ...]:
         """The programs with their buffers as large as the stack's."""
-        return tuple(held_program(program, self.facts, self.prices.stack) for program in self.programs)
+        return tuple(
+            held_program(program, view, self.prices.stack)
+            for program, view in zip(self.programs, self.views, strict=True)
+        )
 
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
@@ -142,13 +148,22 @@ class Simulation:
         return tuple(device_bytes(peak_bytes(program), self.prices.stack) for program in self.held)
 
 
-def simulate(facts: Lowering, prices: Prices, programs: Sequence[Program] | None = None) -> Simulation:
-    """Lowers the step, unless it is lowered already, and runs it against the prices."""
+def simulate(
+    spec: StepSpec,
+    prices: Prices,
+    programs: Sequence[Program] | None = None,
+    compiled: CompiledStages | None = None,
+) -> Simulation:
+    """Lowers the step, unless it is lowered already, and runs it against the prices. `compiled`: what is known of its stages."""
     with without_collection():
-        lowered = tuple(programs if programs is not None else lower_pipeline(facts))
-        shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and facts.layout.pp > 1
-        run = shared_times if shared else simulate_times
-        return Simulation(facts, prices, lowered, run(lowered, facts, prices))  # type: ignore[arg-type]
+        compiled = compiled or CompiledStages(spec)
+        views = compiled.views(spec)
+        lowered = tuple(programs if programs is not None else each_program(compiled, views))
+        durations = rank_durations(views, prices)
+        play = Play(lowered, durations, spec.layout, prices)
+        shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and spec.layout.pp > 1
+        times = shared_times(play, prices.crowd.paces) if shared else simulate_times(play)  # type: ignore[attr-defined]
+        return Simulation(spec, prices, views, lowered, durations, times)
 
 
 Key = TypeVar("Key")
@@ -193,40 +208,42 @@ class StepPrediction:
         ]
 
 
-def predict_step(facts: Lowering, prices: Prices) -> StepPrediction:
-    """The whole step, or two shorter ones and the straight line through them."""
-    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
-    most = simulated_microbatches(facts)
+def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> StepPrediction:
+    """The whole step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
+    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
     if most == wanted:
-        whole = simulate(facts, prices)
+        whole = simulate(spec, prices, compiled=compiled)
         return StepPrediction(whole.seconds, whole)
     fewer = most - period
-    first, second = (simulate(facts.with_microbatches(number), prices) for number in (fewer, most))
+    first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (fewer, most))
     ratio = (wanted - fewer) / period
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
 
 
-def predict_memory(facts: Lowering, prices: Prices) -> Iterator[int]:
+def predict_memory(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> Iterator[int]:
     """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone, each lowered when it is
     asked for. What a rank holds does not grow with the number of microbatches from the steady state on, unless the schedule has
     ever more of them in flight, as GPipe."""
-    layout, schedule, steady = facts.layout, find_schedule(facts.layout.schedule), steady_microbatches(facts)
+    compiled = compiled or CompiledStages(spec)
+    layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
     wanted = layout.num_microbatches
     few = wanted if steady is None else min(steady, wanted)
     held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
     if held > held_few:
-        yield from predict_step(facts, prices).device_bytes
+        yield from predict_step(spec, prices, compiled).device_bytes
         return
-    short = facts.with_microbatches(few)
-    for program in each_program(short):
-        yield device_bytes(peak_bytes(held_program(program, short, prices.stack)), prices.stack)
+    short = spec.with_microbatches(few)
+    views = compiled.views(short)
+    for view, program in zip(views, each_program(compiled, views), strict=True):
+        yield device_bytes(peak_bytes(held_program(program, view, prices.stack)), prices.stack)
 
 
-def simulated_microbatches(facts: Lowering) -> int:
+def simulated_microbatches(spec: StepSpec) -> int:
     """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
     itself."""
-    wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
-    steady = steady_microbatches(facts)
+    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    steady = steady_microbatches(spec)
     if steady is None or wanted <= steady + period:
         return wanted
     return steady + (wanted - steady) % period + period
@@ -236,10 +253,10 @@ LONG_PIPELINE, LONG_ROUNDS = 16, 3
 """From so many ranks on, so many rounds of pp microbatches suffice for every schedule that repeats itself."""
 
 
-def steady_microbatches(facts: Lowering) -> int | None:
+def steady_microbatches(spec: StepSpec) -> int | None:
     """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where it grows at
     all. None: the schedule need not repeat itself."""
-    pp, rounds = facts.layout.pp, find_schedule(facts.layout.schedule).steady_rounds
+    pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
     if rounds is None:
         return None
     return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)

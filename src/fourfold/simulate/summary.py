@@ -37,12 +37,12 @@ class StepSummary:
 
     @property
     def devices(self) -> int:
-        return self.step.simulation.facts.layout.world_size
+        return self.step.simulation.spec.layout.world_size
 
     @property
     def tokens(self) -> int:
         """Of a step."""
-        layout = self.step.simulation.facts.layout
+        layout = self.step.simulation.spec.layout
         return self.num_microbatches * layout.microbatch_sequences * layout.data_degree * layout.sequence_length
 
     @property
@@ -61,8 +61,8 @@ class StepSummary:
     @cached_property
     def flops_per_token(self) -> float:
         """What a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's `metrics.jsonl`."""
-        facts = self.step.simulation.facts
-        return step_flops_per_token(facts.model, facts.layout.sequence_length)
+        spec = self.step.simulation.spec
+        return step_flops_per_token(spec.model, spec.layout.sequence_length)
 
     @property
     def model_flops_per_second(self) -> float:
@@ -80,7 +80,7 @@ class StepSummary:
         scores included."""
         simulation = self.step.simulation
         once = sum(step.flops for program in simulation.programs for step in program.instructions)
-        layout = simulation.facts.layout
+        layout = simulation.spec.layout
         return once * (self.devices // layout.pp) * self.num_microbatches / layout.num_microbatches
 
     @property

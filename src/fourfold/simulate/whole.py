@@ -1,7 +1,7 @@
 """How much of a step is simulated: bounds on what a request may ask for, and the whole step where every event is wanted."""
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.program.facts import Lowering
+from fourfold.program.spec import StepSpec
 from fourfold.simulate.step import Simulation, StepPrediction, simulate, simulated_microbatches
 
 MAX_SEGMENT_PASSES = 400_000
@@ -19,12 +19,12 @@ def check_layers(model: ModelConfig) -> None:
         )
 
 
-def check_size(facts: Lowering) -> None:
+def check_size(spec: StepSpec) -> None:
     """Raises `UserError` where a simulation would not end in reasonable time."""
-    number, segments = simulated_microbatches(facts), len(facts.segments)
+    number, segments = simulated_microbatches(spec), len(spec.segments)
     if number * segments <= MAX_SEGMENT_PASSES:
         return
-    layout = facts.layout
+    layout = spec.layout
     fewer = max(1, MAX_SEGMENT_PASSES // segments)
     raise UserError(
         f"{number} microbatches of {segments} segments are too much to simulate (pp = {layout.pp}, schedule {layout.schedule!r}); "
@@ -33,15 +33,15 @@ def check_size(facts: Lowering) -> None:
     )
 
 
-def step_for_trace(facts: Lowering, step: StepPrediction) -> tuple[Simulation, str]:
+def step_for_trace(spec: StepSpec, step: StepPrediction) -> tuple[Simulation, str]:
     """The step with all its microbatches, or, where they are too many, the part that was simulated already; and what is cut."""
     if step.is_whole:
         return step.simulation, ""
-    simulated, wanted = step.simulation.facts.layout.num_microbatches, facts.layout.num_microbatches
+    simulated, wanted = step.simulation.spec.layout.num_microbatches, spec.layout.num_microbatches
     instructions = sum(len(program.instructions) for program in step.simulation.programs)
     expected = instructions * wanted // simulated
     if expected <= TRACE_INSTRUCTIONS:
-        return simulate(facts, step.simulation.prices), ""
+        return simulate(spec, step.simulation.prices), ""
     cut = (
         f"\nit shows {simulated} of {wanted} microbatches: all of them are some {expected:,} instructions, and a trace has at most "
         f"{TRACE_INSTRUCTIONS:,}"

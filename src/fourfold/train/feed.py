@@ -9,7 +9,7 @@ from fourfold.layout import Layout
 from fourfold.model.microbatch import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.program.facts import Lowering
+from fourfold.program.spec import StepSpec
 
 
 class RowFeed:
@@ -78,9 +78,9 @@ def own_positions(layout: Layout, rank: int) -> np.ndarray | None:
     return np.array(layout.positions(rank)) if layout.cp > 1 else None
 
 
-def feed_tables(facts: Lowering, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def feed_tables(spec: StepSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin for every position of a sequence, in the compute format."""
-    return rope_tables(facts.model, facts.layout.sequence_length, torch_dtype(facts.compute), device)
+    return rope_tables(spec.model, spec.layout.sequence_length, torch_dtype(spec.compute), device)
 
 
 def rank_rows(layout: Layout, rank: int) -> list[int]:

@@ -18,7 +18,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
-from fourfold.program.facts import Lowering
+from fourfold.program.spec import resolve_step
+from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor, StepResult, StepTimeout
@@ -52,12 +53,12 @@ class Training:
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, seat.world_size)
         transport = "native" if seat.device.type == "cuda" else "exchange"
-        facts = Lowering.of(self.config, model, layout, transport)  # type: ignore[arg-type]
-        self.facts = facts.at(facts.layout.coordinates(seat.rank)["pp"])
-        layout = self.facts.layout
-        self.program = lower_step(self.facts)
+        self.spec = resolve_step(self.config, model, layout, transport)  # type: ignore[arg-type]
+        layout = self.spec.layout
+        self.view = rank_view(self.spec, layout.coordinates(seat.rank)["pp"])
+        self.program = lower_step(self.view)
         self.steps = num_steps(self.config)
-        self.tables = feed_tables(self.facts, seat.device)
+        self.tables = feed_tables(self.spec, seat.device)
         prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
         batch = self.config.batch
         self.batches = GlobalBatches(
@@ -68,45 +69,45 @@ class Training:
             self.config.data.document_mask,
         )
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
-        _agree(seat, f"program of pp {self.facts.pp_rank}", digest(self.program), layout.group_of(seat.rank, _ALIKE)[0])
-        names = groups_of(self.facts)
+        _agree(seat, f"program of pp {self.view.pp_rank}", digest(self.program), layout.group_of(seat.rank, _ALIKE)[0])
+        names = groups_of(self.spec)
         self.groups = make_groups(layout, seat.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, seat.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        released = state.initial_folder(self.config, self.facts) if checkpoint is None else None
+        released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
         fill: FillShard = state.no_fill
         if checkpoint is None:
-            fill = state.initial_fill(released, self.config.run.seed, self.facts, seat.rank)
+            fill = state.initial_fill(released, self.config.run.seed, layout, seat.rank)
         section = self.config.optimizer
-        self.units = build_units(self.facts, seat.rank, section, seat.device, fill)
+        self.units = build_units(self.view, seat.rank, section, seat.device, fill)
         self.executor = Executor(
-            self.facts, self.units, self.groups, section, seat.device, seat.rank, publish=self.board.publish
+            self.view, self.units, self.groups, section, seat.device, seat.rank, publish=self.board.publish
         )
         self.step = self.tokens = self.skipped = 0
         self.held_out_loss: float | None = None
         if checkpoint is not None:
-            info = state.restore(checkpoint, self.facts, self.units, self.executor.routers, seat.rank)
+            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, seat.rank)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates = info["updates"]
         else:
-            state.initial_biases(released, self.facts, self.executor.routers)
-        share_parameters(self.facts, self.units, self.groups)
+            state.initial_biases(released, self.view, self.executor.routers)
+        share_parameters(self.spec, self.units, self.groups)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(seat.device)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the held-out rows, and this rank's share of them."""
-        layout = self.facts.layout
+        layout = self.spec.layout
         per_microbatch = layout.data_degree * layout.microbatch_sequences
         microbatches = -(-self.config.run.evaluate_sequences // per_microbatch)
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
         rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
-        return lower_evaluation(replace(self.facts, layout=layout)), self._feed(rows)
+        return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
-        layout, modules = self.facts.layout, self.facts.model.mtp_layers
+        layout, modules = self.spec.layout, self.spec.model.mtp_layers
         positions = own_positions(layout, self.seat.rank)
         return RowFeed(rows, layout.microbatch_sequences, self.tables, positions, modules)
 
@@ -128,7 +129,7 @@ class Training:
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.seat.world_size)
         _event(log, "phase", what="measuring this machine's matrix products")
         peak_flops = self._peak_flops()
-        flops = step_flops_per_token(self.facts.model, config.batch.sequence_length)
+        flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
             self.held_out_loss = self._evaluate()
         while self.step < self.steps:
@@ -181,13 +182,13 @@ class Training:
     def _peak_flops(self) -> float:
         """A rank's peak, as the mean over all ranks measuring together."""
         dist.barrier()
-        peak = torch.tensor(measure_peak_flops(self.facts.compute, self.seat.device), dtype=torch.float64)
+        peak = torch.tensor(measure_peak_flops(self.spec.compute, self.seat.device), dtype=torch.float64)
         peak = peak.to(self.seat.device)
         dist.all_reduce(peak)
         return peak.item() / self.seat.world_size
 
     def _train_step(self, lr: float) -> StepResult:
-        rows = self.batches.batch(self.step, rank_rows(self.facts.layout, self.seat.rank))
+        rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.seat.rank))
         feed = self._feed(rows)
         self.board.step, self.board.kind = self.step, TRAINING
         try:
@@ -219,10 +220,10 @@ class Training:
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
         positions = read_positions(self.out)
-        layout = self.facts.layout
+        layout = self.spec.layout
         if program is self.evaluation:
             layout = replace(layout, num_microbatches=self.evaluation_microbatches)
-        programs = lower_pipeline(replace(self.facts, layout=layout), program.kind)
+        programs = lower_pipeline(replace(self.spec, layout=layout), program.kind)
         where = describe_wait(self.seat.rank, error.index, self.step, programs, layout, positions)
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
@@ -240,7 +241,7 @@ class Training:
         path = state.save(
             self.config,
             self.out,
-            self.facts,
+            self.view,
             self.units,
             self.executor.routers,
             self.step,
@@ -251,7 +252,7 @@ class Training:
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
         if self.clock.steps:
             rank, device, timed = self.seat.rank, self.seat.device.type, self.clock.steps
-            measured = rank_measured(self.facts, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
+            measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
             write_measured(self.out, measured)
 
     def _barrier(self) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import write_whole
 from fourfold.program import Program, digest
-from fourfold.program.facts import Lowering
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
+from fourfold.program.view import RankView
 
 FOLDER = "measured"
 
@@ -68,7 +68,7 @@ class RankMeasured:
 
 
 def rank_measured(
-    facts: Lowering,
+    view: RankView,
     program: Program,
     rank: int,
     device: str,
@@ -77,7 +77,7 @@ def rank_measured(
     peak_memory_bytes: int,
 ) -> RankMeasured:
     """From the steps that a rank timed, at least one of them."""
-    layout, last = facts.layout, steps[-1]
+    layout, last = view.spec.layout, steps[-1]
     place = layout.coordinates(rank)
     is_first = not any(place[axis] for axis in place if axis != "pp")
     return RankMeasured(
@@ -88,7 +88,7 @@ def rank_measured(
         steps=len(steps),
         last_step=last.step,
         step_seconds=median(step.seconds for step in steps),
-        kinds=kind_times(instruction_kinds(program, facts.by_name), steps),
+        kinds=kind_times(instruction_kinds(program, view.stages.segments), steps),
         sent_bytes=dict(sent_bytes),
         peak_memory_bytes=peak_memory_bytes,
         timeline=StepTimeline(last.step, last.begun, last.ends) if is_first else None,

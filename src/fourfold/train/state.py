@@ -18,9 +18,9 @@ from fourfold.checkpoint import (
 )
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
-from fourfold.layout import FlatLayout
-from fourfold.program.facts import Lowering
-from fourfold.program.sizes import state_bytes
+from fourfold.layout import FlatLayout, Layout
+from fourfold.program.spec import StepSpec
+from fourfold.program.view import RankView
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
@@ -29,18 +29,18 @@ _OPTIMIZER = "optimizer"
 """The key of the optimizer's name in what is saved beside the tensors."""
 
 
-def initial_folder(config: RunConfig, facts: Lowering) -> WeightFolder | None:
+def initial_folder(config: RunConfig, spec: StepSpec) -> WeightFolder | None:
     """The weights in `model.initial`, fitting this model."""
     if config.model.initial is None:
         return None
     folder = WeightFolder(Path(config.model.initial))
-    folder.check_against(facts.segments)
+    folder.check_against(spec.segments)
     return folder
 
 
-def initial_fill(folder: WeightFolder | None, seed: int, facts: Lowering, rank: int) -> FillShard:
+def initial_fill(folder: WeightFolder | None, seed: int, layout: Layout, rank: int) -> FillShard:
     """Where parameters come from at step 0: the released weights, or else the seed."""
-    coordinates = facts.layout.coordinates(rank)
+    coordinates = layout.coordinates(rank)
     if folder is None:
         return lambda flat, index, out: initialize_shard(flat, index, seed, coordinates, out)
     return lambda flat, index, out: fill_from_folder(folder, flat, index, coordinates, out)
@@ -51,35 +51,35 @@ def no_fill(flat: FlatLayout, index: int, out: Tensor) -> None:
     out.zero_()
 
 
-def initial_biases(folder: WeightFolder | None, facts: Lowering, routers: Routers) -> None:
+def initial_biases(folder: WeightFolder | None, view: RankView, routers: Routers) -> None:
     """Balancing biases of the released weights, where they have them."""
-    if folder is None or facts.model.router != "sigmoid":
+    if folder is None or view.spec.model.router != "sigmoid":
         return
-    for segment in facts.moe_segments:
+    for segment in view.moe_segments:
         bias = folder.balance_bias(segment.layer or 0)
         if bias is not None:
             routers.biases[segment.name].copy_(bias)
 
 
-def unit_shards(facts: Lowering, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
+def unit_shards(layout: Layout, units: Mapping[str, Unit], rank: int) -> dict[str, UnitShard]:
     """The tensors that a checkpoint saves, sharing memory with the units."""
     return {
         name: unit_shard(
             unit.flat,
             unit.index,
             {MASTER: unit.master, **unit.optimizer.state},
-            facts.layout,
+            layout,
             rank,
         )
         for name, unit in units.items()
     }
 
 
-def extra_tensors(facts: Lowering, routers: Routers) -> dict[str, Tensor]:
+def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
     """What a checkpoint holds beside the units: the balancing biases of routers that read them."""
-    if facts.model.router != "sigmoid":
+    if view.spec.model.router != "sigmoid":
         return {}
-    return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in facts.moe_segments}
+    return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in view.moe_segments}
 
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
@@ -90,7 +90,7 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 def save(
     config: RunConfig,
     out: Path,
-    facts: Lowering,
+    view: RankView,
     units: Mapping[str, Unit],
     routers: Routers,
     step: int,
@@ -102,27 +102,27 @@ def save(
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
-        unit_shards(facts, units, rank),
-        {**info, _OPTIMIZER: facts.optimizer.name},
+        unit_shards(view.spec.layout, units, rank),
+        {**info, _OPTIMIZER: view.spec.optimizer.name},
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
-        units=unit_names(facts),
-        extras=extra_tensors(facts, routers) if is_first_of_stage(facts.layout, rank) else None,
-        layout=facts.layout,
-        total_bytes=state_bytes(facts),
+        units=unit_names(view.spec),
+        extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
+        layout=view.spec.layout,
+        total_bytes=view.spec.checkpoint_bytes,
     )
 
 
-def unit_names(facts: Lowering) -> list[str]:
+def unit_names(spec: StepSpec) -> list[str]:
     """Of all units of the model, whichever stage holds them."""
-    return [unit.name for segment in facts.segments for unit in segment.own]
+    return [unit.name for segment in spec.segments for unit in segment.own]
 
 
-def restore(path: Path, facts: Lowering, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
+def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
     """Fills the units and biases from a checkpoint and returns what was saved beside them. Raises `RunFailure` for the state of
     another optimizer."""
-    saved, own = read_manifest(path).info.get(_OPTIMIZER), facts.optimizer.name
+    saved, own = read_manifest(path).info.get(_OPTIMIZER), view.spec.optimizer.name
     if saved != own:
         raise RunFailure(
             f"{path} was saved with optimizer.name = {saved!r}, this run has {own!r}; set optimizer.name = {saved!r} to resume "
@@ -130,8 +130,8 @@ def restore(path: Path, facts: Lowering, units: Mapping[str, Unit], routers: Rou
         )
     return load_checkpoint(
         path,
-        unit_shards(facts, units, rank),
-        units=unit_names(facts),
-        extras=extra_tensors(facts, routers),
-        layout=facts.layout,
+        unit_shards(view.spec.layout, units, rank),
+        units=unit_names(view.spec),
+        extras=extra_tensors(view, routers),
+        layout=view.spec.layout,
     )

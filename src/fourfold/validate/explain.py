@@ -6,7 +6,7 @@ from typing import Any
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.simulate.step import predict_step
 from fourfold.validate.case import Case
-from fourfold.validate.predict import case_facts, case_prices, settle
+from fourfold.validate.predict import case_prices, case_spec, settle
 
 
 def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
@@ -14,9 +14,9 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
     `memory`: of the pipeline rank that holds most. Raises `UserError` where the layout cannot be."""
     constants = constants or fitted()
     case, prediction = settle(case, constants)
-    facts = case_facts(case)
-    prices = case_prices(case, facts, constants)
-    step = predict_step(facts, prices)
+    spec = case_spec(case)
+    prices = case_prices(case, spec, constants)
+    step = predict_step(spec, prices)
     simulation = step.simulation
     total: dict[str, float] = {}
     for spent in simulation.spent:

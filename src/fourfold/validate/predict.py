@@ -11,7 +11,8 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster, Tier
 from fourfold.layout import resolve_layout
-from fourfold.program.facts import Lowering
+from fourfold.program.spec import StepSpec, resolve_step
+from fourfold.program.view import rank_views
 from fourfold.simulate.run_prices import fitted_prices
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.whole import check_size
@@ -108,24 +109,21 @@ def _lighter_layouts(case: Case) -> Iterator[Case]:
 
 
 def _predicted(case: Case, constants: Fitted) -> Prediction:
-    facts = case_facts(case)
-    check_size(facts)
-    prices = case_prices(case, facts, constants)
-    step = predict_step(facts, prices)
+    spec = case_spec(case)
+    check_size(spec)
+    prices = case_prices(case, spec, constants)
+    step = predict_step(spec, prices)
     if case.offloaded == "optimizer":
-        return Prediction(step.seconds + host_update_seconds(facts))
+        return Prediction(step.seconds + host_update_seconds(spec))
     if case.offloaded:
         return Prediction(step.seconds)
     held = step.device_bytes[-1] if case.measured.last_rank_alone else max(step.device_bytes)
     return Prediction(step.seconds, counted_bytes(held, case, prices.stack), _fits(max(step.device_bytes), prices))
 
 
-def host_update_seconds(facts: Lowering) -> float:
+def host_update_seconds(spec: StepSpec) -> float:
     """What an update in the host's memory adds: of the fullest stage, over the device's link to the host."""
-    rows = [
-        sum(at.flats[unit].shard_numel if at.zero_of(unit) else at.flats[unit].padded_numel for unit in at.flats)
-        for at in map(facts.at, range(facts.layout.pp))
-    ]
+    rows = [sum(flat.shard_numel for flat in view.flats.values()) for view in rank_views(spec)]
     return max(rows) * HOST_UPDATE_BYTES / HOST_LINK
 
 
@@ -145,7 +143,7 @@ def counted_bytes(held: int, case: Case, stack: Stack) -> float:
     return reserved if kind == "reserved" else reserved / (1 + stack.slack)
 
 
-def case_facts(case: Case) -> Lowering:
+def case_spec(case: Case) -> StepSpec:
     """What lowering reads, as for a run of this project over NCCL."""
     request = case.layout
     layers, stages = case.model.num_layers, request.pp * request.virtual_stages
@@ -176,7 +174,7 @@ def case_facts(case: Case) -> Lowering:
     }
     config = parse_run(table, source=case.id)
     model = replace(case.model, max_position=max(case.model.max_position, case.sequence_length))
-    return Lowering.of(config, model, resolve_layout(config, model), "native")
+    return resolve_step(config, model, resolve_layout(config, model), "native")
 
 
 def even_sizes(case: Case) -> list[int] | None:
@@ -190,7 +188,7 @@ def even_sizes(case: Case) -> list[int] | None:
     return sizes
 
 
-def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
+def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
     """Of the case's machine and stack. Products in fewer bits run at their own peak."""
     low = {"nvfp4": "fp4"}.get(case.precision.low or "", "fp8" if case.precision.low else None)
     stack = constants.stack(case.stack)
@@ -220,7 +218,7 @@ def case_prices(case: Case, facts: Lowering, constants: Fitted) -> Prices:
     if case.graphed:
         stack = stack.without_host
     compute = case.precision.compute
-    prices = fitted_prices(constants, case_cluster(case), facts, stack, compute, low or compute)
+    prices = fitted_prices(constants, case_cluster(case), spec, stack, compute, low or compute)
     return replace(prices, masked_share=case.attention_share)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program import Instruction, Op, Program, RankView
 from fourfold.program.instruction import BACKWARD_OPS
 from tests.support.program_mutations.edits import (
     Mutant,
@@ -22,7 +22,7 @@ from tests.support.programs import edited, moved, positions, wait_of
 
 
 @mutation
-def gradients_dropped_before_the_last_microbatch(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gradients_dropped_before_the_last_microbatch(program: Program, view: RankView) -> Iterator[Mutant]:
     """The buffer is freed behind a backward or a reduction that a later one of the same unit follows, and made anew there."""
     for index, step in enumerate(program.instructions):
         started = [s for s in program.instructions[:index] if s.short == step.handle]
@@ -34,34 +34,34 @@ def gradients_dropped_before_the_last_microbatch(program: Program, facts: Loweri
 
 
 @mutation
-def reduce_twice_in_a_row(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_twice_in_a_row(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         yield once_more(program, index)
 
 
 @mutation
-def reduce_before_the_last_backward(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_before_the_last_backward(program: Program, view: RankView) -> Iterator[Mutant]:
     """The whole reduction, started and joined after the first microbatch's backward of an accumulation."""
     for index in starts(program, Op.REDUCE):
         unit = program.instructions[index].segment
-        if facts.zero_of(unit or "") >= 2 or facts.layout.num_microbatches < 2:
+        if view.flats[unit or ""].zero >= 2 or view.spec.layout.num_microbatches < 2:
             continue
         early = next(i for i, step in enumerate(program.instructions) if f"grad/{unit}" in step.writes)
         yield moved_with_wait(program, index, early)
 
 
 @mutation
-def reduce_over_wrong_axes(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         for which, collective in enumerate(program.instructions[index].collectives):
             for axes in ("dp_replicate", "dp_shard", "dp_replicate+dp_shard", "pp", "tp"):
                 if axes != collective.axes:
-                    size = facts.layout.group_size(tuple(axes.split("+")))
+                    size = view.spec.layout.group_size(tuple(axes.split("+")))
                     yield with_collective(program, index, which, axes=axes, group_size=size)
 
 
 @mutation
-def reduce_of_the_wrong_kind(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_of_the_wrong_kind(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         for which, collective in enumerate(program.instructions[index].collectives):
             for kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
@@ -70,7 +70,7 @@ def reduce_of_the_wrong_kind(program: Program, facts: Lowering) -> Iterator[Muta
 
 
 @mutation
-def replicas_not_summed(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def replicas_not_summed(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         collectives = program.instructions[index].collectives
         if len(collectives) > 1:
@@ -79,14 +79,14 @@ def replicas_not_summed(program: Program, facts: Lowering) -> Iterator[Mutant]:
 
 
 @mutation
-def replicas_summed_twice(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def replicas_summed_twice(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         collectives = program.instructions[index].collectives
         yield change(program, index, collectives=(*collectives, collectives[-1]))
 
 
 @mutation
-def replicas_summed_in_every_microbatch(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def replicas_summed_in_every_microbatch(program: Program, view: RankView) -> Iterator[Mutant]:
     reduces = {step.segment: step for step in program.instructions if step.op is Op.REDUCE}
     for index in starts(program, Op.REDUCE):
         step = program.instructions[index]
@@ -96,15 +96,15 @@ def replicas_summed_in_every_microbatch(program: Program, facts: Lowering) -> It
 
 
 @mutation
-def reduce_without_a_collective(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_without_a_collective(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
         yield change(program, index, collectives=())
 
 
 @mutation
-def reduce_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def reduce_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.REDUCE):
-        for unit in others(program.instructions[index].segment, facts):
+        for unit in others(program.instructions[index].segment, view):
             yield of_unit(program, index, unit)
 
 
@@ -112,7 +112,7 @@ def reduce_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Muta
 
 
 @mutation
-def free_before_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def free_before_use(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in positions(program, Op.FREE):
         buffer = program.instructions[index].frees[0]
         users = [i for i in range(index) if buffer in program.instructions[i].reads]
@@ -120,50 +120,50 @@ def free_before_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
 
 
 @mutation
-def free_by_another_name(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def free_by_another_name(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in positions(program, Op.FREE):
-        for unit in others(program.instructions[index].segment, facts):
+        for unit in others(program.instructions[index].segment, view):
             yield of_unit(program, index, unit)
 
 
 @mutation
-def free_of_what_outlives_the_step(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def free_of_what_outlives_the_step(program: Program, view: RankView) -> Iterator[Mutant]:
     for name in program.resident:
         steps = [*program.instructions, Instruction(Op.FREE, name.partition("/")[2] or None, frees=(name,))]
         yield program.with_instructions(steps)
 
 
 @mutation
-def gather_of_the_wrong_unit(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gather_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER):
-        for unit in others(program.instructions[index].segment, facts):
+        for unit in others(program.instructions[index].segment, view):
             yield of_unit(program, index, unit)
 
 
 @mutation
-def gather_over_wrong_axes(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gather_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER, Op.PUBLISH):
         for axes in ("dp_replicate", "dp_replicate+dp_shard", "pp"):
-            size = facts.layout.group_size(tuple(axes.split("+")))
+            size = view.spec.layout.group_size(tuple(axes.split("+")))
             if axes != program.instructions[index].collectives[0].axes:
                 yield with_collective(program, index, 0, axes=axes, group_size=size)
 
 
 @mutation
-def gather_of_the_wrong_kind(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gather_of_the_wrong_kind(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER, Op.PUBLISH):
         for kind in ("all_reduce", "reduce_scatter", "all_to_all"):
             yield with_collective(program, index, 0, kind=kind)
 
 
 @mutation
-def gather_without_a_collective(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gather_without_a_collective(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER, Op.PUBLISH):
         yield change(program, index, collectives=())
 
 
 @mutation
-def gather_after_its_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def gather_after_its_use(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program, Op.GATHER):
         wait, buffer = wait_of(program, index), program.instructions[index].writes[0]
         users = (i for i in range(wait, len(program.instructions)) if buffer in program.instructions[i].reads)
@@ -175,7 +175,7 @@ def gather_after_its_use(program: Program, facts: Lowering) -> Iterator[Mutant]:
 
 
 @mutation
-def wait_too_late(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def wait_too_late(program: Program, view: RankView) -> Iterator[Mutant]:
     """After the first instruction that touches what is in flight (for the count of targets: that divides by it)."""
     for wait in positions(program, Op.WAIT):
         handle = program.instructions[wait].handle
@@ -190,20 +190,20 @@ def wait_too_late(program: Program, facts: Lowering) -> Iterator[Mutant]:
 
 
 @mutation
-def wait_before_its_start(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def wait_before_its_start(program: Program, view: RankView) -> Iterator[Mutant]:
     for index in starts(program):
         yield moved(program, wait_of(program, index), index)
 
 
 @mutation
-def wait_for_something_unknown(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def wait_for_something_unknown(program: Program, view: RankView) -> Iterator[Mutant]:
     for wait in positions(program, Op.WAIT):
         yield change(program, wait, handle="R nothing m0")
         yield change(program, wait, handle=None)
 
 
 @mutation
-def waits_joining_each_other(program: Program, facts: Lowering) -> Iterator[Mutant]:
+def waits_joining_each_other(program: Program, view: RankView) -> Iterator[Mutant]:
     """Two neighbouring Waits' handles exchanged, their frees left where they are."""
     waits = positions(program, Op.WAIT)
     for first, second in pairwise(waits):

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fourfold.program import Instruction, Lowering, Op, Program
+from fourfold.program import Instruction, Op, Program, RankView, StepSpec
 from fourfold.program.instruction import STARTS
 from tests.support.programs import edited, positions, wait_of
 
 Mutant = Program | list[Program] | dict[int, Program]
 """The program of the pipeline rank that was given; of all pipeline ranks; or of some ranks alone, the others' unchanged."""
-Mutation = Callable[[Program, Lowering], Iterator[Mutant]]
+Mutation = Callable[[Program, RankView], Iterator[Mutant]]
 MUTATIONS: dict[str, Mutation] = {}
-PipelineMutation = Callable[[list[Program], Lowering], Iterator[Mutant]]
+PipelineMutation = Callable[[list[Program], StepSpec], Iterator[Mutant]]
 PIPELINE_MUTATIONS: dict[str, PipelineMutation] = {}
 
 
@@ -41,8 +41,8 @@ def starts(program: Program, *ops: Op) -> list[int]:
     return positions(program, *(ops or STARTS))
 
 
-def others(values: object, facts: Lowering) -> list[str]:
-    return [unit for unit in facts.flats if unit != values]
+def others(values: object, view: RankView) -> list[str]:
+    return [unit for unit in view.flats if unit != values]
 
 
 def as_unit(step: Instruction, unit: str) -> Instruction:

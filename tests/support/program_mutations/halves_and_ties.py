@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fourfold.program import Collective, Instruction, Lowering, Op, Program
+from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
+from fourfold.program.stage_map import stage_map
 from tests.support.program_mutations.edits import (
     Mutant,
     change,
@@ -21,7 +22,7 @@ from tests.support.programs import edited, moved, positions, wait_of
 
 
 @pipeline_mutation
-def weight_gradient_before_the_input_gradient(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def weight_gradient_before_the_input_gradient(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_WEIGHT):
         yield with_programs(programs, moved(program, index, _half(program, index, Op.BACKWARD_INPUT)))
 
@@ -33,13 +34,13 @@ def _half(program: Program, index: int, op: Op) -> int:
 
 
 @pipeline_mutation
-def one_half_dropped(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def one_half_dropped(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_WEIGHT, Op.BACKWARD_INPUT):
         yield with_programs(programs, drop(program, index))
 
 
 @pipeline_mutation
-def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """The operands are dropped properly; what they were kept for never happens."""
     for program, index in each(programs, Op.BACKWARD_WEIGHT):
         step = program.instructions[index]
@@ -48,27 +49,25 @@ def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], facts
 
 
 @pipeline_mutation
-def weight_gradient_twice(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def weight_gradient_twice(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_WEIGHT):
         step = program.instructions[index]
         yield with_programs(programs, edited(program, (index, [step._replace(frees=()), step])))
 
 
 @pipeline_mutation
-def weight_gradients_of_two_microbatches_exchanged_in_name(
-    programs: list[Program], facts: Lowering
-) -> Iterator[Mutant]:
+def weight_gradients_of_two_microbatches_exchanged_in_name(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_WEIGHT):
         step = program.instructions[index]
-        other = ((step.microbatch or 0) + 1) % facts.layout.num_microbatches
+        other = ((step.microbatch or 0) + 1) % spec.layout.num_microbatches
         if other != step.microbatch:
             yield with_programs(programs, change(program, index, microbatch=other))
 
 
 @pipeline_mutation
-def whole_backward_beside_its_halves(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def whole_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_INPUT):
-        whole = _whole(program.instructions[index], facts)
+        whole = _whole(program.instructions[index], spec)
         weight = _half(program, index, Op.BACKWARD_WEIGHT)
         yield with_programs(programs, edited(program, (index, [whole, program.instructions[index]])))
         yield with_programs(programs, edited(program, (index, [whole])))
@@ -76,11 +75,11 @@ def whole_backward_beside_its_halves(programs: list[Program], facts: Lowering) -
         yield with_programs(programs, edited(program, (weight, [program.instructions[weight], whole])))
 
 
-def _whole(half: Instruction, facts: Lowering) -> Instruction:
+def _whole(half: Instruction, spec: StepSpec) -> Instruction:
     """The whole backward that the input gradient is a half of, as it would be declared."""
-    footprint = facts.footprint(facts.by_name[half.segment or ""])
+    footprint = rank_view(spec).footprint(stage_map(spec).segments[half.segment or ""])
     collectives = tuple(
-        Collective(t.kind, t.axes, t.bytes, facts.layout.group_size(tuple(t.axes.split("+"))))
+        Collective(t.kind, t.axes, t.bytes, spec.layout.group_size(tuple(t.axes.split("+"))))
         for t in footprint.backward.collectives
     )
     return half._replace(
@@ -96,7 +95,7 @@ def _whole(half: Instruction, facts: Lowering) -> Instruction:
 
 
 @pipeline_mutation
-def tied_sum_left_out(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def tied_sum_left_out(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     ends = [(program, index) for program, index in each(programs, Op.REDUCE_TIED)]
     for program, index in ends:
         yield with_programs(programs, drop(program, index, wait_of(program, index)))
@@ -105,7 +104,7 @@ def tied_sum_left_out(programs: list[Program], facts: Lowering) -> Iterator[Muta
 
 
 @pipeline_mutation
-def tied_sum_taken_twice(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def tied_sum_taken_twice(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     ends = [twice(program, index) for program, index in each(programs, Op.REDUCE_TIED)]
     for program in ends:
         yield with_programs(programs, program)
@@ -114,7 +113,7 @@ def tied_sum_taken_twice(programs: list[Program], facts: Lowering) -> Iterator[M
 
 
 @pipeline_mutation
-def tied_sum_before_the_data_reduction(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def tied_sum_before_the_data_reduction(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """On one stage, and on both: before the last Reduce of the unit, joined there, or before its last Backward."""
     early = []
     for program, index in each(programs, Op.REDUCE_TIED):
@@ -132,9 +131,9 @@ def tied_sum_before_the_data_reduction(programs: list[Program], facts: Lowering)
 
 
 @pipeline_mutation
-def tied_sum_over_wrong_axes(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def tied_sum_over_wrong_axes(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for axes in ("pp", "dp_shard", "pp+dp_shard"):
-        size = facts.layout.group_size(tuple(axes.split("+")))
+        size = spec.layout.group_size(tuple(axes.split("+")))
         other = everywhere(
             programs,
             lambda s, axes=axes, size=size: (  # type: ignore[misc]
@@ -148,8 +147,8 @@ def tied_sum_over_wrong_axes(programs: list[Program], facts: Lowering) -> Iterat
 
 
 @pipeline_mutation
-def another_unit_summed_as_tied(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def another_unit_summed_as_tied(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.REDUCE_TIED):
-        for unit in facts.at(program.pp_rank).flats:
+        for unit in rank_view(spec, program.pp_rank).flats:
             if unit != program.instructions[index].segment:
                 yield with_programs(programs, change(program, index, segment=unit))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fourfold.program import Lowering, Op, Program
+from fourfold.program import Op, Program, StepSpec
 from fourfold.program.instruction import RECEIVES, SENDS
 from tests.support.program_mutations.edits import (
     Mutant,
@@ -38,13 +38,13 @@ def _partner(programs: list[Program], program: Program, index: int) -> tuple[Pro
 
 
 @pipeline_mutation
-def transfer_dropped_at_one_end(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_dropped_at_one_end(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS, *RECEIVES):
         yield with_programs(programs, drop(program, index, wait_of(program, index)))
 
 
 @pipeline_mutation
-def transfer_dropped_at_both_ends(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_dropped_at_both_ends(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS):
         other, there = _partner(programs, program, index)
         ends = drop(program, index, wait_of(program, index)), drop(other, there, wait_of(other, there))
@@ -52,19 +52,19 @@ def transfer_dropped_at_both_ends(programs: list[Program], facts: Lowering) -> I
 
 
 @pipeline_mutation
-def transfer_doubled_at_one_end(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_doubled_at_one_end(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS, *RECEIVES):
         yield with_programs(programs, twice(program, index))
 
 
 @pipeline_mutation
-def transfer_doubled_at_both_ends(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_doubled_at_both_ends(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS):
         yield with_programs(programs, twice(program, index), twice(*_partner(programs, program, index)))
 
 
 @pipeline_mutation
-def transfers_started_in_another_order_at_one_end(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfers_started_in_another_order_at_one_end(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Two neighbours among what a rank sends to another, or receives from it, change places."""
     for program in programs:
         for ops in (SENDS, RECEIVES):
@@ -76,7 +76,7 @@ def transfers_started_in_another_order_at_one_end(programs: list[Program], facts
 
 
 @pipeline_mutation
-def receives_started_in_another_order_with_their_waits(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def receives_started_in_another_order_with_their_waits(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Nothing is wrong within the rank's own list; only what arrives first is not what it takes first."""
     for program in programs:
         for peer in range(len(programs)):
@@ -86,9 +86,9 @@ def receives_started_in_another_order_with_their_waits(programs: list[Program], 
 
 
 @pipeline_mutation
-def transfer_with_another_peer(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_with_another_peer(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS, *RECEIVES):
-        for peer in {*range(facts.layout.pp + 1), -1} - {program.instructions[index].peer}:
+        for peer in {*range(spec.layout.pp + 1), -1} - {program.instructions[index].peer}:
             step = program.instructions[index]._replace(peer=peer)
             wait = wait_of(program, index)
             join = program.instructions[wait]._replace(handle=step.short)
@@ -96,7 +96,7 @@ def transfer_with_another_peer(programs: list[Program], facts: Lowering) -> Iter
 
 
 @pipeline_mutation
-def transfer_of_the_wrong_bytes(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_of_the_wrong_bytes(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS, *RECEIVES):
         half = program.instructions[index].collectives[0].bytes // 2
         one = with_collective(program, index, 0, bytes=half)
@@ -106,8 +106,8 @@ def transfer_of_the_wrong_bytes(programs: list[Program], facts: Lowering) -> Ite
 
 
 @pipeline_mutation
-def transfer_of_another_microbatch_or_segment(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
-    names = [segment.name for segment in facts.segments]
+def transfer_of_another_microbatch_or_segment(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
+    names = [segment.name for segment in spec.segments]
     for program, index in each(programs, *SENDS, *RECEIVES):
         step = program.instructions[index]
         yield with_programs(programs, change(program, index, microbatch=(step.microbatch or 0) + 1))
@@ -115,7 +115,7 @@ def transfer_of_another_microbatch_or_segment(programs: list[Program], facts: Lo
 
 
 @pipeline_mutation
-def gradient_sent_as_an_activation(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def gradient_sent_as_an_activation(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     other = {Op.SEND_ACTIVATION: Op.SEND_GRADIENT, Op.SEND_GRADIENT: Op.SEND_ACTIVATION}
     for program, index in each(programs, *SENDS):
         step = program.instructions[index]
@@ -126,7 +126,7 @@ def gradient_sent_as_an_activation(programs: list[Program], facts: Lowering) -> 
 
 
 @pipeline_mutation
-def sent_before_it_is_made(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def sent_before_it_is_made(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS):
         buffer = program.instructions[index].reads[0]
         maker = next(i for i, step in enumerate(program.instructions) if buffer in step.writes)
@@ -134,7 +134,7 @@ def sent_before_it_is_made(programs: list[Program], facts: Lowering) -> Iterator
 
 
 @pipeline_mutation
-def received_after_its_use(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def received_after_its_use(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """The Wait alone, or start and Wait, behind the first reader."""
     for program, index in each(programs, *RECEIVES):
         wait, buffer = wait_of(program, index), program.instructions[index].writes[0]
@@ -145,7 +145,7 @@ def received_after_its_use(programs: list[Program], facts: Lowering) -> Iterator
 
 
 @pipeline_mutation
-def sent_buffer_dropped_in_flight(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def sent_buffer_dropped_in_flight(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS):
         buffer, wait = program.instructions[index].reads[0], wait_of(program, index)
         step = program.instructions[index]._replace(frees=(buffer,))
@@ -155,13 +155,13 @@ def sent_buffer_dropped_in_flight(programs: list[Program], facts: Lowering) -> I
 
 
 @pipeline_mutation
-def transfer_never_joined(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def transfer_never_joined(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, *SENDS, *RECEIVES):
         yield with_programs(programs, drop(program, wait_of(program, index)))
 
 
 @pipeline_mutation
-def gradient_awaited_before_the_activation_is_sent(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def gradient_awaited_before_the_activation_is_sent(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Two ranks that wait for each other: the gradient of a microbatch, joined before its activation has left."""
     for program, index in each(programs, Op.SEND_ACTIVATION):
         step = program.instructions[index]

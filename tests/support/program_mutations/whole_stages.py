@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fourfold.program import Lowering, Op, Program
+from fourfold.program import Op, Program, StepSpec
 from tests.support.program_mutations.edits import Mutant, everywhere, pipeline_mutation, starts, with_programs
 
 
 @pipeline_mutation
-def programs_of_two_stages_exchanged(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def programs_of_two_stages_exchanged(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for first in range(len(programs)):
         for second in range(first):
             exchanged = list(programs)
@@ -20,32 +20,32 @@ def programs_of_two_stages_exchanged(programs: list[Program], facts: Lowering) -
 
 
 @pipeline_mutation
-def one_stage_does_nothing(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def one_stage_does_nothing(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program in programs if len(programs) > 1 else ():
         yield with_programs(programs, program.with_instructions([]))
 
 
 @pipeline_mutation
-def one_stage_evaluates(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def one_stage_evaluates(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program in programs:
         yield with_programs(programs, replace(program, kind="evaluate"))
 
 
 @pipeline_mutation
-def a_microbatch_left_out_by_all_stages(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
-    for m in range(facts.layout.num_microbatches):
+def a_microbatch_left_out_by_all_stages(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
+    for m in range(spec.layout.num_microbatches):
         yield everywhere(programs, lambda step, m=m: None if step.microbatch == m else step)  # type: ignore[misc]
 
 
 @pipeline_mutation
-def an_evaluation_where_a_step_should_be(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def an_evaluation_where_a_step_should_be(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Every rank drops its backward and its update, and calls it training."""
     kept = {Op.LOAD, Op.FORWARD, Op.COUNT, Op.SUM_LOSS, Op.SEND_ACTIVATION, Op.RECV_ACTIVATION, Op.WAIT}
     yield everywhere(programs, lambda step: step if step.op in kept else None)
 
 
 @pipeline_mutation
-def starts_of_one_stage_left_out(programs: list[Program], facts: Lowering) -> Iterator[Mutant]:
+def starts_of_one_stage_left_out(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Every start of one kind, with its Waits, on one stage alone."""
     for program in programs:
         for op in {program.instructions[i].op for i in starts(program)}:

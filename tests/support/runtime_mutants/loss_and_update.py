@@ -50,8 +50,8 @@ def the_loss_is_each_ranks_own() -> Iterator[None]:
 @mutant
 def all_ranks_read_the_same_rows() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def init(self: Any, batch: Any, facts: Any, rank: int) -> None:
-            original(self, batch, facts, 0)
+        def init(self: Any, batch: Any, spec: Any, rank: int) -> None:
+            original(self, batch, spec, 0)
 
         return init
 
@@ -203,7 +203,7 @@ def copied_heads_count_in_the_norm_on_every_rank() -> Iterator[None]:
 @mutant
 def a_tied_table_counts_on_both_stages() -> Iterator[None]:
     def make(original: Any) -> Any:
-        return lambda facts, unit, rank: unit == facts.tied_unit or original(facts, unit, rank)
+        return lambda view, unit, rank: unit == view.tied_unit or original(view, unit, rank)
 
     with replaced(norm, "is_counted", make):
         yield
@@ -211,5 +211,5 @@ def a_tied_table_counts_on_both_stages() -> Iterator[None]:
 
 @mutant
 def every_replica_counts_in_the_norm() -> Iterator[None]:
-    with patch.object(norm, "is_counted", lambda facts, unit, rank: True):
+    with patch.object(norm, "is_counted", lambda view, unit, rank: True):
         yield

@@ -1,0 +1,66 @@
+"""A layout as the search enumerates it: what one rank computes of a microbatch, and the ranks around it."""
+
+from dataclasses import dataclass, fields
+
+from fourfold.config.schema import LayoutSection
+from fourfold.layout.mesh import Outermost
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """A rank's share of a microbatch, and what it recomputes, in the words of a run file's `[layout]`."""
+
+    tp: int
+    cp: int
+    cp_method: str
+    ep: int
+    etp: int
+    microbatch_sequences: int
+    recompute: str
+
+    @property
+    def ulysses(self) -> int:
+        """The degree over which heads are exchanged."""
+        _, mixed, degree = self.cp_method.partition("ring+ulysses:")
+        return int(degree) if mixed else self.cp if self.cp_method == "ulysses" else 1
+
+
+@dataclass(frozen=True)
+class Candidate(BlockShape):
+    """A layout: the shape, with a pipeline and data parallelism around it, in the same words."""
+
+    pp: int
+    schedule: str
+    virtual_stages: int
+    dp_replicate: int
+    dp_shard: int
+    zero: int
+    outermost: Outermost = "pp"
+
+    @property
+    def shape(self) -> BlockShape:
+        """The rank's share of a microbatch alone."""
+        return BlockShape(**{field.name: getattr(self, field.name) for field in fields(BlockShape)})
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    def section(self) -> LayoutSection:
+        """The run file's `[layout]`; sequence parallelism wherever there is tensor parallelism."""
+        return LayoutSection(**vars(self), sequence_parallel=self.tp > 1)
+
+    def words(self) -> str:
+        """`tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""
+        parts = [f"tp {self.tp}"] if self.tp > 1 else []
+        parts += [f"cp {self.cp} ({self.cp_method})"] if self.cp > 1 else []
+        stages = f", v {self.virtual_stages}" if self.virtual_stages > 1 else ""
+        parts += [f"pp {self.pp} ({self.schedule}{stages})"] if self.pp > 1 else []
+        replicated = f" ({self.dp_replicate} x {self.dp_shard})" if self.dp_replicate > 1 and self.zero else ""
+        parts += [f"dp {self.dp}{replicated}"] if self.dp > 1 else []
+        experts = [f"ep {self.ep}"] if self.ep > 1 else []
+        experts += [f"etp {self.etp}"] if self.etp > 1 else []
+        degrees = " x ".join(parts) or "one device"
+        policies = [f"ZeRO-{self.zero}", f"microbatch {self.microbatch_sequences}", f"recompute {self.recompute}"]
+        policies += [f"{self.outermost} outermost"] if self.outermost != "pp" else []
+        return ", ".join([degrees, *experts, *policies])

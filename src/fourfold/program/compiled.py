@@ -1,0 +1,83 @@
+"""What pipeline ranks compute and send from stage to stage: the half of a step that data parallelism does not change."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from fourfold.model.footprint import Footprint
+from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
+from fourfold.program.footprints import Footprints
+from fourfold.program.instruction import Instruction
+from fourfold.program.schedule import Orders, StageTimes, schedule_orders
+from fourfold.program.spec import StepSpec
+from fourfold.program.stage_map import StageMap, stage_map
+from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
+from fourfold.program.view import RankView, rank_views
+
+
+class CompiledStages:
+    """A cache: compute orders and instructions without data parallelism, by number of microbatches.
+
+    Specs share it that differ in `dp_replicate`, `dp_shard`, `zero`, the order of the mesh's axes and the number of microbatches
+    alone. Whoever compiles several such steps keeps it: the search (`plan.pricing`), a prediction from two shorter steps.
+    """
+
+    def __init__(self, spec: StepSpec) -> None:
+        self.stages = stage_map(spec)
+        self.footprints = Footprints(spec.model, spec.shape)
+        self._orders: dict[int, Orders] = {}
+        self._instructions: dict[tuple[int, int], list[Instruction]] = {}
+
+    @property
+    def num_instructions(self) -> int:
+        """Instructions that are kept."""
+        return sum(map(len, self._instructions.values()))
+
+    def views(self, spec: StepSpec) -> tuple[RankView, ...]:
+        """The step as every pipeline rank sees it."""
+        return rank_views(spec, self.stages, self.footprints)
+
+    def orders(self, spec: StepSpec) -> Orders:
+        """The compute order of every pipeline rank."""
+        number = spec.layout.num_microbatches
+        if number not in self._orders:
+            self._orders[number] = compute_orders(spec, self.stages, self.footprints)
+        return self._orders[number]
+
+    def instructions(self, views: Sequence[RankView]) -> Iterator[list[Instruction]]:
+        """What every pipeline rank computes and sends, each compiled when it is asked for."""
+        plan = None
+        for view in views:
+            key = (view.spec.layout.num_microbatches, view.pp_rank)
+            if key not in self._instructions:
+                orders = self.orders(view.spec)
+                plan = plan or plan_transfers(orders, self.stages)
+                self._instructions[key] = compile_stages(view, orders, plan)
+            yield self._instructions[key]
+
+
+def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Instruction]:
+    """What one pipeline rank computes and sends."""
+    steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
+    return insert_loads(insert_recompute(steps, view))
+
+
+def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:
+    """Every rank's order, as the layout's schedule says."""
+    layout = spec.layout
+    times = stage_flops(stages, footprints) if layout.schedule == "auto" else None
+    return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+
+
+def stage_flops(stages: StageMap, footprints: Footprints) -> StageTimes:
+    """FLOPs of each stage's forward, input gradient and weight gradient, as times without prices; transfers as if free."""
+    parts = [[footprints.of(s, stages.policies[s.name]) for s in stage] for stage in stages.stages]
+
+    def sums(number: Callable[[Footprint], int]) -> tuple[float, ...]:
+        return tuple(float(sum(map(number, stage))) for stage in parts)
+
+    return StageTimes(
+        forward=sums(lambda f: f.forward.flops),
+        input_gradient=sums(lambda f: f.backward.flops - f.weight_gradient.flops),
+        weight_gradient=sums(lambda f: f.weight_gradient.flops),
+        activations=sums(lambda f: f.saved_bytes + f.output_bytes),
+        weight_activations=sums(lambda f: f.deferred_bytes),
+    )

@@ -1,0 +1,104 @@
+"""What a training step is compiled from, and how a run's config becomes it."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config.optimizers import AdamWSection, OptimizerSpec
+from fourfold.layout import Layout
+from fourfold.model.footprint import Shape
+from fourfold.model.spec import Segment, build_segments
+from fourfold.program.footprints import Footprints
+from fourfold.program.schedule import check_schedule, stage_ranks
+from fourfold.program.stages import stage_sizes
+
+Transport = Literal["exchange", "native"]
+
+
+@dataclass(frozen=True)
+class StepSpec:
+    """The model, the layout, the number formats and how reductions travel; the same on every rank (`resolve_step` makes it).
+
+    `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
+    """
+
+    model: ModelConfig
+    layout: Layout
+    compute: str
+    master: str
+    gradients: str
+    document_mask: bool = False
+    transport: Transport = "exchange"
+    optimizer: OptimizerSpec = AdamWSection.spec
+
+    def with_microbatches(self, number: int) -> "StepSpec":
+        """The same step with another number of microbatches."""
+        return replace(self, layout=replace(self.layout, num_microbatches=number))
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments of the model, in forward order."""
+        return build_segments(self.model)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the optimizer updates a copy in another format than the one computed in."""
+        return self.compute != self.master
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint: weights and optimizer states of every parameter, in the master format."""
+        numel = sum(segment.numel for segment in self.segments)
+        return numel * (DTYPE_BYTES[self.master] + self.optimizer.state_bytes(self.master))
+
+    @property
+    def shape(self) -> Shape:
+        """One microbatch on one rank, as segments see it."""
+        layout = self.layout
+        return Shape(
+            sequences=layout.microbatch_sequences,
+            sequence_length=layout.sequence_length,
+            compute=self.compute,
+            gradients=self.gradients,
+            document_mask=self.document_mask,
+            tp=layout.tp,
+            sequence_parallel=layout.sequence_parallel,
+            tp_copies=layout.tp_copy,
+            cp_ring=layout.cp_ring,
+            cp_ulysses=layout.cp_ulysses,
+            cp_gather=layout.cp_method == "all_gather",
+            ep=layout.ep,
+            etp=layout.etp,
+            exchange=self.transport == "exchange",
+        )
+
+
+def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> StepSpec:
+    """The step of a run, its layout complete with stages and their ranks. Raises `UserError` for a schedule that cannot be."""
+    precision = config.precision
+    check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
+    spec = StepSpec(
+        model,
+        layout,
+        precision.compute,
+        precision.master_format,
+        precision.gradients_format,
+        config.data.document_mask,
+        transport,
+        config.optimizer.spec,
+    )
+    placed = replace(
+        layout,
+        stages=stage_sizes(config.layout.segments_per_stage, _segment_costs(spec), layout, model.mtp_layers),
+        stage_ranks=stage_ranks(layout.schedule, layout.pp, layout.virtual_stages),
+    )
+    return replace(spec, layout=placed)
+
+
+def _segment_costs(spec: StepSpec) -> list[float]:
+    """Forward and backward FLOPs of every segment; the head's backward does its forward too."""
+    footprints = Footprints(spec.model, spec.shape)
+    policies = spec.layout.recompute
+    parts = [footprints.of(segment, policy) for segment, policy in zip(spec.segments, policies, strict=True)]
+    costs = [float(part.forward.flops + part.backward.flops) for part in parts]
+    return [*costs[:-1], float(parts[-1].backward.flops)]
