@@ -26,10 +26,12 @@ SHAPES_ONLY = {"unsqueeze_", "squeeze_", "transpose_", "t_"}
 
 class ExecutedKernels(TorchDispatchMode):
     """Within the `with` block. `flops`: of each matmul and attention, in order; `bytes`: what other kernels read and write, each
-    distinct operand once; `launches`: of these; `trace`: their names and bytes."""
+    distinct operand once; `launches`: of these; `trace`: their names and bytes. `head_sizes`: of queries and of values, without the
+    columns that pad them for the kernel."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_sizes: tuple[int, int]) -> None:
         super().__init__()
+        self._head_sizes = head_sizes
         self.flops: list[int] = []
         self.trace: list[tuple[str, int]] = []
         self._paused = False
@@ -85,9 +87,9 @@ class ExecutedKernels(TorchDispatchMode):
         """The kernel's last arguments are the rate of dropout and whether it is causal, left out where they are 0 and false."""
         q, k, v = args[1:4] if backward else args[:3]
         causal = (args[7:] if backward else args[4:]) == (True,)
-        batch, heads, queries, width = q.shape
+        batch, heads, queries, _ = q.shape
         keys = k.shape[2] if causal else 2 * k.shape[2]
-        self.flops.append(Attention(batch, queries, keys, heads, k.shape[1], width, v.shape[3], backward).flops)
+        self.flops.append(Attention(batch, queries, keys, heads, k.shape[1], *self._head_sizes, backward).flops)
 
     def _touch(self, name: str, inputs: list[Tensor], outputs: list[Tensor], args: Any) -> None:
         if name in BY_INDEX:

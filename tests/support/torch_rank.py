@@ -30,9 +30,10 @@ from tests.support.executed import ExecutedKernels
 class Meeting:
     """What the groups of one rank started, in order, and who counts kernels meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_sizes: tuple[int, int]) -> None:
         self.started: list[Traffic] = []
-        self.kernels = ExecutedKernels()
+        self.head_sizes = head_sizes
+        self.kernels = ExecutedKernels(head_sizes)
 
     def wait(self) -> None:
         """Everything is complete as soon as it is started."""
@@ -74,7 +75,7 @@ class TorchRank:
     def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int) -> None:
         torch.manual_seed(0)
         self.segment, self.model, self.shape = segment, model, shape
-        self.meeting = Meeting()
+        self.meeting = Meeting((model.head_dim, model.value_head_dim or model.head_dim))
         self.env = Environment(torch_operations, model, self._parallel(ring_rank))
         self.units = self._units()
         self.weights: Any = bind_weights(segment, model, self.units)
@@ -130,7 +131,7 @@ class TorchRank:
         )
 
     def _run(self, call: Any) -> tuple[Any, ExecutedKernels, list[Traffic]]:
-        self.meeting.started, self.meeting.kernels = [], ExecutedKernels()
+        self.meeting.started, self.meeting.kernels = [], ExecutedKernels(self.meeting.head_sizes)
         with self.meeting.kernels:
             result = call()
         return result, self.meeting.kernels, list(self.meeting.started)

@@ -60,22 +60,14 @@ class Operations(Protocol):
     # Attention
 
     def attend(self, q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
-        """q [batch, queries, heads, d], k and v [batch, keys, kv_heads, d] -> output like q, and the log-sum-exp of the scores
-        [batch, queries, heads] in the accumulation format."""
+        """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> output [batch, queries,
+        heads, value], and the log-sum-exp of the scores [batch, queries, heads] in the accumulation format."""
         ...
 
     def attend_backward(
         self, grad: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
     ) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
-        ...
-
-    def kernel_width(self, q: Array, v: Array) -> int:
-        """The one head size that attention's kernels take q, k and v in."""
-        ...
-
-    def pad_last(self, x: Array, width: int) -> Array:
-        """x [..., d] padded with zeros to [..., width]; x itself if it has that width."""
         ...
 
     # Elementwise kernels and reductions beyond arrays' own methods

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _ATEN: Any = torch.ops.aten
@@ -20,23 +21,26 @@ def kernel_width(q: Tensor, v: Tensor) -> int:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """q [batch, queries, heads, d], k and v [batch, keys, kv_heads, d] -> out like q, and the log-sum-exp of the scores
-    [batch, queries, heads] in fp32 (fp64 for fp64)."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> out [batch, queries, heads,
+    value], and the log-sum-exp of the scores [batch, queries, heads] in fp32 (fp64 for fp64)."""
+    width, value = kernel_width(q, v), v.shape[-1]
+    q, k, v = (pad_last(x, width).transpose(1, 2) for x in (q, k, v))
     if q.device.type == "cpu":
         out, lse = _ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     elif q.dtype in (torch.bfloat16, torch.float16):
         out, lse, *_ = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         out, lse = plain_attend(q, k, v, causal, scale)
-    return out.transpose(1, 2), lse.transpose(1, 2)
+    return out.transpose(1, 2)[..., :value], lse.transpose(1, 2)
 
 
 def attend_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, shaped as they are. `out` and `lse` are those over all keys that the queries see anywhere."""
-    tensors = [x.transpose(1, 2) for x in (grad, q, k, v, out, lse)]
+    width, sizes = kernel_width(q, v), (q.shape[-1], k.shape[-1], v.shape[-1])
+    tensors = [pad_last(x, width).transpose(1, 2) for x in (grad, q, k, v, out)]
+    tensors.append(lse.transpose(1, 2))
     if q.device.type == "cpu":
         kernel = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
         grads = kernel(*tensors, 0.0, causal, scale=scale)
@@ -48,8 +52,13 @@ def attend_backward(
         grads = kernel(*tensors, *lengths, 0.0, causal, seed, offset, scale=scale)
     else:
         grads = plain_attend_backward(tensors, causal, scale)
-    d_q, d_k, d_v = grads
-    return d_q.transpose(1, 2), d_k.transpose(1, 2), d_v.transpose(1, 2)
+    d_q, d_k, d_v = (x.transpose(1, 2)[..., :size] for x, size in zip(grads, sizes, strict=True))
+    return d_q, d_k, d_v
+
+
+def pad_last(x: Tensor, width: int) -> Tensor:
+    """x [..., d] padded with zeros to [..., width], which changes neither scores nor the outputs' first columns."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def plain_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:

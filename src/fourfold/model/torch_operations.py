@@ -10,7 +10,6 @@ from torch import Tensor
 from fourfold.model.operations import Item
 from fourfold.model.torch_attention import attend as attend
 from fourfold.model.torch_attention import attend_backward as attend_backward
-from fourfold.model.torch_attention import kernel_width as kernel_width
 from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulate
 from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
 
@@ -42,10 +41,6 @@ def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -
         torch.mm(grad_output.t(), inputs, out=grad)
     else:
         grad.addmm_(grad_output.t(), inputs)
-
-
-def pad_last(x: Tensor, width: int) -> Tensor:
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def wide(x: Tensor) -> Tensor:

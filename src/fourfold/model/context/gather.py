@@ -15,7 +15,6 @@ from fourfold.model.context.partial import (
     merge_output,
     own_output,
     own_work_in_two,
-    padded_halves,
 )
 from fourfold.model.context.pieces import Documents, Piece, gathered_pieces, own_pieces
 from fourfold.model.environment import Environment, Saved
@@ -56,20 +55,19 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
-    width, head_dim, value_dim = ops.kernel_width(q, v), q.shape[-1], v.shape[-1]
+    head_dim, dtype = q.shape[-1], q.dtype
     pieces = _pieces(group, q.shape[1], documents)
     own, *chunks = pieces
-    scale, dtype = head_dim**-0.5, q.dtype
-    q = ops.pad_last(q, width)
+    scale = head_dim**-0.5
     gathering = Gathering(ops, group, k, v)
-    given = [q, ops.pad_last(k, width), ops.pad_last(v, width)]
+    given = [q, k, v]
     del k, v
     out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
     for kv, others in zip(gathering.finish(), chunks, strict=True):
-        merge_output(ops, out, lse, q, padded_halves(ops, kv, head_dim, width), others, scale)
+        merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scale)
     del gathering, kv, q
     saved.keep(lse=lse, pieces=pieces)
-    return out[..., :value_dim].to(dtype).contiguous()
+    return out.to(dtype).contiguous()
 
 
 def gather_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
@@ -77,21 +75,18 @@ def gather_backward(env: Environment, given: list[Array], group: Group, saved: S
     ops, (grad, out) = env.ops, given
     given.clear()
     q, k, v = saved.take("qkv")
-    width, head_dim, dtype = ops.kernel_width(q, v), q.shape[-1], q.dtype
+    head_dim, dtype = q.shape[-1], q.dtype
     own, *chunks = saved.take("pieces")
     gathering = Gathering(ops, group, k, v)
     lse = saved.take("lse")
-    inputs = AttentionInputs(
-        ops, ops.pad_last(grad, width), ops.pad_last(q, width), ops.pad_last(out, width), lse, head_dim**-0.5
-    )
+    inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
     del grad, out, q, lse
     first, second = own_work_in_two(own, k.shape[2])
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
-    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
-    own_shares = add_query_gradients(inputs, mine, first[0], d_q, first[1])
+    own_shares = add_query_gradients(inputs, [k, v], first[0], d_q, first[1])
     scatterings = []
     for kv, pieces in zip(gathering.finish(), chunks, strict=True):
-        shares = add_query_gradients(inputs, padded_halves(ops, kv, head_dim, width), pieces, d_q)
+        shares = add_query_gradients(inputs, list(halves(kv, head_dim)), pieces, d_q)
         batch, tokens, *rest = kv.shape
         full = kv.new_zeros((tokens, batch, *rest), dtype=d_q.dtype)
         add_key_gradients(shares, *halves(full.transpose(0, 1), head_dim))
@@ -99,10 +94,9 @@ def gather_backward(env: Environment, given: list[Array], group: Group, saved: S
         scatterings.append(Arriving(into, group.sum_scatter(full, into)))
         del shares, full, into
     del gathering, kv
-    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
-    own_shares += add_query_gradients(inputs, mine, second[0], d_q, second[1])
+    own_shares += add_query_gradients(inputs, [k, v], second[0], d_q, second[1])
     del inputs, k, v
     d_kv = ops.concatenate([arriving.wait() for arriving in scatterings]).transpose(0, 1)
     del scatterings
     add_key_gradients(own_shares, *halves(d_kv, head_dim))
-    return [d_q[..., :head_dim].to(dtype), *halves(d_kv.to(dtype), head_dim)]
+    return [d_q.to(dtype), *halves(d_kv.to(dtype), head_dim)]

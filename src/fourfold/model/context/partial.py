@@ -28,7 +28,7 @@ def own_output(
     if _covers(pieces, q):
         out, lse = ops.attend(q, k, v, pieces[0].causal, scale)
         return out.to(dtype), lse
-    out = q.new_empty(q.shape, dtype=dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty(q.shape[:-1], dtype=ops.wide_format(q))
     for rows, queries, keys, causal in ops.repeats(pieces, extent):
         result = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
@@ -130,7 +130,7 @@ def add_key_gradients(shares: list[KeyShare], d_k: Array, d_v: Array) -> None:
     """Adds what `add_query_gradients` returned, and empties it."""
     for piece, (first, last), *gradients in shares:
         for into, share in zip((d_k, d_v), gradients, strict=True):
-            part(into, piece.rows, piece.keys)[:, :, first:last].add_(share[..., : into.shape[-1]])
+            part(into, piece.rows, piece.keys)[:, :, first:last].add_(share)
     shares.clear()
 
 
@@ -155,8 +155,3 @@ def joined(ops: Operations, k: Array, v: Array) -> Array:
 def halves(kv: Array, head_dim: int) -> tuple[Array, Array]:
     """Views of keys and values that were joined."""
     return kv[..., :head_dim], kv[..., head_dim:]
-
-
-def padded_halves(ops: Operations, kv: Array, head_dim: int, width: int) -> list[Array]:
-    """The same in the width that the kernels take."""
-    return [ops.pad_last(x, width) for x in halves(kv, head_dim)]

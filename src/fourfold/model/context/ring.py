@@ -17,7 +17,6 @@ from fourfold.model.context.partial import (
     merge_output,
     own_output,
     own_work_in_two,
-    padded_halves,
 )
 from fourfold.model.context.pieces import Documents, Piece, own_pieces, ring_pieces
 from fourfold.model.environment import Environment, Saved
@@ -63,24 +62,23 @@ def ring_forward(env: Environment, parts: list[Array], group: Group, documents: 
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
-    width, head_dim, value_dim = ops.kernel_width(q, v), q.shape[-1], v.shape[-1]
+    head_dim, dtype = q.shape[-1], q.dtype
     steps = _pieces_of_steps(group, q.shape[1], documents)
     own, *others = steps
-    scale, dtype = head_dim**-0.5, q.dtype
-    q = ops.pad_last(q, width)
+    scale = head_dim**-0.5
     rotation = Rotation(group, joined(ops, k, v))
     rotation.start()
-    given = [q, ops.pad_last(k, width), ops.pad_last(v, width)]
+    given = [q, k, v]
     del k, v
     out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()
         if step + 1 < group.size:
             rotation.start()
-        merge_output(ops, out, lse, q, padded_halves(ops, rotation.here, head_dim, width), pieces, scale)
+        merge_output(ops, out, lse, q, list(halves(rotation.here, head_dim)), pieces, scale)
     del rotation, q
     saved.keep(lse=lse, steps=steps)
-    return out[..., :value_dim].to(dtype).contiguous()
+    return out.to(dtype).contiguous()
 
 
 def ring_backward(env: Environment, given: list[Array], group: Group, saved: Saved) -> list[Array]:
@@ -88,35 +86,31 @@ def ring_backward(env: Environment, given: list[Array], group: Group, saved: Sav
     ops, (grad, out) = env.ops, given
     given.clear()
     q, k, v = saved.take("qkv")
-    width, head_dim, dtype = ops.kernel_width(q, v), q.shape[-1], q.dtype
+    head_dim, dtype = q.shape[-1], q.dtype
     own, *others = saved.take("steps")
     lse = saved.take("lse")
-    inputs = AttentionInputs(
-        ops, ops.pad_last(grad, width), ops.pad_last(q, width), ops.pad_last(out, width), lse, head_dim**-0.5
-    )
+    inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
     del grad, out, q, lse
     first, second = own_work_in_two(own, k.shape[2])
     rotation, sums = Rotation(group, joined(ops, k, v)), Rotation(group)
     rotation.start()
     d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
-    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
-    own_shares = add_query_gradients(inputs, mine, first[0], d_q, first[1])
+    own_shares = add_query_gradients(inputs, [k, v], first[0], d_q, first[1])
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()
         if step + 1 < group.size:
             rotation.start()
-        shares = add_query_gradients(inputs, padded_halves(ops, rotation.here, head_dim, width), pieces, d_q)
+        shares = add_query_gradients(inputs, list(halves(rotation.here, head_dim)), pieces, d_q)
         sums.finish()
         if step == 1:
             sums.here = rotation.here.new_zeros(rotation.here.shape, dtype=d_q.dtype)
         add_key_gradients(shares, *halves(sums.here, head_dim))
         sums.start()
     del rotation, shares
-    mine = [ops.pad_last(k, width), ops.pad_last(v, width)]
-    own_shares += add_query_gradients(inputs, mine, second[0], d_q, second[1])
+    own_shares += add_query_gradients(inputs, [k, v], second[0], d_q, second[1])
     del inputs, k, v
     sums.finish()
     d_kv = sums.here
     del sums
     add_key_gradients(own_shares, *halves(d_kv, head_dim))
-    return [d_q[..., :head_dim].to(dtype), *halves(d_kv.to(dtype), head_dim)]
+    return [d_q.to(dtype), *halves(d_kv.to(dtype), head_dim)]

@@ -78,29 +78,38 @@ class RecorderOperations:
     # Attention
 
     def attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float) -> tuple[Ghost, Ghost]:
+        width, value = self._kernel_width(q, v), v.shape[-1]
+        padded = [self._padded(x, width) for x in (q, k, v)]
         self._attend(q, k, v, causal, backward=False)
-        return q.empty_like(), self.make(q.shape[:-1], self.wide_format(q))
+        out, lse = padded[0].empty_like(), self.make(q.shape[:-1], self.wide_format(q))
+        return out[..., :value], lse
 
     def attend_backward(
         self, grad: Ghost, q: Ghost, k: Ghost, v: Ghost, out: Ghost, lse: Ghost, causal: bool, scale: float
     ) -> tuple[Ghost, Ghost, Ghost]:
+        width = self._kernel_width(q, v)
+        padded = [self._padded(x, width) for x in (grad, q, k, v, out)]
         self._attend(q, k, v, causal, backward=True)
-        for ghost in (grad, q, k, v, out, lse):
+        for ghost in (*padded, lse):
             ghost.storage.read = self.recording.passes
-        return self.make(q.shape, q.dtype), self.make(k.shape, k.dtype), self.make(v.shape, v.dtype)
+        d_q, d_k, d_v = (
+            self.make(x.shape, x.dtype)[..., : y.shape[-1]] for x, y in zip(padded[1:4], (q, k, v), strict=True)
+        )
+        return d_q, d_k, d_v
 
     def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, backward: bool) -> None:
-        """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys."""
+        """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys. Columns that are
+        padding do not count."""
         batch, queries, heads, _ = q.shape
         keys = k.shape[1] if causal else 2 * k.shape[1]
-        assert q.shape[-1] == k.shape[-1] == v.shape[-1], (q, k, v)
         self.recording.attend(Attention(batch, queries, keys, heads, k.shape[2], q.shape[-1], v.shape[-1], backward))
 
-    def kernel_width(self, q: Ghost, v: Ghost) -> int:
+    def _kernel_width(self, q: Ghost, v: Ghost) -> int:
+        """The one head size that kernels take, as `torch_attention.kernel_width`."""
         width = max(q.shape[-1], v.shape[-1])
         return -(-width // 8) * 8 if self._accelerator else width
 
-    def pad_last(self, x: Ghost, width: int) -> Ghost:
+    def _padded(self, x: Ghost, width: int) -> Ghost:
         if x.shape[-1] == width:
             return x
         out = self.make((*x.shape[:-1], width), x.dtype)
