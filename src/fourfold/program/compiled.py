@@ -6,7 +6,7 @@ from fourfold.model.footprint import Footprint
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
 from fourfold.program.instruction import Instruction
-from fourfold.program.schedule import Orders, StageTimes, schedule_orders
+from fourfold.program.schedule import Orders, StageTimes, find_schedule, schedule_orders
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap, stage_map
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
@@ -63,7 +63,7 @@ def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[I
 def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:
     """Every rank's order, as the layout's schedule says."""
     layout = spec.layout
-    times = stage_flops(stages, footprints) if layout.schedule == "auto" else None
+    times = stage_flops(stages, footprints) if find_schedule(layout.schedule).needs_times else None
     return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from fourfold.model.context.pieces import Documents
-from fourfold.runtime.collectives import Group, Handle
+from fourfold.runtime.collectives import AxisGroup, Handle
 from fourfold.runtime.compute import Compute
 from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_without, replaced
 
@@ -18,39 +18,39 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_w
 @mutant
 def others_gradients_are_not_added() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             yield from original(self, whole, landing, torch.empty_like(into), first=True)
             own, _ = self._parts(whole)
             into.copy_(own) if first else into.add_(0 if own.data_ptr() == into.data_ptr() else own)
 
         return scatter
 
-    with replaced(Group, "reduce_scatter_phases", make):
+    with replaced(AxisGroup, "reduce_scatter_phases", make):
         yield
 
 
 @mutant
 def gradients_are_averaged_over_ranks() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             whole.div_(self.size)
             yield from original(self, whole, landing, into, first)
 
         return scatter
 
-    with replaced(Group, "reduce_scatter_phases", make):
+    with replaced(AxisGroup, "reduce_scatter_phases", make):
         yield
 
 
 @mutant
 def shards_go_to_the_wrong_owner() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def exchange(self: Group, outgoing: Any, incoming: Any) -> Any:
+        def exchange(self: AxisGroup, outgoing: Any, incoming: Any) -> Any:
             return original(self, list(outgoing)[::-1], incoming)
 
         return exchange
 
-    with replaced(Group, "_exchange", make):
+    with replaced(AxisGroup, "_exchange", make):
         yield
 
 
@@ -74,26 +74,26 @@ def replicas_are_not_summed() -> Iterator[None]:
 @mutant
 def whole_gradients_are_averaged() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def reduce(self: Group, whole: Any) -> Any:
+        def reduce(self: AxisGroup, whole: Any) -> Any:
             if whole.is_floating_point() and whole.dim():
                 whole.div_(self.size)
             yield from original(self, whole)
 
         return reduce
 
-    with replaced(Group, "all_reduce_phases", make):
+    with replaced(AxisGroup, "all_reduce_phases", make):
         yield
 
 
 @mutant
 def each_microbatch_overwrites_the_shard() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: Group, whole: Any, landing: Any, into: Any, first: bool) -> Any:
+        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
             return original(self, whole, landing, into, first=True)
 
         return scatter
 
-    with replaced(Group, "reduce_scatter_phases", make):
+    with replaced(AxisGroup, "reduce_scatter_phases", make):
         yield
 
 
