@@ -85,7 +85,7 @@ class ExecutedKernels(TorchDispatchMode):
 
     def _attend(self, args: Any, backward: bool) -> None:
         """The kernel's last arguments are the rate of dropout and whether it is causal, left out where they are 0 and false."""
-        q, k, v = args[1:4] if backward else args[:3]
+        q, k = args[1:3] if backward else args[:2]
         causal = (args[7:] if backward else args[4:]) == (True,)
         batch, heads, queries, _ = q.shape
         keys = k.shape[2] if causal else 2 * k.shape[2]

@@ -9,7 +9,7 @@ import torch
 
 from fourfold.model.context.pieces import Documents
 from fourfold.runtime.collectives import AxisGroup, Handle
-from fourfold.runtime.compute import Compute
+from fourfold.runtime.compute import SegmentRunner
 from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_without, replaced
 
 # Sums that are none
@@ -103,7 +103,7 @@ def each_microbatch_overwrites_the_shard() -> Iterator[None]:
 @mutant
 def each_microbatch_starts_from_zero() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def allocate(self: Compute, step: Any) -> None:
+        def allocate(self: SegmentRunner, step: Any) -> None:
             original(self, step)
             for name in step.writes:
                 if name.startswith("grad/") and step.segment == name.removeprefix("grad/"):
@@ -111,7 +111,7 @@ def each_microbatch_starts_from_zero() -> Iterator[None]:
 
         return allocate
 
-    with replaced(Compute, "_allocate_gradients", make):
+    with replaced(SegmentRunner, "_allocate_gradients", make):
         yield
 
 
@@ -132,7 +132,7 @@ def the_heads_share_of_a_tied_table_is_lost() -> Iterator[None]:
 @mutant
 def recompute_reads_another_microbatch() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def recompute(self: Compute, step: Any) -> None:
+        def recompute(self: SegmentRunner, step: Any) -> None:
             name = f"hidden/{step.segment}/m{step.microbatch}"
             kept = self._live[name]
             self._live[name] = kept.roll(1, dims=1)
@@ -141,7 +141,7 @@ def recompute_reads_another_microbatch() -> Iterator[None]:
 
         return recompute
 
-    with replaced(Compute, "recompute", make):
+    with replaced(SegmentRunner, "recompute", make):
         yield
 
 
