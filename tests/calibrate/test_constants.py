@@ -12,7 +12,7 @@ from fourfold.cost.masks import masked_share
 from fourfold.hardware import load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program import StepSpec, resolve_step
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.play import Play
@@ -42,12 +42,12 @@ def test_a_curve_goes_through_its_points_and_is_straight_between_logarithms() ->
 
 def test_kernels_take_what_their_rates_say() -> None:
     crowd = crowd_of(2)
-    product = Product(100, 200, 300)
+    product = Gemm(100, 200, 300)
     assert crowd.kernel(product) == pytest.approx(product.flops / 1e9)
     assert crowd.kernel(replace(product, accumulates=True)) == pytest.approx(product.flops / 1e9)
     attention = Attention(2, 64, 64, 4, 4, 32, 32)
     assert crowd.kernel(attention) == pytest.approx(attention.flops / 1e9)
-    assert crowd.kernel(Pass(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
+    assert crowd.kernel(Elementwise(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
 
 
 def test_collectives_beyond_the_largest_size_grow_with_it() -> None:

@@ -12,8 +12,7 @@ from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Tier
 from fourfold.program import rank_view
-from fourfold.program.footprints import phase_of
-from fourfold.simulate.durations import update_bytes
+from fourfold.program.footprints import work_of
 from tests.calibrate.machine_table import crowd
 
 FRAME = 2e-3
@@ -76,11 +75,11 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
         seconds: dict[str, float] = {}
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in spec.segments if s.kind == kind)
-            phase = phase_of(view.footprint(segment), op)
-            seconds[name] = sum(constants.kernel(item) for item in phase.work)
+            phase = work_of(view.footprint(segment), op)
+            seconds[name] = sum(constants.kernel(item) for item in phase.items)
         for unit, flat in view.flats.items():
             kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
-            size = update_bytes(spec, flat)
+            size = spec.update_bytes(flat.shard_numel)
             seconds[f"update {kind}"] = constants.update_seconds + size / constants.update_bytes_per_second
         often = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}
         once = {"update embedding": 1, "update head": 1}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fourfold.cost.kernels import Kernels, attention_seconds, kernel_seconds, pass_seconds, product_seconds
 from fourfold.hardware import load_device
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Elementwise, Gemm
 
 H100 = load_device("h100-sxm")
 KERNELS = Kernels()
@@ -18,7 +18,7 @@ SIZES = st.integers(1, 40_000)
 @settings(max_examples=100, deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.sampled_from((1, 1, 8)))
 def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, adds: bool, groups: int) -> None:
-    product = Product(m * groups, n, k * groups if adds else k, adds, groups)
+    product = Gemm(m * groups, n, k * groups if adds else k, adds, groups)
     seconds = product_seconds(product, H100, KERNELS, "bf16", 2)
     assert seconds >= product.flops / H100.peak("bf16")
     assert seconds >= 2 * m * n / H100.memory_bytes_per_second
@@ -28,32 +28,32 @@ def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, add
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
 def test_a_larger_product_takes_no_less(m: int, n: int, k: int) -> None:
     def seconds(m: int, n: int, k: int) -> float:
-        return product_seconds(Product(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
+        return product_seconds(Gemm(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
 
     one = seconds(m, n, k)
     assert min(seconds(2 * m, n, k), seconds(m, 2 * n, k), seconds(m, n, 2 * k)) >= one * (1 - 1e-9)
 
 
 def test_one_large_product_is_faster_than_its_parts() -> None:
-    whole = product_seconds(Product(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
-    parts = 64 * product_seconds(Product(128, 8192, 8192), H100, KERNELS, "bf16", 2)
+    whole = product_seconds(Gemm(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
+    parts = 64 * product_seconds(Gemm(128, 8192, 8192), H100, KERNELS, "bf16", 2)
     assert whole < parts
-    experts = product_seconds(Product(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
+    experts = product_seconds(Gemm(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
     assert whole < experts
 
 
 def test_a_large_product_reaches_the_fitted_share() -> None:
-    product = Product(16384, 16384, 16384)
+    product = Gemm(16384, 16384, 16384)
     share = product.flops / H100.peak("bf16") / product_seconds(product, H100, KERNELS, "bf16", 2)
     assert share == pytest.approx(KERNELS.product_share, rel=0.02)
 
 
 def test_fewer_bits_are_faster_on_large_products_and_cost_conversions() -> None:
-    large = Product(16384, 16384, 16384)
+    large = Gemm(16384, 16384, 16384)
     assert kernel_seconds(large, H100, KERNELS, "fp8", "bf16", 2) < kernel_seconds(
         large, H100, KERNELS, "bf16", "bf16", 2
     )
-    thin = Product(16384, 128, 16384)
+    thin = Gemm(16384, 128, 16384)
     assert kernel_seconds(thin, H100, KERNELS, "fp8", "bf16", 2) > kernel_seconds(
         thin, H100, KERNELS, "bf16", "bf16", 2
     )
@@ -64,7 +64,7 @@ def test_a_gradient_that_is_added_in_a_pass_of_its_own_costs_that_pass_whatever_
     apart = replace(KERNELS, gradient_bytes=10.0)
 
     def seconds(tokens: int, kernels: Kernels, adds: bool = True) -> float:
-        product = Product(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
+        product = Gemm(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
         return kernel_seconds(product, H100, kernels, "bf16", "bf16", 2)
 
     added = 10 * groups * 4096 * 8192 / (H100.memory_bytes_per_second * KERNELS.memory_share)
@@ -104,8 +104,8 @@ def test_backward_of_attention_does_five_products_for_two() -> None:
 
 
 def test_fused_passes_move_the_least() -> None:
-    item = Pass(8_000_000, 2_000_000, launches=4)
+    item = Elementwise(8_000_000, 2_000_000, launches=4)
     times = [pass_seconds(item, H100, replace(KERNELS, fused=fused)) for fused in (0.0, 0.5, 1.0)]
     assert times == sorted(times, reverse=True)
     assert times[2] == pytest.approx(2e6 / (H100.memory_bytes_per_second * KERNELS.memory_share))
-    assert kernel_seconds(Pass(8, 8, 0), H100, KERNELS, "bf16", "bf16", 2) < KERNELS.launch_seconds
+    assert kernel_seconds(Elementwise(8, 8, 0), H100, KERNELS, "bf16", "bf16", 2) < KERNELS.launch_seconds

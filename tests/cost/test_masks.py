@@ -12,13 +12,13 @@ from fourfold.cost.prices import Prices
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.work import Attention, Product
+from fourfold.model.work import Attention, Gemm
 from fourfold.plan.request import Request
 from fourfold.program import resolve_step
 from fourfold.simulate.run_prices import prices_for
 
 SCORES = Attention(1, 2048, 2048, 8, 8, 64, 64)
-PRODUCT = Product(2048, 2048, 2048)
+PRODUCT = Gemm(2048, 2048, 2048)
 BATCH = {"global_sequences": 8, "sequence_length": 2048, "steps": 1}
 
 

@@ -11,8 +11,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
 from fourfold.cost.phase import whole
 from fourfold.hardware import load_cluster
-from fourfold.model.traffic import Traffic
-from fourfold.model.work import Join, Pass, Phase, Product, Start
+from fourfold.model.work import Collective, Elementwise, Gemm, Join, Start, Work
 from fourfold.program import StepSpec, lower_pipeline, rank_view
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import predict_step
@@ -48,7 +47,7 @@ def test_waiting_for_every_collective_is_not_faster() -> None:
 
 def test_a_pass_takes_no_less_than_its_launches() -> None:
     slow = phase_cost(forward_of(TP8), prices_of(TP8, replace(STACK, host_launch_seconds=1e-3)))
-    launches = sum(1 for item in forward_of(TP8).work if isinstance(item, Product))
+    launches = sum(1 for item in forward_of(TP8).items if isinstance(item, Gemm))
     assert slow.seconds > launches * 1e-3
     assert slow.host > 0
     assert (
@@ -67,19 +66,17 @@ def test_hosts_are_crowded_only_where_stages_send_between_nodes() -> None:
 
 def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() -> None:
     slow = prices_of(TP8, replace(STACK, host_route_seconds=1.0))
-    experts, passes = Product(4096, 1024, 2048, groups=8), Pass(10**6, 10**6)
-    gradient = Product(2048, 1024, 4096, accumulates=True, groups=8)
-    assert phase_cost(Phase((experts, passes)), slow).seconds >= 1.0
-    assert phase_cost(Phase((gradient, passes)), slow).seconds < 0.1
-    assert phase_cost(Phase((replace(experts, groups=1), passes)), slow).seconds < 0.1
-    there = Start(Traffic("all_to_all", "ep", 10**6), "rows")
-    assert phase_cost(Phase((there, Join("rows"), replace(experts, groups=1))), slow).seconds >= 1.0, (
-        "one expert a rank"
-    )
+    experts, passes = Gemm(4096, 1024, 2048, groups=8), Elementwise(10**6, 10**6)
+    gradient = Gemm(2048, 1024, 4096, accumulates=True, groups=8)
+    assert phase_cost(Work((experts, passes)), slow).seconds >= 1.0
+    assert phase_cost(Work((gradient, passes)), slow).seconds < 0.1
+    assert phase_cost(Work((replace(experts, groups=1), passes)), slow).seconds < 0.1
+    there = Start(Collective("all_to_all", "ep", 10**6, 8), "rows")
+    assert phase_cost(Work((there, Join("rows"), replace(experts, groups=1))), slow).seconds >= 1.0, "one expert a rank"
 
 
 def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
-    experts = Product(4096, 1024, 2048, groups=8)
+    experts = Gemm(4096, 1024, 2048, groups=8)
     grouped, single = (
         Prices(H100, TP8.layout, Kernels(launch_seconds=1e-3, expert_launches=share), STACK).kernel(experts)
         for share in (0.0, 0.5)
@@ -92,21 +89,21 @@ def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
     chunks = view.footprint(view.stages.segments["head"]).backward
     joined = whole(chunks)
     assert joined.flops == chunks.flops
-    assert sum(item.bytes for item in joined.work if isinstance(item, Pass)) == sum(
-        item.bytes for item in chunks.work if isinstance(item, Pass)
+    assert sum(item.bytes for item in joined.items if isinstance(item, Elementwise)) == sum(
+        item.bytes for item in chunks.items if isinstance(item, Elementwise)
     )
     sent = [sum(t.bytes for t in phase.collectives) for phase in (chunks, joined)]
     assert sent[0] == sent[1]
-    assert sum(isinstance(item, Product) for item in joined.work) == 3
-    starts = [item.name for item in joined.work if isinstance(item, Start)]
-    assert sorted(starts) == sorted(item.name for item in joined.work if isinstance(item, Join))
+    assert sum(isinstance(item, Gemm) for item in joined.items) == 3
+    starts = [item.name for item in joined.items if isinstance(item, Start)]
+    assert sorted(starts) == sorted(item.name for item in joined.items if isinstance(item, Join))
     prices = prices_of(TP8)
     assert phase_cost(joined, prices).seconds < phase_cost(chunks, prices).seconds
 
 
 def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
-    sent, plain = Pass(8, 4, part="sent"), Pass(2, 1)
-    assert set(whole(Phase((sent, plain, plain))).work) == {sent, replace(plain, bytes=4, least_bytes=2)}
+    sent, plain = Elementwise(8, 4, part="sent"), Elementwise(2, 1)
+    assert set(whole(Work((sent, plain, plain))).items) == {sent, replace(plain, bytes=4, least_bytes=2)}
 
 
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:

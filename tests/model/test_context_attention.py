@@ -17,8 +17,7 @@ from fourfold.model.context.attention import attend_forward
 from fourfold.model.context.pieces import Documents, gathered_pieces, own_pieces, ring_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.torch_attention import plain_attend, plain_attend_backward
-from fourfold.model.work import Phase
-from fourfold.program.instruction import sent_bytes
+from fourfold.model.work import Work, sent_bytes
 from tests.support.attention import UNREAD, Case, allowed, check_cases, memory_on_rank, record, run_cases
 from tests.support.ranks import run_on_ranks
 
@@ -83,7 +82,7 @@ def test_bytes_sent_are_those_declared(method) -> None:
             assert result.backward_bytes == declared_bytes(recorded.backward, degrees), case
 
 
-def declared_bytes(phase: Phase, degrees: dict[str, int]) -> dict[str, int]:
+def declared_bytes(phase: Work, degrees: dict[str, int]) -> dict[str, int]:
     result = {axis: 0 for axis, degree in degrees.items() if degree > 1}
     for each in phase.collectives:
         kind = "send" if each.kind == "shift" else each.kind

@@ -8,7 +8,7 @@ import pytest
 from fourfold.config import ModelConfig
 from fourfold.model.footprint import GhostRank, Shape
 from fourfold.model.spec import Segment, build_segments
-from fourfold.model.work import Join, Pass, Phase, Start
+from fourfold.model.work import Elementwise, Join, Start, Work
 from tests.support.torch_rank import TorchRank
 
 BASE = ModelConfig(1, 64, 8, 4, 8, 96, 512)
@@ -79,9 +79,9 @@ def _differences(model: ModelConfig, shape: Shape, policy: str, segment: Segment
     footprint = GhostRank(segment, model, shape, ring_rank).footprint(policy)
     rows = []
     for name, (kernels, started) in TorchRank(segment, model, shape, ring_rank).passes(policy).items():
-        recorded: Phase = getattr(footprint, name.replace("recompute", "forward"))
-        passes = [item for item in recorded.work if isinstance(item, Pass)]
-        flops = [item.flops for item in recorded.work if not isinstance(item, Pass | Start | Join)]
+        recorded: Work = getattr(footprint, name.replace("recompute", "forward"))
+        passes = [item for item in recorded.items if isinstance(item, Elementwise)]
+        flops = [item.flops for item in recorded.items if not isinstance(item, Elementwise | Start | Join)]
         pairs = {
             "FLOPs": ((sum(flops), sum(kernels.flops)) if segment.moe else (flops, kernels.flops)),
             "collectives": ([*recorded.collectives], started),

@@ -12,9 +12,8 @@ from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.footprint import GhostRank
 from fourfold.model.recorder.recording import GhostGroup
 from fourfold.model.spec import build_segments
-from fourfold.model.traffic import Traffic
 from fourfold.model.weights import deferring
-from fourfold.program.instruction import sent_bytes
+from fourfold.model.work import Collective, sent_bytes
 from tests.support.differentiable import rebuilding
 from tests.support.experts import (
     AUXILIARY,
@@ -87,7 +86,7 @@ def _check(model: ModelConfig, case: Case) -> None:
             torch.testing.assert_close(norms[rank], norms[first], rtol=0, atol=0)
 
 
-def _declared(model: ModelConfig, case: Case) -> dict[str, list[Traffic]]:
+def _declared(model: ModelConfig, case: Case) -> dict[str, list[Collective]]:
     ghosts = GhostRank(build_segments(model)[1], model, case.shape)
     assert ghosts.balancing is not None
     ranks = GhostGroup(ghosts.recording, "cp+tp", case.cp * case.tp)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from fourfold.program import Instruction, Op, Program, StepSpec, lower_pipeline, verify
-from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, make_spec, training
+from tests.support.programs import QWEN3_MOE, altered, by_rank, deepseek, evaluation, make_spec, training
 from tests.support.strategies import lowerings
 from tests.support.symbolic import run_symbolically
 from tests.support.symbolic_values import Wrong
@@ -102,7 +102,7 @@ def _alter(steps: list[Instruction], i: int, j: int, rng: random.Random) -> None
     if step.op is Op.WAIT or other.op is Op.WAIT:
         steps[i] = step._replace(frees=())
     elif step.op is Op.REDUCE and len(step.collectives) > 1:
-        steps[i] = step._replace(collectives=rng.choice([step.collectives[:1], step.collectives[::-1]]))
+        steps[i] = altered(step, collectives=rng.choice([step.collectives[:1], step.collectives[::-1]]))
     elif step.peer is not None and rng.random() < 0.5:
         steps[i] = step._replace(segment=other.segment) if other.peer is not None else step._replace(peer=0)
     else:

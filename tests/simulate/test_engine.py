@@ -215,7 +215,7 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
         simulate(spec, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
         for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
     )
-    published = sum(ahead.durations[0].collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)
+    published = sum(ahead.durations.collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)
     assert 0 < waited.times.makespan - ahead.times.makespan <= published
     assert contended.times.makespan > ahead.times.makespan
     assert min(min(spent.values()) for spent in (*ahead.spent, *contended.spent)) >= -1e-12

@@ -8,7 +8,7 @@ from fourfold.config import ModelSection, UserError
 from fourfold.config.schema import PrecisionSection
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.model.work import Attention, Product
+from fourfold.model.work import Attention, Gemm
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
@@ -16,7 +16,7 @@ from fourfold.plan.search import search
 from fourfold.simulate.run_prices import NOTHING_SAID, Said, stack_named
 
 MODEL = resolve_model(ModelSection(preset="llama3-8b"))
-PRODUCT, SCORES = Product(8192, 4096, 14336), Attention(1, 8192, 8192, 32, 8, 128, 128)
+PRODUCT, SCORES = Gemm(8192, 4096, 14336), Attention(1, 8192, 8192, 32, 8, 128, 128)
 
 
 def asked(said: Said = NOTHING_SAID, cluster: str = "dgx-h100:8", dtype: str = "bf16") -> Request:

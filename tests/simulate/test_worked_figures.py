@@ -12,7 +12,7 @@ from fourfold.hardware import load_cluster, load_device
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run
 from fourfold.model.spec import step_flops_per_token
-from fourfold.model.work import Product
+from fourfold.model.work import Gemm
 from fourfold.program import StepSpec, rank_view, sent_bytes
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.sizes import buffer_bytes
@@ -101,7 +101,7 @@ def test_intensity_of_a_product_and_the_ridge() -> None:
     """4096 x 4096 x 4096 in bf16: 1365 FLOP a byte where the result is written too, 2048 where only operands are read. An H100
     needs 295 to be bound by arithmetic."""
     n, element = 4096, 2
-    product = Product(n, n, n)
+    product = Gemm(n, n, n)
     assert product.flops / (3 * n * n * element) == pytest.approx(1365, abs=0.5)
     assert product.flops / (2 * n * n * element) == 2048
     device = load_device("h100-sxm")

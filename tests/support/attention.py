@@ -19,7 +19,7 @@ from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.operations import RecorderOperations
 from fourfold.model.recorder.recording import GhostGroup, Recording
-from fourfold.model.work import Phase
+from fourfold.model.work import Work
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import Backward, differentiable
@@ -256,8 +256,8 @@ class Recorded:
     """Memory and work of a case on one rank, as recorded on ghosts."""
 
     memory: Memory
-    forward: Phase
-    backward: Phase
+    forward: Work
+    backward: Work
 
 
 def record(case: Case, ring_rank: int = 0) -> Recorded:

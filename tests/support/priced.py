@@ -9,7 +9,7 @@ from fourfold.cost.stack import Stack
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.work import Phase
+from fourfold.model.work import Work
 from fourfold.program import StepSpec, rank_view, resolve_step
 from fourfold.program.stage_map import stage_map
 
@@ -35,5 +35,5 @@ def prices_of(spec: StepSpec, stack: Stack = STACK, **others: Any) -> Prices:
     return Prices(cluster, spec.layout, **{"kernels": kernels, "stack": stack, **others})
 
 
-def forward_of(spec: StepSpec, segment: str = "b1") -> Phase:
+def forward_of(spec: StepSpec, segment: str = "b1") -> Work:
     return rank_view(spec).footprint(stage_map(spec).segments[segment]).forward

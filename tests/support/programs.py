@@ -5,6 +5,7 @@ from typing import Any
 from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
+from fourfold.model.work import Gemm, Work
 from fourfold.program import (
     Instruction,
     Op,
@@ -128,3 +129,13 @@ def moved(program: Program, source: int, target: int) -> Program:
     step = steps.pop(source)
     steps.insert(target - 1 if target > source else target, step)
     return program.with_instructions(steps)
+
+
+def altered(step: Instruction, **fields: Any) -> Instruction:
+    """The instruction with other fields; `collectives` and `flops` change its work."""
+    work: Work = fields.pop("work", step.work)
+    if "collectives" in fields:
+        work = work.with_collectives(fields.pop("collectives"))
+    if "flops" in fields:
+        work = Work((*work.items, Gemm(1, 1, (fields.pop("flops") - work.flops) // 2)))
+    return step._replace(work=work, **fields)

@@ -14,10 +14,10 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.parallel import Parallel, Work
+from fourfold.model.parallel import Parallel, Pending
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import RoutedWeights, deferring
-from fourfold.program.instruction import sent_bytes
+from fourfold.model.work import sent_bytes
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import rebuilding
 from tests.support.plain_model import PlainModel, random_tokens
@@ -29,7 +29,7 @@ ROWS = 4
 class PatientWork:
     """gloo's own thread lets go of a tensor a moment after the collective is complete; this waits for that moment."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Pending) -> None:
         self._work = work
 
     def wait(self) -> None:
@@ -40,7 +40,7 @@ class PatientWork:
 class PatientGroup(CountingGroup):
     """A counting group whose tensors are free once they are waited for."""
 
-    def all_reduce(self, whole: torch.Tensor) -> Work:
+    def all_reduce(self, whole: torch.Tensor) -> Pending:
         return PatientWork(super().all_reduce(whole))
 
 

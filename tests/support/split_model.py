@@ -18,7 +18,7 @@ from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.microbatch import Microbatch
-from fourfold.model.parallel import ALONE, Parallel, Work
+from fourfold.model.parallel import ALONE, Parallel, Pending
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import AxisGroup, Links, make_groups
 from tests.support.differentiable import rebuilding
@@ -43,15 +43,15 @@ class CountingGroup:
     def _note(self, kind: str, whole: Tensor) -> None:
         self.started.append((kind, whole.numel() * whole.element_size()))
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> Work:
+    def all_gather(self, whole: Tensor, shard: Tensor) -> Pending:
         self._note("all_gather", whole)
         return self._group.all_gather(whole, shard)
 
-    def sum_scatter(self, whole: Tensor, into: Tensor) -> Work:
+    def sum_scatter(self, whole: Tensor, into: Tensor) -> Pending:
         self._note("reduce_scatter", whole)
         return self._group.sum_scatter(whole, into)
 
-    def all_reduce(self, whole: Tensor) -> Work:
+    def all_reduce(self, whole: Tensor) -> Pending:
         self._note("all_reduce", whole)
         return self._group.all_reduce(whole)
 
@@ -61,11 +61,11 @@ class CountingGroup:
         sent: Tensor,
         received_rows: Sequence[int] | None = None,
         sent_rows: Sequence[int] | None = None,
-    ) -> Work:
+    ) -> Pending:
         self._note("all_to_all", sent)
         return self._group.all_to_all(received, sent, received_rows, sent_rows)
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Work:
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
         self.started.append(("shift", sum(t.numel() * t.element_size() for t in sent)))
         return self._group.shift(received, sent)
 

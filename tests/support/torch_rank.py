@@ -21,8 +21,8 @@ from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.traffic import Traffic
 from fourfold.model.weights import FlatUnit, deferring
+from fourfold.model.work import Collective
 from tests.support.differentiable import rebuilding
 from tests.support.executed import ExecutedKernels
 
@@ -31,7 +31,7 @@ class Meeting:
     """What the groups of one rank started, in order, and who counts kernels meanwhile."""
 
     def __init__(self, head_sizes: tuple[int, int]) -> None:
-        self.started: list[Traffic] = []
+        self.started: list[Collective] = []
         self.head_sizes = head_sizes
         self.kernels = ExecutedKernels(head_sizes)
 
@@ -46,7 +46,7 @@ class LonelyGroup:
         self._meeting, self._axes, self.size, self.index = meeting, axes, size, index
 
     def _start(self, kind: Any, sent: Sequence[Tensor], into: Sequence[Tensor], values: Sequence[Tensor]) -> Meeting:
-        self._meeting.started.append(Traffic(kind, self._axes, sum(x.numel() * x.element_size() for x in sent)))
+        self._meeting.started.append(Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent)))
         with self._meeting.kernels.paused():
             for target, value in zip(into, values, strict=True):
                 target.copy_(value)
@@ -130,13 +130,13 @@ class TorchRank:
             torch_dtype(self.shape.compute)
         )
 
-    def _run(self, call: Any) -> tuple[Any, ExecutedKernels, list[Traffic]]:
+    def _run(self, call: Any) -> tuple[Any, ExecutedKernels, list[Collective]]:
         self.meeting.started, self.meeting.kernels = [], ExecutedKernels(self.meeting.head_sizes)
         with self.meeting.kernels:
             result = call()
         return result, self.meeting.kernels, list(self.meeting.started)
 
-    def passes(self, policy: str) -> dict[str, tuple[ExecutedKernels, list[Traffic]]]:
+    def passes(self, policy: str) -> dict[str, tuple[ExecutedKernels, list[Collective]]]:
         """By the names of a footprint's phases; `recompute` is held against `forward`."""
         env, batch, weights = self.env, self.batch, self.weights
         if self.segment.kind == "embedding":
@@ -152,7 +152,7 @@ class TorchRank:
             return {"forward": (*forward,), "backward": (*backward,)}
         return self._block(policy)
 
-    def _block(self, policy: str) -> dict[str, tuple[ExecutedKernels, list[Traffic]]]:
+    def _block(self, policy: str) -> dict[str, tuple[ExecutedKernels, list[Collective]]]:
         depth, result = self.segment.depth, {}
         x, upstream = self._hidden(max(1, depth)), self._hidden(depth + 1 if depth else 1)
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from fourfold.cost.calibration import Crowd
-from fourfold.model.work import Attention, Pass, Product
-from fourfold.program.footprints import phase_of
+from fourfold.model.work import Attention, Elementwise, Gemm
+from fourfold.program.footprints import work_of
 from fourfold.program.instruction import Op
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_view
-from fourfold.simulate.durations import update_bytes
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,16 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
         view = rank_view(spec)
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in view.segments if s.kind == kind)
-            phase = phase_of(view.footprint(segment), op)
-            known = sum(crowd.kernel(item) for item in phase.work if isinstance(item, Product | Attention))
-            passes = [item for item in phase.work if isinstance(item, Pass)]
+            phase = work_of(view.footprint(segment), op)
+            known = sum(crowd.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
+            passes = [item for item in phase.items if isinstance(item, Elementwise)]
             rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
         totals.append(seconds["step"])
         frames.append(max(0.0, seconds["step"] - _instructions(spec, seconds)))
         for unit, flat in view.flats.items():
             kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
             if f"update {kind}" in seconds:
-                updates.append(update_bytes(spec, flat))
+                updates.append(spec.update_bytes(flat.shard_numel))
                 update_times.append(seconds[f"update {kind}"])
     table = np.array(rows)
     large = table[:, 2] > 0  # rows of the embedding are too short to count

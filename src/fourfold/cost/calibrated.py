@@ -10,7 +10,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Elementwise, Gemm
 
 INSIDE = ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp")
 """Groups whose collectives stand inside segments."""
@@ -35,7 +35,7 @@ class CalibratedPrices(Prices):
         return self.calibration is not None and self.calibration.cores > 0
 
     @cached_property
-    def _kernel(self) -> Callable[[Product | Attention | Pass], float]:
+    def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
         return cache(self.crowd.kernel)
 
     def collective(self, kind: str, axes: str, size: int) -> float:

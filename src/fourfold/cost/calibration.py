@@ -14,7 +14,7 @@ from typing import Any
 
 from fourfold.config import UserError
 from fourfold.hardware import Cluster
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Elementwise, Gemm
 
 AGAIN = "run `fourfold calibrate` again"
 LEAST = 1e-12
@@ -96,7 +96,7 @@ class Crowd:
     paces: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
 
-    def product(self, item: Product) -> float:
+    def product(self, item: Gemm) -> float:
         rows, inner = item.rows, item.inner
         if item.accumulates:
             inner = max(1, inner // item.groups)
@@ -109,8 +109,8 @@ class Crowd:
         curve = self.attention_backward if item.backward else self.attention
         return item.flops / curve.at((item.queries * item.keys) ** 0.5, (item.query_key_dim + item.value_dim) / 2)
 
-    def kernel(self, item: Product | Attention | Pass) -> float:
-        if isinstance(item, Product):
+    def kernel(self, item: Gemm | Attention | Elementwise) -> float:
+        if isinstance(item, Gemm):
             return self.product(item)
         if isinstance(item, Attention):
             return self.attend(item)

@@ -12,7 +12,7 @@ from math import ceil, log2
 
 from fourfold.hardware import Cluster, Tier
 from fourfold.layout import Layout
-from fourfold.program.instruction import sent_bytes
+from fourfold.model.work import sent_bytes
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fourfold.hardware import Device
-from fourfold.model.work import Attention, Pass, PassPart, Product
+from fourfold.model.work import Attention, Elementwise, ElementwisePart, Gemm
 
 TILE = 128
 
@@ -47,14 +47,14 @@ class Kernels:
     fused: float = 0.0
     expert_launches: float = 0.0
     gradient_bytes: float = 0.0
-    merged_passes: frozenset[PassPart] = frozenset()
+    merged_passes: frozenset[ElementwisePart] = frozenset()
     fused_attention: bool = True
     attention_recomputed: bool = False
     attention_dropout: bool = True
     wide_scores: bool = False
 
 
-def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
+def product_seconds(product: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
     """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' products run as one grouped kernel (Gale et al. 2022)."""
     groups = product.groups
     rows, inner = product.rows, product.inner
@@ -73,19 +73,19 @@ def product_seconds(product: Product, device: Device, kernels: Kernels, dtype: s
     return max(arithmetic, moved)
 
 
-def _product_bytes(product: Product, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
+def _product_bytes(product: Gemm, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
     """Operands once and the result once; what it adds itself to is read too, in a wide format."""
     result = product.groups * rows * product.columns
     operands = product.groups * inner * (rows + product.columns) * element_bytes
     return operands + result * (8 if adds_itself else element_bytes)
 
 
-def _added_bytes(product: Product, kernels: Kernels) -> float:
+def _added_bytes(product: Gemm, kernels: Kernels) -> float:
     """Of adding a weight gradient to the sum over microbatches in a pass of its own."""
     return kernels.gradient_bytes * product.groups * product.rows * product.columns if product.accumulates else 0.0
 
 
-def _converted_bytes(product: Product, kernels: Kernels) -> float:
+def _converted_bytes(product: Gemm, kernels: Kernels) -> float:
     """Of bringing a product's tokens into the format multiplied in; its weight gradient finds them there."""
     return 0.0 if product.accumulates else kernels.low_bytes * product.rows * product.inner
 
@@ -130,7 +130,7 @@ def _written_attention_seconds(
     return backward + (forward if kernels.attention_recomputed else 0.0)
 
 
-def pass_seconds(item: Pass, device: Device, kernels: Kernels) -> float:
+def pass_seconds(item: Elementwise, device: Device, kernels: Kernels) -> float:
     """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
     if item.part in kernels.merged_passes:
         return 0.0
@@ -143,7 +143,7 @@ def memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
 
 
 def kernel_seconds(
-    item: Product | Attention | Pass,
+    item: Gemm | Attention | Elementwise,
     device: Device,
     kernels: Kernels,
     product_dtype: str,
@@ -151,7 +151,7 @@ def kernel_seconds(
     element_bytes: int,
 ) -> float:
     """Any kernel, what the device loses at its launch included. `product_dtype`: the format of matrix products alone."""
-    if isinstance(item, Product):
+    if isinstance(item, Gemm):
         seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
         if product_dtype != dtype:
             seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
@@ -165,19 +165,19 @@ def kernel_seconds(
 @lru_cache(maxsize=8)
 def kernel_times(
     device: Device, kernels: Kernels, product_dtype: str, dtype: str, element_bytes: int
-) -> Callable[[Product | Attention | Pass], float]:
+) -> Callable[[Gemm | Attention | Elementwise], float]:
     """`kernel_seconds` of one device, each kernel's found once: layouts of one model launch much the same ones."""
 
-    def seconds(item: Product | Attention | Pass) -> float:
+    def seconds(item: Gemm | Attention | Elementwise) -> float:
         return kernel_seconds(item, device, kernels, product_dtype, dtype, element_bytes)
 
     return lru_cache(maxsize=1 << 16)(seconds)
 
 
-def launches(item: Product | Attention | Pass, kernels: Kernels) -> float:
+def launches(item: Gemm | Attention | Elementwise, kernels: Kernels) -> float:
     """How often something is started for it: operators of a pass one by one, or fused to one; experts' products at once, or one
     by one."""
-    if isinstance(item, Product):
+    if isinstance(item, Gemm):
         return 1.0 + kernels.expert_launches * (item.groups - 1)
     if isinstance(item, Attention):
         return 1.0

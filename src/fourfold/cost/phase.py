@@ -5,10 +5,9 @@ from functools import lru_cache
 
 from fourfold.cost.kernels import launches
 from fourfold.cost.prices import Prices
-from fourfold.model.work import Attention, Join, Pass, Phase, Product, Start, Work
+from fourfold.model.work import Attention, Elementwise, Gemm, Item, Join, Start, Work
 
-AT_ONCE = "at once"
-KINDS = {Product: "matrix products", Attention: "attention", Pass: "passes over memory"}
+KINDS = {Gemm: "matrix products", Attention: "attention", Elementwise: "passes over memory"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class PhaseCost:
     host: float = 0.0
 
 
-def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
+def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.paired_share`)
     finds there as much computation as this pass has, on average of the two."""
     stack = prices.stack
@@ -34,10 +33,10 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     links: dict[str, float] = {}
     pending: dict[str, float] = {}
     beside_pair = 0.0
-    for item in phase.work:
+    for item in phase.items:
         if isinstance(item, Start):
-            axes = item.traffic.axes
-            seconds = prices.collective(item.traffic.kind, axes, item.traffic.bytes)
+            axes = item.collective.axes
+            seconds = prices.collective(item.collective.kind, axes, item.collective.bytes)
             communication[axes] = communication.get(axes, 0.0) + seconds
             if axes == "ep" and prices.paired_share:
                 beside_pair += prices.paired_share * seconds
@@ -73,45 +72,48 @@ def phase_cost(phase: Phase, prices: Prices) -> PhaseCost:
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
 
 
-def is_routed(phase: Phase) -> bool:
+def is_routed(phase: Work) -> bool:
     """Whether tokens go to experts in it; weight gradients apart find them there."""
     return any(
-        (isinstance(item, Product) and item.groups > 1 and not item.accumulates)
-        or (isinstance(item, Start) and item.traffic.axes in ("ep", "etp"))
-        for item in phase.work
+        (isinstance(item, Gemm) and item.groups > 1 and not item.accumulates)
+        or (isinstance(item, Start) and item.collective.axes in ("ep", "etp"))
+        for item in phase.items
     )
 
 
 @lru_cache(maxsize=512)
-def whole(phase: Phase) -> Phase:
-    """A pass that works chunk by chunk over its tokens, as one that takes all of them at once: products of the same matrix, passes
-    and collectives that repeat are each one."""
-    kept: dict[object, Work] = {}
-    for index, item in enumerate(phase.work):
-        if isinstance(item, Product):
+def whole(work: Work) -> Work:
+    """Work chunk by chunk over its tokens, as on all of them at once: matmuls of the same matrix, elementwise kernels and
+    collectives that are joined at once and repeat are each one."""
+    kept: dict[object, Item] = {}
+    items = iter(enumerate(work.items))
+    for index, item in items:
+        if isinstance(item, Gemm):
             _join_into(kept, (item.columns, item.rows if item.accumulates else item.inner, item.accumulates), item)
-        elif isinstance(item, Pass):
-            _join_into(kept, ("pass", item.launches, item.part), item)
-        elif isinstance(item, Start) and item.name == AT_ONCE:
-            _join_into(kept, item.traffic.kind, item)
-        elif not isinstance(item, Join) or item.name != AT_ONCE:
+        elif isinstance(item, Elementwise):
+            _join_into(kept, ("elementwise", item.launches, item.part), item)
+        elif isinstance(item, Start) and work.items[index + 1 : index + 2] == (Join(item.name),):
+            next(items)
+            _join_into(kept, ("at once", item.collective.kind, item.collective.axes), item)
+        else:
             kept[index] = item
-    work: list[Work] = []
-    for item in kept.values():
-        work.append(item)
-        if isinstance(item, Start) and item.name == AT_ONCE:
-            work.append(Join(AT_ONCE))
-    return Phase(tuple(work))
+    result: list[Item] = []
+    for key, item in kept.items():
+        result.append(item)
+        if isinstance(item, Start) and isinstance(key, tuple):
+            result.append(Join(item.name))
+    return Work(tuple(result))
 
 
-def _join_into(kept: dict[object, Work], key: object, item: Work) -> None:
+def _join_into(kept: dict[object, Item], key: object, item: Item) -> None:
     before = kept.get(key)
-    if isinstance(before, Product) and isinstance(item, Product):
+    if isinstance(before, Gemm) and isinstance(item, Gemm):
         rows, inner = (0, item.inner) if item.accumulates else (item.rows, 0)
         kept[key] = replace(before, rows=before.rows + rows, inner=before.inner + inner)
-    elif isinstance(before, Pass) and isinstance(item, Pass):
+    elif isinstance(before, Elementwise) and isinstance(item, Elementwise):
         kept[key] = replace(before, bytes=before.bytes + item.bytes, least_bytes=before.least_bytes + item.least_bytes)
     elif isinstance(before, Start) and isinstance(item, Start):
-        kept[key] = replace(before, traffic=replace(before.traffic, bytes=before.traffic.bytes + item.traffic.bytes))
+        size = before.collective.bytes + item.collective.bytes
+        kept[key] = replace(before, collective=replace(before.collective, bytes=size))
     else:
         kept[key] = item

@@ -11,7 +11,7 @@ from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
 from fourfold.cost.stack import Stack
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
-from fourfold.model.work import Attention, Pass, Product
+from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program.schedule import find_schedule
 
 MERGED_SHARE = 0.5
@@ -69,7 +69,7 @@ class Prices:
         return {}
 
     @cached_property
-    def _kernel(self) -> Callable[[Product | Attention | Pass], float]:
+    def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
         return kernel_times(self.cluster.device, self.kernels, self.product_dtype, self.dtype, self.element_bytes)
 
     @cached_property
@@ -77,7 +77,7 @@ class Prices:
         """The same with every product in the compute format, as the head's are."""
         return self if self.product_dtype == self.dtype else replace(self, product_dtype=self.dtype)
 
-    def kernel(self, item: Product | Attention | Pass) -> float:
+    def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         """Seconds of one kernel on the device."""
         seconds = self._kernel(item)
         return seconds * self.masked_share if isinstance(item, Attention) else seconds

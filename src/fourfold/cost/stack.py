@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fourfold.model.work import PassPart
+from fourfold.model.work import ElementwisePart
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
 """What brings tokens to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
@@ -122,10 +122,10 @@ class Stack:
         return self.dispatcher != "alltoall"
 
     @property
-    def merged_passes(self) -> frozenset[PassPart]:
+    def merged_passes(self) -> frozenset[ElementwisePart]:
         """Passes over memory that other kernels do on their way."""
-        done: dict[Dispatcher, tuple[PassPart, ...]] = {"deepep": ("sent",), "hybridep": ("sent", "sorted")}
-        fused: tuple[PassPart, ...] = ("experts",) if self.fused_experts and self.fine_scales else ()
+        done: dict[Dispatcher, tuple[ElementwisePart, ...]] = {"deepep": ("sent",), "hybridep": ("sent", "sorted")}
+        fused: tuple[ElementwisePart, ...] = ("experts",) if self.fused_experts and self.fine_scales else ()
         return frozenset((*done.get(self.dispatcher, ()), *fused))
 
     @property

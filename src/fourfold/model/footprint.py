@@ -21,7 +21,7 @@ from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, UnitSpec, build_segments
 from fourfold.model.weights import Unit, Weight, deferring
-from fourfold.model.work import NOTHING, Phase
+from fourfold.model.work import NOTHING, Work
 
 __all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
 
@@ -39,10 +39,10 @@ class Footprint:
     forward_workspace_bytes: int
     recompute_workspace_bytes: int
     backward_workspace_bytes: int
-    forward: Phase = NOTHING
-    backward: Phase = NOTHING
-    input_gradient: Phase = NOTHING
-    weight_gradient: Phase = NOTHING
+    forward: Work = NOTHING
+    backward: Work = NOTHING
+    input_gradient: Work = NOTHING
+    weight_gradient: Work = NOTHING
     deferred_bytes: int = 0
     """Kept between the input gradient and the weight gradients, where they are apart; the upstream gradient included."""
     input_workspace_bytes: int = 0
@@ -180,7 +180,7 @@ class GhostRank:
         recording, batch = self.recording, self.batch
         recording.begin()
         out = embedding_forward(self.env, batch.tokens, self.weights, batch.positions)
-        output, forward, peak = out.nbytes, recording.phase(), recording.peak
+        output, forward, peak = out.nbytes, recording.recorded(), recording.peak
         del out
         recording.begin()
         embedding_backward(self.env, batch.tokens, self.hidden(), self.weights, batch.positions)
@@ -191,7 +191,7 @@ class GhostRank:
             recompute_workspace_bytes=0,
             backward_workspace_bytes=recording.peak,
             forward=forward,
-            backward=recording.phase(),
+            backward=recording.recorded(),
         )
 
     def _head(self) -> Footprint:
@@ -199,7 +199,7 @@ class GhostRank:
         x = self.hidden(depths)
         recording.begin()
         losses(self.env, x, self.batch, self.weights)
-        forward, forward_peak = recording.phase(), recording.peak
+        forward, forward_peak = recording.recorded(), recording.peak
         recording.begin()
         _, grad = losses_backward(self.env, x, self.batch, self.weights, self.ops.outside((depths,), "int64"))
         return Footprint(
@@ -209,7 +209,7 @@ class GhostRank:
             recompute_workspace_bytes=0,
             backward_workspace_bytes=recording.peak - grad.nbytes,
             forward=forward,
-            backward=recording.phase(),
+            backward=recording.recorded(),
         )
 
     def _block(self, policy: str) -> Footprint:
@@ -246,7 +246,7 @@ class GhostRank:
         recording = self.recording
         recording.begin()
         out = block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, self.segment.depth)
-        return saved, _Pass(recording.phase(), recording.peak, recording.live - out.nbytes, out.nbytes)
+        return saved, _Pass(recording.recorded(), recording.peak, recording.live - out.nbytes, out.nbytes)
 
     def _parked(self, saved: Saved) -> Saved:
         """A twin whose bytes are not counted for now."""
@@ -262,7 +262,7 @@ class GhostRank:
             self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
         )
         peak = recording.peak - upstream.nbytes
-        return _Pass(recording.phase(), peak, 0, grad.nbytes, recording.operand_bytes)
+        return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
 
     def _halves(self, x: Ghost, saved: Saved) -> "tuple[_Pass, _Pass]":
         """The input gradient, which leaves what it defers (the upstream gradient, where that is an operand, included); then the
@@ -272,12 +272,12 @@ class GhostRank:
             grad = block_backward(
                 self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
             )
-        phase, peak, output = recording.phase(), recording.peak - upstream.nbytes, grad.nbytes
+        phase, peak, output = recording.recorded(), recording.peak - upstream.nbytes, grad.nbytes
         del upstream, grad
         first = _Pass(phase, peak, recording.live, output)
         recording.begin()
         pending.run()
-        return first, _Pass(recording.phase(), recording.peak, 0, 0)
+        return first, _Pass(recording.recorded(), recording.peak, 0, 0)
 
     def _upstream(self) -> Ghost:
         depths = self.segment.depth + 1 if self.segment.depth else 1
@@ -290,7 +290,7 @@ class GhostRank:
 class _Pass:
     """A recorded pass: the bytes of its peak, of what is left beside its output, of its output; `operands`: as `operand_bytes`."""
 
-    phase: Phase
+    phase: Work
     peak: int
     left: int
     output: int

@@ -7,7 +7,7 @@ from typing import Protocol
 from fourfold.model.operations import Array
 
 
-class Work(Protocol):
+class Pending(Protocol):
     """A started collective."""
 
     def wait(self) -> None: ...
@@ -20,15 +20,15 @@ class Group(Protocol):
     size: int
     index: int
 
-    def all_gather(self, whole: Array, shard: Array) -> Work:
+    def all_gather(self, whole: Array, shard: Array) -> Pending:
         """Fills `whole` [size * n, ...] with every rank's `shard` [n, ...]."""
         ...
 
-    def sum_scatter(self, whole: Array, into: Array) -> Work:
+    def sum_scatter(self, whole: Array, into: Array) -> Pending:
         """`into` [n, ...] = this rank's part of the sum of every rank's `whole` [size * n, ...]."""
         ...
 
-    def all_reduce(self, whole: Array) -> Work:
+    def all_reduce(self, whole: Array) -> Pending:
         """Sums `whole` over the group in place."""
         ...
 
@@ -38,11 +38,11 @@ class Group(Protocol):
         sent: Array,
         received_rows: Sequence[int] | None = None,
         sent_rows: Sequence[int] | None = None,
-    ) -> Work:
+    ) -> Pending:
         """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Parts: so many rows each, or equal."""
         ...
 
-    def shift(self, received: Sequence[Array], sent: Sequence[Array]) -> Work:
+    def shift(self, received: Sequence[Array], sent: Sequence[Array]) -> Pending:
         """`sent` goes to the next rank of the group, `received` comes from the one before (a ring)."""
         ...
 

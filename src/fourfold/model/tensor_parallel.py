@@ -7,7 +7,7 @@ microbatch, t the part of them whose hidden states this rank has (t = T without 
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.norm import Normed, Statistics, normalize_again, normalize_backward
 from fourfold.model.operations import Array, Operations
-from fourfold.model.parallel import Parallel, Work
+from fourfold.model.parallel import Parallel, Pending
 from fourfold.model.weights import Weight
 
 
@@ -16,7 +16,7 @@ class Arriving:
 
     __slots__ = ("_array", "_work")
 
-    def __init__(self, array: Array, work: Work | None = None) -> None:
+    def __init__(self, array: Array, work: Pending | None = None) -> None:
         self._array = array
         self._work = work
 

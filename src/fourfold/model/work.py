@@ -1,19 +1,17 @@
-"""What one pass over a segment does, in order: kernels, and collectives started and joined. What a cost model prices.
+"""The work of an instruction, in order: kernels, and collectives started and joined. What a cost model prices.
 
-`bytes` of a pass over memory are those of the runtime's own operators, one after the other; `least_bytes` those of one fused
-kernel, which reads its inputs once and writes its outputs once.
+`bytes` of elementwise kernels are those of the runtime's own, one after the other; `least_bytes` those of one fused kernel, which
+reads its inputs once and writes its outputs once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from fourfold.model.traffic import Traffic
-
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product [rows, inner] x [inner, columns]. `accumulates`: added to what is there, as weight gradients are. `groups`:
+class Gemm:
+    """A matmul [rows, inner] x [inner, columns]. `accumulates`: added to what is there, as weight gradients are. `groups`:
     its tokens, which are its rows or those of `inner` where it accumulates, are divided among so many experts."""
 
     rows: int
@@ -31,7 +29,7 @@ class Product:
 class Attention:
     """Flash attention of `queries` tokens a sequence over `keys` tokens, half of the square computed for causality.
 
-    Forward: two products; backward: five, the scores being made again (Dao 2023). `query_key_dim` and `value_dim`: a head's sizes.
+    Forward: two matmuls; backward: five, the scores being made again (Dao 2023). `query_key_dim` and `value_dim`: a head's sizes.
     """
 
     sequences: int
@@ -50,31 +48,61 @@ class Attention:
         return square * widths
 
 
-PassPart = Literal["", "sent", "sorted", "experts"]
-"""Of passes that a kernel beside them may do on its way. `sent`: rows of tokens are written where they are sent from, or summed
-where they come back; `sorted`: by expert, or back; `experts`: between two products of experts."""
+ElementwisePart = Literal["", "sent", "sorted", "experts"]
+"""Kernels that another beside them may do on its way. `sent`: rows of tokens are written where they are sent from, or summed
+where they come back; `sorted`: by expert, or back; `experts`: between two matmuls of experts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """`launches` operators that do little arithmetic on what they read and write: `bytes` in all."""
+class Elementwise:
+    """`launches` memory-bound kernels that read and write `bytes` in all."""
 
     bytes: int
     least_bytes: int
     launches: int = 1
-    part: PassPart = ""
+    part: ElementwisePart = ""
 
     @property
     def flops(self) -> int:
         return 0
 
 
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "shift", "send", "recv"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective of a group. `axes` names the group (`tp`, `cp_ring`, `dp_replicate+dp_shard`); `bytes` is the full buffer's
+    size: what all_gather produces, what reduce_scatter, all_reduce and all_to_all consume, what a send or a shift sends."""
+
+    kind: CollectiveKind
+    axes: str
+    bytes: int
+    group_size: int
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that one rank sends, as in a ring: (N-1)/N of the buffer, twice that for an all-reduce (Patarasuk & Yuan 2009)."""
+        return sent_bytes(self.kind, self.bytes, self.group_size)
+
+
+def sent_bytes(kind: str, buffer_bytes: int, group_size: int) -> int:
+    """Bytes one rank sends in a collective over `group_size` ranks on a buffer of `buffer_bytes`."""
+    if kind in ("send", "shift"):
+        return buffer_bytes
+    if kind == "recv":
+        return 0
+    factor = 2 if kind == "all_reduce" else 1
+    return factor * (group_size - 1) * buffer_bytes // group_size
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A collective is started, to be joined by its `name`; what stands between overlaps with it."""
+    """A collective is started, to be joined by its `name`; what stands between overlaps with it. Without a name, a later
+    instruction joins it."""
 
-    traffic: Traffic
-    name: str
+    collective: Collective
+    name: str = ""
 
     @property
     def flops(self) -> int:
@@ -92,32 +120,61 @@ class Join:
         return 0
 
 
-Work = Product | Attention | Pass | Start | Join
+Item = Gemm | Attention | Elementwise | Start | Join
 
 
 @dataclass(frozen=True)
-class Phase:
-    """One pass over a segment, or a half of it."""
+class Work:
+    """What an instruction computes and sends, in order."""
 
-    work: tuple[Work, ...] = ()
+    items: tuple[Item, ...] = ()
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        """Passes are looked up far more often than they are made."""
-        return hash(self.work)
+        """Work is looked up far more often than it is made."""
+        return hash(self.items)
 
     @cached_property
     def flops(self) -> int:
-        """Of all its kernels."""
-        return sum(item.flops for item in self.work)
+        """FLOPs of all its kernels."""
+        return sum(item.flops for item in self.items)
 
     @cached_property
-    def collectives(self) -> tuple[Traffic, ...]:
+    def elementwise_bytes(self) -> int:
+        """Bytes that its elementwise kernels read and write."""
+        return sum(item.bytes for item in self.items if isinstance(item, Elementwise))
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
         """In the order of starting."""
-        return tuple(item.traffic for item in self.work if isinstance(item, Start))
+        return tuple(item.collective for item in self.items if isinstance(item, Start))
+
+    def with_collectives(self, collectives: tuple[Collective, ...]) -> "Work":
+        """The same with other collectives in their places; the last places go where there are fewer, more follow at the end."""
+        left, names, items = list(collectives), set(), list[Item]()
+        for item in self.items:
+            if isinstance(item, Start):
+                if not left:
+                    continue
+                names.add(item.name)
+                item = replace(item, collective=left.pop(0))
+            elif isinstance(item, Join) and item.name not in names:
+                continue
+            items.append(item)
+        return Work((*items, *map(Start, left)))
 
 
-NOTHING = Phase()
+NOTHING = Work()
+
+
+def sends(*collectives: Collective) -> Work:
+    """Collectives one after the other, which a later instruction joins."""
+    return Work(tuple(map(Start, collectives)))
+
+
+def touches(size: int) -> Work:
+    """One elementwise kernel that reads and writes so many bytes."""
+    return Work((Elementwise(size, size),))

@@ -12,11 +12,11 @@ from fourfold.layout.mesh import tensor_head_degree
 from fourfold.model.spec import Segment, build_segments
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
-from fourfold.program.footprints import Footprints
+from fourfold.program.footprints import Footprints, work_of
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import BUILT_IN, usual_schedule
 from fourfold.program.spec import StepSpec
-from fourfold.simulate.durations import PassCosts
+from fourfold.simulate.durations import Durations
 
 _PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
 
@@ -125,11 +125,11 @@ class _Passes:
 
 def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
     spec = _shape_spec(request, shape)
-    costs = PassCosts(request.prices(spec.layout))
+    costs = Durations(request.prices(spec.layout))
     footprint = Footprints(spec.model, spec.shape).of(segment, shape.recompute)
 
     def seconds(op: Op) -> float:
-        return costs.of(footprint, op, segment.kind == "head").seconds
+        return costs.work(work_of(footprint, op), segment.kind == "head").seconds
 
     return _Passes(
         forward=seconds(Op.FORWARD),

@@ -1,6 +1,7 @@
 """The program of a rank's step: instructions, schedules, lowering passes, verifier, text form."""
 
-from fourfold.program.instruction import Collective, Instruction, Op, Program, sent_bytes
+from fourfold.model.work import Collective, sent_bytes
+from fourfold.program.instruction import Instruction, Op, Program
 from fourfold.program.liveness import MemoryPeak, memory_curve, memory_peak
 from fourfold.program.lower import lower_evaluation, lower_pipeline, lower_step
 from fourfold.program.spec import StepSpec, resolve_step

@@ -5,10 +5,11 @@ otherwise fool them.
 """
 
 from fourfold.layout.mesh import ALL_AXES, axes_name
+from fourfold.model.work import Collective
 from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Collective, Instruction, Op, Program
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op, Program
 from fourfold.program.sizes import BufferSizes
 from fourfold.program.view import RankView
 
@@ -85,9 +86,7 @@ def _known_microbatch(step: Instruction, view: RankView) -> bool:
 
 def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] | None:
     """What is wrong, and the mend, measured against the first that is allowed."""
-    own = Declared(
-        tuple(sorted(step.reads)), tuple(sorted(step.writes)), step.collectives, step.flops, step.workspace_bytes
-    )
+    own = Declared(tuple(sorted(step.reads)), tuple(sorted(step.writes)), step.work, step.workspace_bytes)
     if not allowed:
         return "is no part of this step", "drop it"
     if own in allowed:
@@ -96,10 +95,15 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
     for what, mine, right in (("reads", own.reads, wanted.reads), ("writes", own.writes, wanted.writes)):
         if mine != right:
             return f"{what} {' '.join(mine) or 'nothing'}", f"it {what} {' '.join(right) or 'nothing'}"
-    if own.collectives != wanted.collectives:
-        return f"enters {_spoken(own.collectives)}", f"it enters {_spoken(wanted.collectives)}"
-    if own.flops != wanted.flops:
-        return f"declares {own.flops} FLOPs", f"it takes {wanted.flops}"
+    if own.work.collectives != wanted.work.collectives:
+        return f"enters {_spoken(own.work.collectives)}", f"it enters {_spoken(wanted.work.collectives)}"
+    if own.work.flops != wanted.work.flops:
+        return f"declares {own.work.flops} FLOPs", f"it takes {wanted.work.flops}"
+    if own.work != wanted.work:
+        return (
+            f"declares {len(own.work.items)} kernels and transfers",
+            f"it has others, {len(wanted.work.items)} in all",
+        )
     return f"declares a workspace of {own.workspace_bytes} bytes", f"it takes {wanted.workspace_bytes}"
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
-from fourfold.model.traffic import CollectiveKind, Traffic
+from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Collective, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
@@ -18,12 +18,11 @@ from fourfold.program.view import RankView
 
 @dataclass(frozen=True)
 class Declared:
-    """Names read and written, collectives in order, arithmetic, workspace."""
+    """Names read and written, kernels and collectives in order, workspace."""
 
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    flops: int = 0
+    work: Work = NOTHING
     workspace_bytes: int = 0
 
 
@@ -33,14 +32,15 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
     unit, m = step.segment, step.microbatch
     if step.op is Op.COUNT:
         size = SCALAR_BYTES * (1 + view.spec.model.mtp_layers)
-        return [Declared(collectives=_over(view, "all_reduce", data_axes(view.spec.layout), size))]
+        return [Declared(work=sends(*_over(view, "all_reduce", data_axes(view.spec.layout), size)))]
     if step.op is Op.SUM_LOSS:
-        return [Declared(collectives=_over(view, "all_reduce", loss_axes(view.spec), loss_bytes(view.spec.model)))]
+        return [Declared(work=sends(*_over(view, "all_reduce", loss_axes(view.spec), loss_bytes(view.spec.model))))]
     if step.op is Op.LOAD and m is not None:
         return [Declared(writes=(name.batch(m),))]
     if step.op is Op.CLIP_NORM and training:
         norm = _over(view, "all_reduce", norm_axes(view.spec.layout), SCALAR_BYTES)
-        return [Declared(reads=tuple(sorted(map(name.gradient, view.flats.values()))), collectives=norm)]
+        gradients = tuple(sorted(map(name.gradient, view.flats.values())))
+        return [Declared(gradients, work=_then(sum(buffer_bytes(view, each) for each in gradients), norm))]
     if step.op is Op.BALANCE and training:
         return _balance(view)
     if unit is None:
@@ -57,18 +57,18 @@ def _of_unit(step: Instruction, unit: str, view: RankView, training: bool) -> li
     flat, params = view.flats[unit], f"params/{unit}"
     if step.op is Op.GATHER and flat.zero == 3:
         gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
-        return [Declared((f"shard/{unit}",), (params,), gather)]
+        return [Declared((f"shard/{unit}",), (params,), sends(*gather))]
     if not training:
         return []
     if step.op is Op.PUBLISH and flat.zero in (1, 2):
         gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
-        return [Declared((params,), (params,), gather)]
+        return [Declared((params,), (params,), sends(*gather))]
     if step.op is Op.UPDATE:
         return [_update(unit, view)]
     if step.op is Op.REDUCE_TIED and unit == view.tied_unit:
         gradient = name.gradient(flat)
         size = flat.shard_numel * DTYPE_BYTES[view.spec.gradients]
-        return [Declared((gradient,), (gradient,), _over(view, "all_reduce", ("tied",), size))]
+        return [Declared((gradient,), (gradient,), sends(*_over(view, "all_reduce", ("tied",), size)))]
     if step.op is Op.REDUCE and step.microbatch is not None:
         return _reductions(unit, view)
     return []
@@ -82,8 +82,9 @@ def _over(view: RankView, kind: CollectiveKind, axes: tuple[str, ...], size: int
     return (Collective(kind, axes_name(active), size, view.spec.layout.group_size(active)),)
 
 
-def _inside(traffic: tuple[Traffic, ...], view: RankView) -> tuple[Collective, ...]:
-    return tuple(c for t in traffic for c in _over(view, t.kind, tuple(t.axes.split("+")), t.bytes))
+def _then(size: int, collectives: tuple[Collective, ...] = ()) -> Work:
+    """An elementwise kernel over so many bytes, then collectives."""
+    return Work((Elementwise(size, size), *sends(*collectives).items))
 
 
 def _balance(view: RankView) -> list[Declared]:
@@ -92,9 +93,8 @@ def _balance(view: RankView) -> list[Declared]:
     routers = tuple(sorted(f"router/{segment.name}" for segment in view.moe_segments))
     layers = range(view.spec.model.num_layers + view.spec.model.mtp_layers)
     size = SCALAR_BYTES * view.spec.model.num_experts * sum(map(view.spec.model.is_moe, layers))
-    return [
-        Declared(routers, routers, _over(view, "all_reduce", router_axes(view.spec.layout), size), workspace_bytes=size)
-    ]
+    loads = sends(*_over(view, "all_reduce", router_axes(view.spec.layout), size))
+    return [Declared(routers, routers, loads, workspace_bytes=size)]
 
 
 def _transfer(step: Instruction, view: RankView, training: bool) -> list[Declared]:
@@ -104,14 +104,14 @@ def _transfer(step: Instruction, view: RankView, training: bool) -> list[Declare
     gradient = step.op in (Op.SEND_GRADIENT, Op.RECV_GRADIENT)
     if source is None or m is None or (gradient and not training):
         return []
-    sends = step.op in SENDS
+    leaves = step.op in SENDS
     ends = (target, source) if gradient else (source, target)
-    me, peer = ends if sends else ends[::-1]
+    me, peer = ends if leaves else ends[::-1]
     if me != view.pp_rank or step.peer != peer:
         return []
     buffer = (name.dhidden if gradient else name.hidden)(segment, m)
-    collective = (Collective("send" if sends else "recv", "pp", buffer_bytes(view, buffer), 2),)
-    return [Declared((buffer,), (), collective) if sends else Declared((), (buffer,), collective)]
+    work = sends(Collective("send" if leaves else "recv", "pp", buffer_bytes(view, buffer), 2))
+    return [Declared((buffer,), (), work) if leaves else Declared((), (buffer,), work)]
 
 
 def _update(unit: str, view: RankView) -> Declared:
@@ -119,7 +119,8 @@ def _update(unit: str, view: RankView) -> Declared:
     state = (name.values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
     converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
     reads = tuple(sorted((*state, name.gradient(flat))))
-    return Declared(reads, tuple(sorted(state)), workspace_bytes=converted)
+    moved = flat.shard_numel * spec.optimizer.update_bytes(spec.compute, spec.master, spec.gradients)
+    return Declared(reads, tuple(sorted(state)), _then(moved), workspace_bytes=converted)
 
 
 def _reductions(unit: str, view: RankView) -> list[Declared]:
@@ -134,12 +135,12 @@ def _reductions(unit: str, view: RankView) -> list[Declared]:
     )
     if flat.zero == 0:
         everywhere = partial + _over(view, "all_reduce", flat.gradient_axes, size)
-        return [Declared((whole,), writes, everywhere)] if everywhere else []
+        return [Declared((whole,), writes, sends(*everywhere))] if everywhere else []
     scatter = partial + _over(view, "reduce_scatter", flat.shard_axes, size)
-    allowed = [Declared((whole,), writes, scatter)]
+    allowed = [Declared((whole,), writes, sends(*scatter))]
     if view.spec.layout.dp_replicate > 1:
         replicas = _over(view, "all_reduce", ("dp_replicate",), flat.shard_numel * element)
-        allowed.append(Declared((whole,), writes, scatter + replicas))
+        allowed.append(Declared((whole,), writes, sends(*scatter, *replicas)))
     return allowed
 
 
@@ -155,7 +156,6 @@ def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> lis
 
 def _forward(me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
     footprint = view.footprint(me)
-    inside = _inside(footprint.forward.collectives, view)
     reads = [f"params/{unit}" for unit in me.units] + [name.batch(m)]
     reads += [name.hidden(me.name, m)] if me.kind != "embedding" else []
     reads += ["rope"] if me.kind == "block" else []
@@ -163,14 +163,14 @@ def _forward(me: Segment, m: int, view: RankView, training: bool) -> list[Declar
     if me.kind == "head":
         if training:
             return []  # its backward does both
-        return [Declared(tuple(sorted(reads)), (), inside, footprint.forward.flops, footprint.forward_workspace_bytes)]
+        return [Declared(tuple(sorted(reads)), (), footprint.forward, footprint.forward_workspace_bytes)]
     writes = [name.hidden(view.stages.following[me.name], m)]
     workspace = footprint.forward_workspace_bytes
     if me.kind == "block" and not training:
         workspace = view.footprints.of(me, "full").forward_workspace_bytes
     elif me.kind == "block" and view.stages.policies[me.name] != "full":
         writes.append(name.saved(me.name, m))
-    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, footprint.forward.flops, workspace)]
+    return [Declared(tuple(sorted(reads)), tuple(sorted(writes)), footprint.forward, workspace)]
 
 
 def _recompute(me: Segment, m: int, view: RankView) -> list[Declared]:
@@ -179,13 +179,11 @@ def _recompute(me: Segment, m: int, view: RankView) -> list[Declared]:
     footprint = view.footprint(me)
     reads = [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m), name.batch(m), "rope"]
     reads += [f"router/{me.name}"] if me.moe else []
-    inside = _inside(footprint.forward.collectives, view)
     return [
         Declared(
             tuple(sorted(reads)),
             (name.saved(me.name, m),),
-            inside,
-            footprint.forward.flops,
+            footprint.forward,
             footprint.recompute_workspace_bytes,
         )
     ]
@@ -195,11 +193,8 @@ def _backward(op: Op, me: Segment, m: int, view: RankView) -> Declared:
     footprint = view.footprint(me)
     writes = [f"grad/{unit}" for unit in me.units]
     if op is Op.BACKWARD_WEIGHT:
-        inside = _inside(footprint.weight_gradient.collectives, view)
-        put_off = (name.deferred(me.name, m),)
-        return Declared(
-            put_off, tuple(sorted(writes)), inside, footprint.weight_gradient.flops, footprint.weight_workspace_bytes
-        )
+        deferred = (name.deferred(me.name, m),)
+        return Declared(deferred, tuple(sorted(writes)), footprint.weight_gradient, footprint.weight_workspace_bytes)
     reads = [name.batch(m)]
     if me.kind != "embedding":
         reads += [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m)]
@@ -212,10 +207,8 @@ def _backward(op: Op, me: Segment, m: int, view: RankView) -> Declared:
     if me.kind != "head":
         reads.append(name.dhidden(view.stages.following[me.name], m))
     if op is Op.BACKWARD:
-        inside = _inside(footprint.backward.collectives, view)
-        sizes = (footprint.backward.flops, footprint.backward_workspace_bytes)
+        taken = (footprint.backward, footprint.backward_workspace_bytes)
     else:
         writes.append(name.deferred(me.name, m))
-        inside = _inside(footprint.input_gradient.collectives, view)
-        sizes = (footprint.input_gradient.flops, footprint.input_workspace_bytes)
-    return Declared(tuple(sorted(reads)), tuple(sorted(writes)), inside, *sizes)
+        taken = (footprint.input_gradient, footprint.input_workspace_bytes)
+    return Declared(tuple(sorted(reads)), tuple(sorted(writes)), *taken)

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable
 
-from fourfold.layout import Layout
 from fourfold.model.spec import Segment
-from fourfold.model.traffic import Traffic
 from fourfold.program import buffers as name
-from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
+from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
@@ -37,10 +35,10 @@ class _Pattern:
         self._names = [[_split(each) for each in names] for names in (first.reads, first.writes, first.frees)]
 
     def of(self, m: int) -> Instruction:
-        op, segment, _, peer, handle, *_, collectives, flops, workspace, stream = self._first
+        op, segment, _, peer, handle, *_, work, workspace, stream = self._first
         mark = name.mark(m)
         reads, writes, frees = (tuple([each + mark if own else each for each, own in names]) for names in self._names)
-        return Instruction(op, segment, m, peer, handle, reads, writes, frees, collectives, flops, workspace, stream)
+        return Instruction(op, segment, m, peer, handle, reads, writes, frees, work, workspace, stream)
 
 
 def _split(buffer: str) -> tuple[str, bool]:
@@ -62,11 +60,6 @@ def _expand(view: RankView, compute: Compute, training: bool) -> list[Instructio
             half = _backward_input if op is Op.BACKWARD_INPUT else _backward_weight
             steps.append(half(view, segment, m))
     return steps
-
-
-def segment_collectives(traffic: tuple[Traffic, ...], layout: Layout) -> tuple[Collective, ...]:
-    """A segment's own collectives on this mesh."""
-    return tuple(Collective(t.kind, t.axes, t.bytes, layout.group_size(tuple(t.axes.split("+")))) for t in traffic)
 
 
 def _router(segment: Segment) -> list[str]:
@@ -97,8 +90,7 @@ def _forward(view: RankView, segment: Segment, m: int, training: bool) -> Instru
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=segment_collectives(footprint.forward.collectives, view.spec.layout),
-        flops=footprint.forward.flops,
+        work=footprint.forward,
         workspace_bytes=workspace,
     )
 
@@ -128,8 +120,7 @@ def _backward(view: RankView, segment: Segment, m: int) -> Instruction:
         reads=tuple(reads),
         writes=tuple(writes),
         frees=tuple(frees),
-        collectives=segment_collectives(footprint.backward.collectives, view.spec.layout),
-        flops=footprint.backward.flops,
+        work=footprint.backward,
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
@@ -140,8 +131,7 @@ def _backward_input(view: RankView, segment: Segment, m: int) -> Instruction:
     return whole._replace(
         op=Op.BACKWARD_INPUT,
         writes=(*whole.writes, name.deferred(segment.name, m)),
-        collectives=segment_collectives(footprint.input_gradient.collectives, view.spec.layout),
-        flops=footprint.input_gradient.flops,
+        work=footprint.input_gradient,
         workspace_bytes=footprint.input_workspace_bytes,
     )
 
@@ -155,8 +145,7 @@ def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
         reads=(name.deferred(segment.name, m),),
         writes=tuple(f"grad/{unit}" for unit in segment.units),
         frees=(name.deferred(segment.name, m),),
-        collectives=segment_collectives(footprint.weight_gradient.collectives, view.spec.layout),
-        flops=footprint.weight_gradient.flops,
+        work=footprint.weight_gradient,
         workspace_bytes=footprint.weight_workspace_bytes,
     )
 
@@ -184,8 +173,7 @@ def _recompute(view: RankView, segment: Segment) -> Instruction:
         0,
         reads=(*params, name.hidden(segment.name, 0), name.batch(0), "rope", *_router(segment)),
         writes=(name.saved(segment.name, 0),),
-        collectives=segment_collectives(footprint.forward.collectives, view.spec.layout),
-        flops=footprint.forward.flops,
+        work=footprint.forward,
         workspace_bytes=footprint.recompute_workspace_bytes,
     )
 

@@ -3,7 +3,7 @@
 from fourfold.config import ModelConfig
 from fourfold.model.footprint import Footprint, Shape, segment_footprint
 from fourfold.model.spec import Segment
-from fourfold.model.work import Phase
+from fourfold.model.work import Work
 from fourfold.program.instruction import Op
 
 Kind = tuple[str, bool, int, str]
@@ -34,13 +34,13 @@ def segment_kind(segment: Segment, policy: str) -> Kind:
     return (segment.kind, segment.moe, segment.depth, policy)
 
 
-def phase_of(footprint: Footprint, op: Op) -> Phase:
+def work_of(footprint: Footprint, op: Op) -> Work:
     """The work of one computing instruction; a recomputed forward repeats the forward's."""
-    phases = {
+    work = {
         Op.FORWARD: footprint.forward,
         Op.RECOMPUTE: footprint.forward,
         Op.BACKWARD: footprint.backward,
         Op.BACKWARD_INPUT: footprint.input_gradient,
         Op.BACKWARD_WEIGHT: footprint.weight_gradient,
     }
-    return phases[op]
+    return work[op]

@@ -1,6 +1,7 @@
 """The ZeRO-3 pass (Rajbhandari et al. 2020; Zhao et al. 2023): parameters are gathered shortly before use and freed after it."""
 
 from fourfold.layout.mesh import axes_name
+from fourfold.model.work import sends
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.update import over
@@ -64,6 +65,6 @@ def _gather(view: RankView, unit: str) -> Instruction:
         unit,
         reads=(f"shard/{unit}",),
         writes=(f"params/{unit}",),
-        collectives=(whole,),
+        work=sends(whole),
         stream=axes_name(axes),
     )

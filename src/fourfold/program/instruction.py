@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fourfold.model.traffic import CollectiveKind
+from fourfold.model.work import NOTHING, Collective, Work
 
 
 class Op(Enum):
@@ -62,35 +62,10 @@ STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, O
 _WORDS = {op: op.value for op in Op}
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective of a group. `axes` names the group (`dp_shard`, `dp_replicate+dp_shard`); `bytes` is the whole buffer's
-    size: what all_gather produces, what reduce_scatter, all_reduce and all_to_all consume, what a send or a shift sends."""
-
-    kind: CollectiveKind
-    axes: str
-    bytes: int
-    group_size: int
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that one rank sends, as in a ring: (N-1)/N of the buffer, twice that for an all-reduce (Patarasuk & Yuan 2009)."""
-        return sent_bytes(self.kind, self.bytes, self.group_size)
-
-
-def sent_bytes(kind: str, buffer_bytes: int, group_size: int) -> int:
-    """Bytes one rank sends in a collective over `group_size` ranks on a buffer of `buffer_bytes`."""
-    if kind in ("send", "shift"):
-        return buffer_bytes
-    if kind == "recv":
-        return 0
-    factor = 2 if kind == "all_reduce" else 1
-    return factor * (group_size - 1) * buffer_bytes // group_size
-
-
 class Instruction(NamedTuple):
     """One entry of a program. `reads`, `writes`, `frees` name buffers; a write to a buffer that is not live allocates it.
 
+    `work` is what it computes and sends, recorded from the code that runs it; what it costs is priced from that alone.
     `workspace_bytes` lives only while the instruction runs, above what it reads and writes at its end. `stream` is where it
     runs: `compute`, or the name of the group whose link it uses.
     """
@@ -103,10 +78,19 @@ class Instruction(NamedTuple):
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     frees: tuple[str, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    flops: int = 0
+    work: Work = NOTHING
     workspace_bytes: int = 0
     stream: str = "compute"
+
+    @property
+    def collectives(self) -> tuple[Collective, ...]:
+        """What it sends, in order."""
+        return self.work.collectives
+
+    @property
+    def flops(self) -> int:
+        """The arithmetic of its matmuls and attention."""
+        return self.work.flops
 
     @property
     def short(self) -> str:

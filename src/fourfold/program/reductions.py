@@ -9,7 +9,8 @@ place is joined at the end.
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
-from fourfold.program.instruction import BACKWARD_OPS, Collective, Instruction, Op
+from fourfold.model.work import Collective, sends
+from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.update import over
@@ -78,7 +79,7 @@ def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instructi
         writes, frees = writes[:1], frees[:-1]
     stream = axes_name(flat.shard_axes) if zero > 0 else collectives[-1].axes
     return Instruction(
-        Op.REDUCE, flat.unit, reads=(whole,), writes=writes, collectives=collectives, stream=stream
+        Op.REDUCE, flat.unit, reads=(whole,), writes=writes, work=sends(*collectives), stream=stream
     ), frees
 
 

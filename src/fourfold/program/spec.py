@@ -51,6 +51,10 @@ class StepSpec:
         numel = sum(segment.numel for segment in self.segments)
         return numel * (DTYPE_BYTES[self.master] + self.optimizer.state_bytes(self.master))
 
+    def update_bytes(self, numel: int) -> int:
+        """Bytes that the optimizer reads and writes to update so many parameters."""
+        return numel * self.optimizer.update_bytes(self.compute, self.master, self.gradients)
+
     @property
     def shape(self) -> Shape:
         """One microbatch on one rank, as segments see it."""

@@ -1,10 +1,15 @@
-"""The text form of a program: one line an instruction, everything it declares; reading it back gives the same program."""
+"""The text form of a program: one line an instruction, everything it declares; reading it back gives the same program.
+
+What passes over segments compute and send stands once, on lines `work N | ...`, which instructions name.
+"""
 
 import hashlib
-from typing import get_args
+from collections.abc import Mapping
 
 from fourfold.config import UserError
-from fourfold.program.instruction import Collective, CollectiveKind, Instruction, Op, Program
+from fourfold.model.work import Collective, Work, sends
+from fourfold.program.instruction import Instruction, Op, Program
+from fourfold.program.work_text import collective_text, is_plain, parse_collective, parse_work, work_text
 
 HEADER = "fourfold program 1"
 _FIELDS = ("reads", "writes", "frees")
@@ -18,7 +23,12 @@ def to_text(program: Program) -> str:
     lines = [HEADER, f"kind {program.kind}", f"pp_rank {program.pp_rank}"]
     lines += [f"buffer {name} {size}" for name, size in program.buffers.items()]
     lines += [f"resident {name}" for name in program.resident]
-    lines += [_line(step) for step in program.instructions]
+    numbers: dict[Work, int] = {}
+    for step in program.instructions:
+        if not is_plain(step.work):
+            numbers.setdefault(step.work, len(numbers))
+    lines += [f"work {number} | {work_text(work)}" for work, number in numbers.items()]
+    lines += [_line(step, numbers) for step in program.instructions]
     return "\n".join(lines) + "\n"
 
 
@@ -27,12 +37,13 @@ def digest(program: Program) -> str:
     return hashlib.sha256(to_text(program).encode()).hexdigest()[:16]
 
 
-def _line(step: Instruction) -> str:
+def _line(step: Instruction, numbers: Mapping[Work, int]) -> str:
     parts = [step.short]
     parts += [f"{key} {' '.join(getattr(step, key))}" for key in _FIELDS if getattr(step, key)]
-    parts += [f"comm {c.kind} {c.axes} {c.bytes} {c.group_size}" for c in step.collectives]
-    if step.flops:
-        parts.append(f"flops {step.flops}")
+    if is_plain(step.work):
+        parts += [f"comm {collective_text(collective)}" for collective in step.collectives]
+    else:
+        parts.append(f"work {numbers[step.work]}")
     if step.workspace_bytes:
         parts.append(f"workspace {step.workspace_bytes}")
     if step.stream != "compute":
@@ -48,6 +59,7 @@ def from_text(text: str, source: str = "program") -> Program:
     kind, pp_rank = "train", 0
     buffers: dict[str, int] = {}
     resident: list[str] = []
+    works: dict[str, Work] = {}
     steps: list[Instruction] = []
     for number, line in enumerate(lines[1:], start=2):
         words = line.split()
@@ -66,10 +78,13 @@ def from_text(text: str, source: str = "program") -> Program:
                 buffers[words[1]] = int(words[2])
             elif words[0] == "resident":
                 resident.append(words[1])
+            elif words[0] == "work":
+                _define(line, works)
             else:
-                step = _parse_line(line)
-                if _parts(_line(step)) != _parts(line):
-                    raise ValueError(f"would be written {_line(step)!r}")
+                step = _parse_line(line, works)
+                written = _line(step, {work: int(number) for number, work in works.items()})
+                if _parts(written) != _parts(line):
+                    raise ValueError(f"would be written {written!r}")
                 steps.append(step)
         except (ValueError, IndexError, KeyError) as error:
             raise UserError(f"{source}:{number}: cannot read {line!r} ({error})") from None
@@ -82,7 +97,19 @@ def _parts(line: str) -> list[list[str]]:
     return [head, *sorted(parts)]
 
 
-def _parse_line(line: str) -> Instruction:
+def _define(line: str, works: dict[str, Work]) -> None:
+    """Reads `work N | ...`."""
+    head, _, text = line.partition(" | ")
+    _, number = head.split()
+    if number != str(len(works)):
+        raise ValueError(f"works are numbered in order; this is number {len(works)}")
+    work = parse_work(text)
+    if is_plain(work) or work in works.values():
+        raise ValueError("it has no need of a number, or has one")
+    works[number] = work
+
+
+def _parse_line(line: str, works: Mapping[str, Work]) -> Instruction:
     head, *parts = line.split(" | ")
     values: dict[str, object] = _parse_head(head)
     collectives: list[Collective] = []
@@ -91,19 +118,18 @@ def _parse_line(line: str) -> Instruction:
         if key in _FIELDS:
             values[key] = tuple(words)
         elif key == "comm":
-            kind, axes, size, group_size = words
-            if kind not in get_args(CollectiveKind):
-                raise ValueError(f"unknown collective {kind}")
-            collectives.append(Collective(kind, axes, int(size), int(group_size)))  # type: ignore[arg-type]
-        elif key == "flops":
-            values["flops"] = int(words[0])
+            collectives.append(parse_collective(words))
+        elif key == "work":
+            values["work"] = works[words[0]]
         elif key == "workspace":
             values["workspace_bytes"] = int(words[0])
         elif key == "on":
             values["stream"] = words[0]
         else:
             raise ValueError(f"unknown field {key}")
-    return Instruction(collectives=tuple(collectives), **values)  # type: ignore[arg-type]
+    if collectives and "work" in values:
+        raise ValueError("collectives stand with the work that has a number")
+    return Instruction(**{"work": sends(*collectives), **values})  # type: ignore[arg-type]
 
 
 def _parse_head(head: str) -> dict[str, object]:

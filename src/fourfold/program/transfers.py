@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fourfold.model.work import Collective, CollectiveKind, Work, sends
 from fourfold.program import buffers as name
-from fourfold.program.instruction import Collective, CollectiveKind, Instruction, Op
+from fourfold.program.instruction import Instruction, Op
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
@@ -40,7 +41,7 @@ class PlannedTransfer(NamedTuple):
     def buffer(self) -> str:
         return (name.dhidden if self.gradient else name.hidden)(self.segment, self.microbatch)
 
-    def send(self, collective: Collective) -> Instruction:
+    def send(self, work: Work) -> Instruction:
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
         return Instruction(
             op,
@@ -48,11 +49,11 @@ class PlannedTransfer(NamedTuple):
             self.microbatch,
             self.target,
             reads=(self.buffer,),
-            collectives=(collective,),
+            work=work,
             stream="pp",
         )
 
-    def receive(self, collective: Collective) -> Instruction:
+    def receive(self, work: Work) -> Instruction:
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
         return Instruction(
             op,
@@ -60,7 +61,7 @@ class PlannedTransfer(NamedTuple):
             self.microbatch,
             self.source,
             writes=(self.buffer,),
-            collectives=(collective,),
+            work=work,
             stream="pp",
         )
 
@@ -79,19 +80,19 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, vi
     before: dict[int, list[Instruction]] = {}
     waits: dict[int, list[Instruction]] = {}
     after: dict[int, list[Instruction]] = {}
-    known: dict[tuple[str, str], Collective] = {}
+    known: dict[tuple[str, str], Work] = {}
     for transfer in plan.transfers[view.pp_rank]:
         kind: CollectiveKind = "recv" if transfer.target == view.pp_rank else "send"
-        collective = known.get((kind, transfer.segment))
-        if collective is None:
+        work = known.get((kind, transfer.segment))
+        if work is None:
             size = hidden_bytes(view.spec, view.stages.segments[transfer.segment])
-            collective = known[kind, transfer.segment] = Collective(kind, "pp", size, 2)
+            work = known[kind, transfer.segment] = sends(Collective(kind, "pp", size, 2))
         if transfer.target == view.pp_rank:
-            start = transfer.receive(collective)
+            start = transfer.receive(work)
             before.setdefault(transfer.received, []).append(start)
             waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
         else:
-            start = transfer.send(collective)
+            start = transfer.send(work)
             after.setdefault(transfer.made, []).append(start)
             join = Instruction(Op.WAIT, handle=start.short, frees=(transfer.buffer,))
             later = bisect_right(places, max(transfer.received, transfer.made))

@@ -3,9 +3,10 @@
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import Layout
 from fourfold.layout.mesh import axes_name
+from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends, touches
 from fourfold.program import totals
 from fourfold.program.buffers import gradient, values
-from fourfold.program.instruction import BACKWARD_OPS, Collective, CollectiveKind, Instruction, Op
+from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -22,8 +23,10 @@ def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]
     """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the publishing of what was updated, behind the next update."""
     spec, layout = view.spec, view.spec.layout
     grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
-    norm = (over(layout, "all_reduce", axes, totals.SCALAR_BYTES),) if axes else ()
-    result = [*steps, *_reduce_tied(view), *_balance(view), Instruction(Op.CLIP_NORM, reads=grads, collectives=norm)]
+    summed = sends(over(layout, "all_reduce", axes, totals.SCALAR_BYTES)) if axes else NOTHING
+    read = sum(unit_bytes(spec, gradient(flat).partition("/")[0], flat) for flat in view.flats.values())
+    norm = Instruction(Op.CLIP_NORM, reads=grads, work=Work((Elementwise(read, read), *summed.items)))
+    result = [*steps, *_reduce_tied(view), *_balance(view), norm]
     waits = []
     for unit, flat in view.flats.items():
         state = (values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
@@ -34,6 +37,7 @@ def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]
             reads=(gradient(flat), *state),
             writes=state,
             frees=(gradient(flat),),
+            work=touches(spec.update_bytes(flat.shard_numel)),
             workspace_bytes=converted,
         )
         result.append(update)
@@ -41,7 +45,7 @@ def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]
             params = (values(flat),)
             gather = over(layout, "all_gather", flat.shard_axes, unit_bytes(spec, "params", flat))
             stream = axes_name(flat.shard_axes)
-            publish = Instruction(Op.PUBLISH, unit, reads=params, writes=params, collectives=(gather,), stream=stream)
+            publish = Instruction(Op.PUBLISH, unit, reads=params, writes=params, work=sends(gather), stream=stream)
             result.append(publish)
             waits.append(Instruction(Op.WAIT, handle=publish.short))
     return result + waits
@@ -58,7 +62,7 @@ def _reduce_tied(view: RankView) -> list[Instruction]:
         flat.unit,
         reads=(gradient(flat),),
         writes=(gradient(flat),),
-        collectives=(over(view.spec.layout, "all_reduce", ("tied",), kept),),
+        work=sends(over(view.spec.layout, "all_reduce", ("tied",), kept)),
         stream="tied",
     )
     return [tied, Instruction(Op.WAIT, handle=tied.short)]
@@ -71,8 +75,8 @@ def _balance(view: RankView) -> list[Instruction]:
         return []
     routers = tuple(f"router/{segment.name}" for segment in view.moe_segments)
     size, axes = totals.router_loads_bytes(spec), totals.router_axes(spec.layout)
-    loads = (over(spec.layout, "all_reduce", axes, size),) if axes else ()
-    return [Instruction(Op.BALANCE, reads=routers, writes=routers, collectives=loads, workspace_bytes=size)]
+    loads = sends(over(spec.layout, "all_reduce", axes, size)) if axes else NOTHING
+    return [Instruction(Op.BALANCE, reads=routers, writes=routers, work=loads, workspace_bytes=size)]
 
 
 def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
@@ -84,11 +88,11 @@ def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
     last = (heads if has_all_losses else computed or [len(steps) - 1])[-1]
     if axes := totals.loss_axes(spec):
         total = over(layout, "all_reduce", axes, totals.loss_bytes(model))
-        loss = Instruction(Op.SUM_LOSS, collectives=(total,), stream=axes_name(axes))
+        loss = Instruction(Op.SUM_LOSS, work=sends(total), stream=axes_name(axes))
         steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
     if axes := totals.data_axes(layout):
         first = heads[0] if heads else len(steps)
         total = over(layout, "all_reduce", axes, totals.count_bytes(model))
-        count = Instruction(Op.COUNT, collectives=(total,), stream=axes_name(axes))
+        count = Instruction(Op.COUNT, work=sends(total), stream=axes_name(axes))
         steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
     return steps

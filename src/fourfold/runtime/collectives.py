@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.layout import Layout
-from fourfold.program.instruction import sent_bytes
+from fourfold.model.work import sent_bytes
 
 Phases = Iterator[Sequence[Any]]
 _TRANSFER_TAGS = 1 << 30

@@ -144,7 +144,7 @@ class _Walk:
             return (("waiting", seconds),)
         if step.op not in COMPUTE_OPS:
             return (("norm and other sums", seconds),)
-        cost = self.durations[rank].phase(step)
+        cost = self.durations.phase(step)
         share = min(1.0, seconds / cost.seconds) if cost.seconds else 0.0
         parts = {kind: busy * share for kind, busy in cost.busy.items()}
         if step.op is Op.RECOMPUTE:

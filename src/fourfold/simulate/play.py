@@ -70,9 +70,7 @@ class Meeting:
 class Play:
     """All ranks of a step, and what is between them."""
 
-    def __init__(
-        self, programs: Sequence[Program], durations: Sequence[Durations], layout: Layout, prices: Prices
-    ) -> None:
+    def __init__(self, programs: Sequence[Program], durations: Durations, layout: Layout, prices: Prices) -> None:
         self.ranks = [Rank(index, program) for index, program in enumerate(programs)]
         self.durations = durations
         self.prices = prices
@@ -92,7 +90,7 @@ class Play:
         step = rank.steps[rank.at]
         op = step.op
         if op in COMPUTE_OPS:
-            return self.durations[rank.index].compute(step)
+            return self.durations.compute(step)
         if op is Op.WAIT:
             return 0.0 if self.join(rank) else None
         if op in SENDS or op in RECEIVES:
@@ -100,7 +98,7 @@ class Play:
         elif op in STARTS:
             self.start(rank)
         elif not step.collectives:
-            return self.durations[rank.index].local(step)
+            return self.durations.local(step)
         elif not self.enter(rank):
             return None
         return 0.0
@@ -150,7 +148,7 @@ class Play:
     def start(self, rank: Rank) -> None:
         """A collective beside computation; where several pipeline ranks take part, once all of them have started it."""
         index, step = rank.at, rank.steps[rank.at]
-        seconds = self.durations[rank.index].collectives(step)
+        seconds = self.durations.collectives(step)
         handle = step.short
         rank.origin[handle] = (rank.index, index)
         if step.op is Op.PUBLISH and self.prices.stack.publish_ahead:
@@ -198,7 +196,7 @@ class Play:
     def enter(self, rank: Rank) -> bool:
         """A collective that computation waits for. False: others are not there yet."""
         index, step = rank.at, rank.steps[rank.at]
-        durations = self.durations[rank.index]
+        durations = self.durations
         seconds = durations.collectives(step) + durations.local(step)
         expected = self._ranks_in(step)
         if expected == 1:

@@ -5,20 +5,20 @@ from itertools import pairwise
 from fourfold.cost.prices import Prices
 from fourfold.model.footprint import Footprint
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.footprints import Kind, segment_kind
+from fourfold.program.footprints import Kind, segment_kind, work_of
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
 from fourfold.program.spec import StepSpec
-from fourfold.simulate.durations import PassCosts
+from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import simulated_microbatches
 
 
 def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> StageTimes:
     """Forward, input gradient and weight gradient of every stage, recomputation with the input gradient; one transfer between
     neighbours. As programs are expanded: the head's forward is in its backward, the embedding's backward is a weight gradient."""
-    stages, costs = compiled.stages, PassCosts(prices)
+    stages, costs = compiled.stages, Durations(prices)
     known: dict[Kind, tuple[float, float, float]] = {}
     columns: list[tuple[float, float, float]] = []
     for segments in stages.stages:
@@ -37,9 +37,9 @@ def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> S
     return StageTimes(forward, inputs, weights, prices.transfer(size, *crossing[0]) if crossing else 0.0)
 
 
-def _parts(footprint: Footprint, kind: str, policy: str, schedule: str, costs: PassCosts) -> tuple[float, float, float]:
+def _parts(footprint: Footprint, kind: str, policy: str, schedule: str, costs: Durations) -> tuple[float, float, float]:
     def seconds(op: Op) -> float:
-        return costs.of(footprint, op, kind == "head").seconds
+        return costs.work(work_of(footprint, op), kind == "head").seconds
 
     if kind == "head":
         return 0.0, seconds(Op.BACKWARD), 0.0

@@ -22,7 +22,7 @@ from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.durations import Durations, rank_durations
+from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
 from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
@@ -43,13 +43,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated step of all pipeline ranks: by rank its view, its program, the durations of its instructions."""
+    """A simulated step of all pipeline ranks: by rank its view and its program; the durations of their instructions."""
 
     spec: StepSpec
     prices: Prices
     views: tuple[RankView, ...]
     programs: tuple[Program, ...]
-    durations: tuple[Durations, ...]
+    durations: Durations
     times: Times
 
     @property
@@ -82,7 +82,7 @@ class Simulation:
         return tuple(self._spent(rank) for rank in range(len(self.programs)))
 
     def _spent(self, rank: int) -> dict[str, float]:
-        durations = self.durations[rank]
+        durations = self.durations
         times, steps = self.times.ranks[rank], self.programs[rank].instructions
         sums: dict[str, float] = {}
 
@@ -159,7 +159,7 @@ def simulate(
         compiled = compiled or CompiledStages(spec)
         views = compiled.views(spec)
         lowered = tuple(programs if programs is not None else each_program(compiled, views))
-        durations = rank_durations(views, prices)
+        durations = Durations(prices)
         play = Play(lowered, durations, spec.layout, prices)
         shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and spec.layout.pp > 1
         times = shared_times(play, prices.crowd.paces) if shared else simulate_times(play)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ def traffic(simulation: Simulation) -> list[Sums]:
 
 
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
-    durations = simulation.durations[rank]
+    durations = simulation.durations
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     sums: Sums = {}
 

@@ -86,7 +86,7 @@ def workspace_understated(program: Program, view: RankView) -> Iterator[Mutant]:
 def flops_misstated(program: Program, view: RankView) -> Iterator[Mutant]:
     for index, step in enumerate(program.instructions):
         if step.flops:
-            yield change(program, index, flops=step.flops + 1)
+            yield change(program, index, flops=step.flops + 2)
 
 
 @mutation

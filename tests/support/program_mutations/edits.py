@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fourfold.program import Instruction, Op, Program, RankView, StepSpec
 from fourfold.program.instruction import STARTS
-from tests.support.programs import edited, positions, wait_of
+from tests.support.programs import altered, edited, positions, wait_of
 
 Mutant = Program | list[Program] | dict[int, Program]
 """The program of the pipeline rank that was given; of all pipeline ranks; or of some ranks alone, the others' unchanged."""
@@ -34,7 +34,7 @@ def double(program: Program, index: int) -> Program:
 
 
 def change(program: Program, index: int, **fields: object) -> Program:
-    return edited(program, (index, [program.instructions[index]._replace(**fields)]))  # type: ignore[arg-type]
+    return edited(program, (index, [altered(program.instructions[index], **fields)]))
 
 
 def starts(program: Program, *ops: Op) -> list[int]:

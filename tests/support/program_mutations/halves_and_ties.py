@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fourfold.program import Collective, Instruction, Op, Program, StepSpec, rank_view
+from fourfold.program import Instruction, Op, Program, StepSpec, rank_view
 from fourfold.program.stage_map import stage_map
 from tests.support.program_mutations.edits import (
     Mutant,
@@ -16,7 +16,7 @@ from tests.support.program_mutations.edits import (
     twice,
     with_programs,
 )
-from tests.support.programs import edited, moved, positions, wait_of
+from tests.support.programs import altered, edited, moved, positions, wait_of
 
 # Backward in halves
 
@@ -78,15 +78,10 @@ def whole_backward_beside_its_halves(programs: list[Program], spec: StepSpec) ->
 def _whole(half: Instruction, spec: StepSpec) -> Instruction:
     """The whole backward that the input gradient is a half of, as it would be declared."""
     footprint = rank_view(spec).footprint(stage_map(spec).segments[half.segment or ""])
-    collectives = tuple(
-        Collective(t.kind, t.axes, t.bytes, spec.layout.group_size(tuple(t.axes.split("+"))))
-        for t in footprint.backward.collectives
-    )
     return half._replace(
         op=Op.BACKWARD,
         writes=tuple(name for name in half.writes if not name.startswith("deferred/")),
-        collectives=collectives,
-        flops=footprint.backward.flops,
+        work=footprint.backward,
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
@@ -137,7 +132,7 @@ def tied_sum_over_wrong_axes(programs: list[Program], spec: StepSpec) -> Iterato
         other = everywhere(
             programs,
             lambda s, axes=axes, size=size: (  # type: ignore[misc]
-                s._replace(collectives=(replace(s.collectives[0], axes=axes, group_size=size),))
+                altered(s, collectives=(replace(s.collectives[0], axes=axes, group_size=size),))
                 if s.op is Op.REDUCE_TIED
                 else s
             ),

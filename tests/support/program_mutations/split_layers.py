@@ -15,6 +15,7 @@ from tests.support.program_mutations.edits import (
     with_collective,
     with_programs,
 )
+from tests.support.programs import altered
 
 # Sums over tensor-parallel ranks
 
@@ -143,7 +144,7 @@ def _reaxed(
             axes = axes_of(c.axes.split("+"))
             size = spec.layout.group_size(tuple(axes))
             changed.append(replace(c, axes="+".join(axes), group_size=size) if axes else c)
-        return step._replace(collectives=tuple(changed))
+        return altered(step, collectives=tuple(changed))
 
     mutant = everywhere(programs, edit)
     if mutant != programs:

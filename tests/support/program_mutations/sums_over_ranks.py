@@ -17,7 +17,7 @@ from tests.support.program_mutations.edits import (
     pipeline_mutation,
     with_programs,
 )
-from tests.support.programs import edited, moved, positions
+from tests.support.programs import altered, edited, moved, positions
 
 
 @pipeline_mutation
@@ -81,7 +81,7 @@ def _rescaled(
         (c,) = step.collectives
         axes = axes_of(tuple(c.axes.split("+")))
         other = replace(c, axes="+".join(axes), group_size=spec.layout.group_size(axes))
-        return step._replace(collectives=(other,) if axes else ())
+        return altered(step, collectives=(other,) if axes else ())
 
     mutant = everywhere(programs, edit)
     if mutant != programs:

@@ -51,7 +51,7 @@ def reductions_without(lost: Callable[[Any, str], bool]) -> Any:
             collectives = (*step.collectives[: len(sums)], *kept)
             unit = replace(unit, flat=replace(flat, sums=sums))
             yield from [()] * (len(step.collectives) - len(collectives))
-            yield from original(self, step._replace(collectives=collectives), unit, landing, first)
+            yield from original(self, step._replace(work=step.work.with_collectives(collectives)), unit, landing, first)
 
         return reduction
 

@@ -21,7 +21,7 @@ from fourfold.model.context.partial import (
 from fourfold.model.context.pieces import Documents, Piece, own_pieces, ring_pieces
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
-from fourfold.model.parallel import Group, Work
+from fourfold.model.parallel import Group, Pending
 
 
 class Rotation:
@@ -31,7 +31,7 @@ class Rotation:
         self.here = array
         self._group = group
         self._other: Array | None = None
-        self._work: Work | None = None
+        self._work: Pending | None = None
 
     def start(self) -> None:
         if self._other is None:

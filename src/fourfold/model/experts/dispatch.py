@@ -12,7 +12,7 @@ from fourfold.config import ModelConfig
 from fourfold.model.experts.groups import Groups
 from fourfold.model.experts.router import Choice
 from fourfold.model.operations import Array, Operations
-from fourfold.model.parallel import Group, Work
+from fourfold.model.parallel import Group, Pending
 from fourfold.model.tensor_parallel import Arriving
 
 
@@ -39,7 +39,7 @@ class Route:
 class Transfer:
     """Rows on their way. What they are copied from lives until they have arrived."""
 
-    def __init__(self, work: Work | None, sent: Array, received: Array, finish: Callable[[Array], Array]) -> None:
+    def __init__(self, work: Pending | None, sent: Array, received: Array, finish: Callable[[Array], Array]) -> None:
         self._work, self._sent, self._received, self._finish = work, sent, received, finish
 
     def wait(self) -> Array:

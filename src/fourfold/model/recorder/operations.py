@@ -8,7 +8,8 @@ from typing import Any, cast
 from fourfold.model.operations import Item
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
 from fourfold.model.recorder.recording import Recording, Region, Storage
-from fourfold.model.work import Attention, PassPart, Work
+from fourfold.model.work import Attention, ElementwisePart
+from fourfold.model.work import Item as WorkItem
 
 
 class RecorderOperations:
@@ -238,11 +239,11 @@ class RecorderOperations:
         return self._accelerator
 
     def fused(self, name: str = "") -> AbstractContextManager[None]:
-        return Region(self.recording, cast(PassPart, name))
+        return Region(self.recording, cast(ElementwisePart, name))
 
     def repeats(self, items: Iterable[Item], alike: Callable[[Item], object]) -> Iterator[Item]:
         work = self.recording.work
-        known: dict[object, list[Work]] = {}
+        known: dict[object, list[WorkItem]] = {}
         for item in items:
             key = alike(item)
             if key in known:

@@ -3,8 +3,18 @@
 from itertools import count
 from typing import Any
 
-from fourfold.model.traffic import CollectiveKind, Traffic
-from fourfold.model.work import Attention, Join, Pass, PassPart, Phase, Product, Start, Work
+from fourfold.model.work import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwisePart,
+    Gemm,
+    Item,
+    Join,
+    Start,
+    Work,
+)
 
 
 class Storage:
@@ -45,7 +55,7 @@ class Region:
 
     __slots__ = ("born", "bytes", "launches", "part", "read", "recording", "written")
 
-    def __init__(self, recording: "Recording", part: PassPart) -> None:
+    def __init__(self, recording: "Recording", part: ElementwisePart) -> None:
         self.recording = recording
         self.part = part
         self.bytes = 0
@@ -60,7 +70,7 @@ class Region:
     def __exit__(self, *_: object) -> None:
         self.recording.region = None
         least = sum(self.read.values()) + sum(self.written.values()) + sum(cell[0] for cell in self.born)
-        self.recording.work.append(Pass(self.bytes, min(least, self.bytes), self.launches, self.part))
+        self.recording.work.append(Elementwise(self.bytes, min(least, self.bytes), self.launches, self.part))
 
 
 class Recording:
@@ -73,7 +83,7 @@ class Recording:
         """`landing`: sums that are scattered need landing space (gloo)."""
         self.live = 0
         self.peak = 0
-        self.work: list[Work] = []
+        self.work: list[Item] = []
         self.region: Region | None = None
         self.landing = landing
         self.flying: set[str] = set()
@@ -87,9 +97,9 @@ class Recording:
         self.passes += 1
         self.operand_bytes = 0
 
-    def phase(self) -> Phase:
+    def recorded(self) -> Work:
         """What was done since `begin`."""
-        return Phase(tuple(self.work))
+        return Work(tuple(self.work))
 
     def touch(self, reads: Any, written: Any, launches: int = 1) -> None:
         """An elementwise kernel that reads ghosts and writes one; a ghost made by this kernel is live already."""
@@ -100,7 +110,7 @@ class Recording:
             for ghost in reads:
                 size += ghost.nbytes
                 ghost.storage.read = self.passes
-            self.work.append(Pass(size, size, launches))
+            self.work.append(Elementwise(size, size, launches))
             return
         for ghost in reads:
             size += ghost.nbytes
@@ -117,18 +127,18 @@ class Recording:
 
     def matmul(self, rows: int, columns: int, inner: int, accumulates: bool = False, groups: int = 1) -> None:
         assert self.region is None, "a matmul stands inside a fused region"
-        self.work.append(Product(rows, columns, inner, accumulates, groups))
+        self.work.append(Gemm(rows, columns, inner, accumulates, groups))
 
     def attend(self, attention: Attention) -> None:
         self.work.append(attention)
 
-    def start(self, kind: CollectiveKind, axes: str, size: int, held: tuple[Any, ...]) -> "Flight":
+    def start(self, kind: CollectiveKind, axes: str, group: int, size: int, held: tuple[Any, ...]) -> "Flight":
         """A collective; what it reads and fills is held until it is joined."""
         number = 1
-        while (name := f"{axes} {number}") in self.flying:
+        while (name := f"{axes}.{number}") in self.flying:
             number += 1
         self.flying.add(name)
-        self.work.append(Start(Traffic(kind, axes, size), name))
+        self.work.append(Start(Collective(kind, axes, size, group), name))
         return Flight(self, name, held)
 
 
@@ -156,20 +166,20 @@ class GhostGroup:
         self.recording, self.axes, self.size, self.index = recording, axes, size, index
 
     def all_gather(self, whole: Any, shard: Any) -> Flight:
-        return self.recording.start("all_gather", self.axes, whole.nbytes, (whole, shard))
+        return self.recording.start("all_gather", self.axes, self.size, whole.nbytes, (whole, shard))
 
     def sum_scatter(self, whole: Any, into: Any) -> Flight:
         landing = None
         if self.recording.landing:
             landing = Storage(self.recording, whole.nbytes - whole.nbytes // self.size)
-        return self.recording.start("reduce_scatter", self.axes, whole.nbytes, (whole, into, landing))
+        return self.recording.start("reduce_scatter", self.axes, self.size, whole.nbytes, (whole, into, landing))
 
     def all_reduce(self, whole: Any) -> Flight:
-        return self.recording.start("all_reduce", self.axes, whole.nbytes, (whole,))
+        return self.recording.start("all_reduce", self.axes, self.size, whole.nbytes, (whole,))
 
     def all_to_all(self, received: Any, sent: Any, received_rows: Any = None, sent_rows: Any = None) -> Flight:
-        return self.recording.start("all_to_all", self.axes, sent.nbytes, (received, sent))
+        return self.recording.start("all_to_all", self.axes, self.size, sent.nbytes, (received, sent))
 
     def shift(self, received: Any, sent: Any) -> Flight:
         size = sum(ghost.nbytes for ghost in sent)
-        return self.recording.start("shift", self.axes, size, (tuple(received), tuple(sent)))
+        return self.recording.start("shift", self.axes, self.size, size, (tuple(received), tuple(sent)))
