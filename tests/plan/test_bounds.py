@@ -90,7 +90,7 @@ def test_no_bound_is_above_the_simulation(devices: int, more: dict) -> None:
 
 
 def test_a_sharper_price_of_the_pipeline_stands_where_the_bounds_own_stood() -> None:
-    asked = Request.of(model(), load_cluster("dgx-h100:64"), 8, 64)
+    asked = Request.of(model(), load_cluster("gcp-a3-mega:64"), 32, 64)
     found = 0
     for shape in list(block_shapes(asked))[::7]:
         bounds = Bounder(asked).bounds(shape)
