@@ -167,7 +167,10 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
         assert isinstance(case, Case)
         spec = case_spec(case)
         footprint = rank_view(spec).footprint(stage_map(spec).segments["b1"])
-        return kept_bytes(footprint, case_prices(case, spec, fitted()).stack) / footprint.saved_bytes
+        return (
+            kept_bytes(footprint.saved_bytes, footprint.saved_parts, case_prices(case, spec, fitted()).stack)
+            / footprint.saved_bytes
+        )
 
     case = translate(row)
     assert isinstance(case, Case)

@@ -53,7 +53,7 @@ class OptimizerSection(Section):
     spec: ClassVar[OptimizerSpec]
 
     name: str
-    """`adamw` or `sgd`."""
+    """The optimizer: `adamw` or `sgd`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate after warm-up."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -108,7 +108,7 @@ class SgdSection(OptimizerSection):
     spec = OptimizerSpec("sgd", (StateTensor("momentum_buffer"),))
 
     name: Literal["sgd"]
-    """`sgd`."""
+    """`sgd`: stochastic gradient descent with momentum."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate after warm-up."""
     weight_decay: Weight = 1e-4

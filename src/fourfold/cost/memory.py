@@ -1,11 +1,11 @@
 """What a device holds, from what a program declares: a stack's own tensors, its allocator and its context beside the buffers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.cost.stack import Stack
-from fourfold.model.footprint import Footprint
+from fourfold.model.work import SavedParts
 from fourfold.program import Program
 from fourfold.program.instruction import Instruction, Op
 from fourfold.program.spec import StepSpec
@@ -25,7 +25,7 @@ BLOCKS = 4
 def held_program(program: Program, view: RankView, stack: Stack) -> Program:
     """The program with its buffers as large as the stack's: for memory alone."""
     extra = block_bytes(view.spec, stack)
-    buffers = {**program.buffers, **dict(_changed(program.buffers, view, stack, extra))}
+    buffers = {**program.buffers, **dict(_changed(program, view.spec, stack, extra))}
     steps, resident = program.instructions, program.resident
     if stack.unit_bytes and (units := units_bytes(view, stack)):
         buffers[UNITS], resident = units, (*resident, UNITS)
@@ -35,15 +35,15 @@ def held_program(program: Program, view: RankView, stack: Stack) -> Program:
     return replace(program, buffers=buffers, instructions=steps, resident=resident)
 
 
-def _changed(buffers: Mapping[str, int], view: RankView, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
-    """Those that the stack has in other sizes."""
-    shares = _state_shares(view.spec, stack)
+def _changed(program: Program, spec: StepSpec, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
+    """Buffers that the stack has in other sizes."""
+    shares = _state_shares(spec, stack)
     if not extra and stack.saved_share == 1 and not stack.narrow_operands and not shares:
         return
-    for name, size in buffers.items():
+    for name, size in program.buffers.items():
         kind, _, rest = name.partition("/")
         if kind == "saved":
-            yield name, kept_bytes(view.footprint(view.stages.segments[rest.partition("/")[0]]), stack) + extra
+            yield name, kept_bytes(size, program.saved_parts[rest.partition("/")[0]], stack) + extra
         elif kind in shares:
             yield name, int(size * shares[kind])
 
@@ -58,13 +58,12 @@ def _state_shares(spec: StepSpec, stack: Stack) -> dict[str, float]:
     return shares
 
 
-def kept_bytes(footprint: Footprint, stack: Stack) -> int:
-    """What a block keeps for backward of what it declares. Of operands in fewer bits, attention's output stays beside its narrow
-    copy."""
-    kept = stack.saved_share * footprint.saved_bytes
+def kept_bytes(saved: int, parts: SavedParts, stack: Stack) -> int:
+    """Bytes that a block keeps for backward where it declares `saved`. Attention's output stays beside its low-precision copy."""
+    kept = stack.saved_share * saved
     if stack.narrow_operands and stack.products:
         narrow = NARROW[stack.products]
-        kept -= (1 - narrow) * footprint.operand_bytes - narrow * footprint.attended_bytes
+        kept -= (1 - narrow) * parts.operands - narrow * parts.attended
     return int(kept)
 
 

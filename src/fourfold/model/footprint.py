@@ -21,7 +21,7 @@ from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, UnitSpec, build_segments
 from fourfold.model.weights import Unit, Weight, deferring
-from fourfold.model.work import NOTHING, Work
+from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work
 
 __all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
 
@@ -47,10 +47,7 @@ class Footprint:
     """Kept between the input gradient and the weight gradients, where they are apart; the upstream gradient included."""
     input_workspace_bytes: int = 0
     weight_workspace_bytes: int = 0
-    operand_bytes: int = 0
-    """The part of `saved_bytes` that matmuls alone read."""
-    attended_bytes: int = 0
-    """The part of `saved_bytes` that is attention's output, which its own backward reads beside a matmul."""
+    saved_parts: SavedParts = NO_PARTS
 
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
@@ -238,8 +235,7 @@ class GhostRank:
             deferred_bytes=input_half.left,
             input_workspace_bytes=input_half.peak - saved_bytes - grad - input_half.left,
             weight_workspace_bytes=weight_half.peak - input_half.left,
-            operand_bytes=whole.operands,
-            attended_bytes=attended,
+            saved_parts=SavedParts(whole.operands, attended),
         )
 
     def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":

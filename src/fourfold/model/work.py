@@ -6,7 +6,7 @@ reads its inputs once and writes its outputs once.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,3 +178,15 @@ def sends(*collectives: Collective) -> Work:
 def touches(size: int) -> Work:
     """One elementwise kernel that reads and writes so many bytes."""
     return Work((Elementwise(size, size),))
+
+
+class SavedParts(NamedTuple):
+    """Parts of what a segment saves for backward, in bytes: `operands`, which matmuls alone read, and `attended`, attention's
+    output, which its own backward reads beside a matmul. Software that keeps operands in fewer bits holds less of the
+    first."""
+
+    operands: int = 0
+    attended: int = 0
+
+
+NO_PARTS = SavedParts()

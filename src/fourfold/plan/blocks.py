@@ -136,7 +136,7 @@ def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
         backward=seconds(Op.BACKWARD),
         weight=seconds(Op.BACKWARD_WEIGHT),
         input_bytes=footprint.output_bytes,
-        kept_bytes=kept_bytes(footprint, request.stack),
+        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.stack),
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 

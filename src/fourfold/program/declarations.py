@@ -10,7 +10,7 @@ from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op, Program
-from fourfold.program.sizes import BufferSizes
+from fourfold.program.sizes import BufferSizes, saved_parts
 from fourfold.program.view import RankView
 
 
@@ -53,6 +53,9 @@ def _check_buffers(rank: int, program: Program, view: RankView) -> list[Fault]:
             continue
         if size != expected:
             faults.append(Fault(rank, 0, None, f"buffer {buffer} is declared with {size} bytes", f"it has {expected}"))
+    if program.saved_parts != saved_parts(view, program.kind):
+        problem = "states other parts of what segments save than they have"
+        faults.append(Fault(rank, 0, None, problem, "write the lines `saves` as lowering does"))
     resident = resident_buffers(program.kind, view)
     for buffer in sorted(resident - set(program.resident)):
         faults.append(Fault(rank, 0, None, f"{buffer} outlives the step", "declare it `resident`"))

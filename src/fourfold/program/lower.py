@@ -9,7 +9,7 @@ from fourfold.program.gathers import insert_gathers
 from fourfold.program.instruction import Instruction, Program
 from fourfold.program.reductions import insert_reductions
 from fourfold.program.schedule import forward_orders
-from fourfold.program.sizes import BufferSizes
+from fourfold.program.sizes import BufferSizes, saved_parts
 from fourfold.program.spec import StepSpec
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
 from fourfold.program.update import append_update, sum_counts
@@ -71,4 +71,5 @@ def _assemble(kind: str, steps: list[Instruction], view: RankView) -> Program:
     for step in steps:
         names.update(step.writes)
     sizes = BufferSizes(view)
-    return Program(view.pp_rank, kind, tuple(steps), {name: sizes.of(name) for name in sorted(names)}, tuple(resident))
+    buffers = {name: sizes.of(name) for name in sorted(names)}
+    return Program(view.pp_rank, kind, tuple(steps), buffers, tuple(resident), saved_parts(view, kind))

@@ -3,6 +3,7 @@
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import FlatLayout
 from fourfold.model.spec import Segment
+from fourfold.model.work import SavedParts
 from fourfold.program.spec import StepSpec
 from fourfold.program.totals import SCALAR_BYTES
 from fourfold.program.view import RankView
@@ -46,6 +47,13 @@ def buffer_bytes(view: RankView, name: str) -> int:
         footprint = view.footprint(segment)
         return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
     return unit_bytes(spec, kind, view.flats[rest])
+
+
+def saved_parts(view: RankView, kind: str) -> dict[str, SavedParts]:
+    """Parts of what each block saves, in a program that trains."""
+    if kind != "train":
+        return {}
+    return {s.name: view.footprint(s).saved_parts for s in view.segments if s.kind == "block"}
 
 
 def hidden_bytes(spec: StepSpec, segment: Segment) -> int:

@@ -7,14 +7,14 @@ import hashlib
 from collections.abc import Mapping
 
 from fourfold.config import UserError
-from fourfold.model.work import Collective, Work, sends
+from fourfold.model.work import Collective, SavedParts, Work, sends
 from fourfold.program.instruction import Instruction, Op, Program
 from fourfold.program.work_text import collective_text, is_plain, parse_collective, parse_work, work_text
 
 HEADER = "fourfold program 1"
 _FIELDS = ("reads", "writes", "frees")
 _OPS = {op.value: op for op in Op}
-_HEADS = {"kind": 2, "pp_rank": 2, "buffer": 3, "resident": 2}
+_HEADS = {"kind": 2, "pp_rank": 2, "buffer": 3, "resident": 2, "saves": 4}
 """Words on the lines that are no instructions."""
 
 
@@ -23,6 +23,7 @@ def to_text(program: Program) -> str:
     lines = [HEADER, f"kind {program.kind}", f"pp_rank {program.pp_rank}"]
     lines += [f"buffer {name} {size}" for name, size in program.buffers.items()]
     lines += [f"resident {name}" for name in program.resident]
+    lines += [f"saves {name} {parts.operands} {parts.attended}" for name, parts in program.saved_parts.items()]
     numbers: dict[Work, int] = {}
     for step in program.instructions:
         if not is_plain(step.work):
@@ -59,6 +60,7 @@ def from_text(text: str, source: str = "program") -> Program:
     kind, pp_rank = "train", 0
     buffers: dict[str, int] = {}
     resident: list[str] = []
+    saved_parts: dict[str, SavedParts] = {}
     works: dict[str, Work] = {}
     steps: list[Instruction] = []
     for number, line in enumerate(lines[1:], start=2):
@@ -78,6 +80,8 @@ def from_text(text: str, source: str = "program") -> Program:
                 buffers[words[1]] = int(words[2])
             elif words[0] == "resident":
                 resident.append(words[1])
+            elif words[0] == "saves":
+                saved_parts[words[1]] = SavedParts(int(words[2]), int(words[3]))
             elif words[0] == "work":
                 _define(line, works)
             else:
@@ -88,7 +92,7 @@ def from_text(text: str, source: str = "program") -> Program:
                 steps.append(step)
         except (ValueError, IndexError, KeyError) as error:
             raise UserError(f"{source}:{number}: cannot read {line!r} ({error})") from None
-    return Program(pp_rank, kind, tuple(steps), buffers, tuple(resident))
+    return Program(pp_rank, kind, tuple(steps), buffers, tuple(resident), saved_parts)
 
 
 def _parts(line: str) -> list[list[str]]:
