@@ -7,7 +7,7 @@ from torch import Tensor
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import FlatLayout, Layout, resolve_layout
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.runtime.collectives import make_groups

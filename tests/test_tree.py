@@ -17,6 +17,8 @@ PACKAGE_FILES = ("__init__.py", "__main__.py")
 NAMED_TWICE = {
     "Stack": "software that is priced, and software as a published row names it: the second leaves with the reading of rows",
 }
+FAMILIES = "huggingface/families/"
+"""A model family is one file, however little it has to say."""
 SHORT = {
     "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
@@ -24,19 +26,18 @@ SHORT = {
     "cli/numbers.py": "numbers with suffixes, for every command",
     "cli/software.py": "options of software, for every command that prices",
     "config/errors.py": "errors, below everything else",
-    "config/huggingface_values.py": "checks of single values, below every reader of a config.json",
+    "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
     "cost/masks.py": "one formula, which prices and readers of rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "data/unigram.py": "the loss of a model of its own",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
-    "model/traffic.py": "a record that segments and programs share, without torch",
     "plan/batch.py": "one question of the planner: which batches layouts can divide",
-    "program/arithmetic.py": "FLOPs of stages, for timelines and for whoever divides a model",
     "program/buffers.py": "the list of buffers' names",
     "program/fault.py": "the record that all of the verifier's rules make",
+    "program/schedule/breadth_first.py": "one schedule, one file",
+    "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "program/schedule/interleaved.py": "one schedule, one file",
-    "program/schedule/placement.py": "which rank holds which stage, for all schedules",
     "program/schedule/zero_bubble.py": "one schedule, one file",
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, put off by whoever makes many objects",
@@ -69,7 +70,8 @@ def test_no_file_is_long() -> None:
 
 
 def test_short_files_have_a_reason() -> None:
-    short = {name_of(path) for path in FILES if lines_of(path) < SHORTEST and path.name not in PACKAGE_FILES}
+    files = (path for path in FILES if path.name not in PACKAGE_FILES and not name_of(path).startswith(FAMILIES))
+    short = {name_of(path) for path in files if lines_of(path) < SHORTEST}
     assert short - set(SHORT) == set(), f"fewer than {SHORTEST} lines: part of which file is it? Else state a reason"
     assert set(SHORT) - short == set(), "no longer short, or gone: take it off the list"
 

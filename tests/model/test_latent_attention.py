@@ -20,12 +20,11 @@ from fourfold.model.latent import (
     latent_query_key_value,
     latent_query_key_value_backward,
 )
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import rotate_, table_scale
 from fourfold.model.rope_tables import scale_yarn
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import LatentWeights, Weight, deferring
-from fourfold.model.yarn import table_scale
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import rebuilding
 from tests.support.double import compute_in_double

@@ -8,8 +8,8 @@ import torch
 
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
+from fourfold.model.environment import Microbatch
 from fourfold.model.footprint import Shape, segment_footprint
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from tests.support.plain_model import PlainModel, random_tokens

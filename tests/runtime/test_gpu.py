@@ -6,7 +6,7 @@ import torch
 from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Microbatch
 from fourfold.program import lower_step, memory_peak, rank_view, resolve_step
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import initialize_shard

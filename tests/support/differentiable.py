@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fourfold.model.block import block_backward, block_forward
-from fourfold.model.environment import SELECTIVE, Environment, Saved
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 
 Backward = Callable[..., Sequence[Tensor]]
 """From the gradients of the outputs to those of the inputs."""

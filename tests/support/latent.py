@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
-from fourfold.model.environment import Environment
+from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.latent import latent_backward, latent_forward
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import Parallel
 from fourfold.model.weights import Deferred, LatentWeights, Weight
 from fourfold.runtime.collectives import make_groups

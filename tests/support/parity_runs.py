@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec

@@ -12,9 +12,8 @@ from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import Environment, Saved
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import FlatUnit, Weights

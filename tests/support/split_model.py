@@ -15,9 +15,8 @@ from fourfold.model import torch_operations
 from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import Environment
+from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ALONE, Parallel, Pending
 from fourfold.model.weights import FlatUnit, deferring
 from fourfold.runtime.collectives import AxisGroup, Links, make_groups

@@ -12,10 +12,9 @@ from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import Environment, Saved
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.local_parameter import local_parameter
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape
@@ -46,7 +45,7 @@ class LonelyGroup:
         self._meeting, self._axes, self.size, self.index = meeting, axes, size, index
 
     def _start(self, kind: Any, sent: Sequence[Tensor], into: Sequence[Tensor], values: Sequence[Tensor]) -> Meeting:
-        self._meeting.started.append(Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent)))
+        self._meeting.started.append(Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent), self.size))
         with self._meeting.kernels.paused():
             for target, value in zip(into, values, strict=True):
                 target.copy_(value)

@@ -6,8 +6,7 @@ Symbols: T tokens of a microbatch, t those whose hidden states this rank has; he
 
 from fourfold.config import ModelConfig
 from fourfold.model.context.attention import attend_backward, attend_forward
-from fourfold.model.environment import Environment, Saved
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.norm import normalize, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.rope import rotate_

@@ -14,13 +14,13 @@ from fourfold.model.weights import (
     ModuleWeights,
     PlainFeedForwardWeights,
     RoutedWeights,
-    Unit,
     Weight,
     Weights,
+    WeightUnit,
 )
 
 
-def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, Unit]) -> Weights:
+def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, WeightUnit]) -> Weights:
     """The views that the segment's function takes. `units`: by unit name, at least those in `segment.units`."""
     own = units[segment.name]
     if segment.kind == "embedding":
@@ -45,7 +45,7 @@ def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, Unit]
     )
 
 
-def _bind_block(segment: Segment, own: Unit, model: ModelConfig, units: Mapping[str, Unit]) -> BlockWeights:
+def _bind_block(segment: Segment, own: WeightUnit, model: ModelConfig, units: Mapping[str, WeightUnit]) -> BlockWeights:
     prefix = f"model.layers.{segment.layer}."
     attention = _bind_latent(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
     if segment.moe:
@@ -55,16 +55,16 @@ def _bind_block(segment: Segment, own: Unit, model: ModelConfig, units: Mapping[
     return BlockWeights(attention, _bind_feed_forward(own, model, prefix, prefix + "mlp."))
 
 
-def _bind_embedding(own: Unit, model: ModelConfig) -> EmbeddingWeights:
+def _bind_embedding(own: WeightUnit, model: ModelConfig) -> EmbeddingWeights:
     positions = own.weight(POSITIONS) if model.positions == "learned" else None
     return EmbeddingWeights(own.weight("model.embed_tokens.weight"), positions)
 
 
-def _norm_bias(own: Unit, model: ModelConfig, name: str) -> Weight | None:
+def _norm_bias(own: WeightUnit, model: ModelConfig, name: str) -> Weight | None:
     return own.weight(f"{name}.bias") if model.norm == "layer" else None
 
 
-def _bind_attention(own: Unit, model: ModelConfig, prefix: str) -> AttentionWeights:
+def _bind_attention(own: WeightUnit, model: ModelConfig, prefix: str) -> AttentionWeights:
     attention = prefix + "self_attn."
     return AttentionWeights(
         norm=own.weight(prefix + "input_layernorm.weight"),
@@ -78,7 +78,7 @@ def _bind_attention(own: Unit, model: ModelConfig, prefix: str) -> AttentionWeig
     )
 
 
-def _bind_latent(own: Unit, model: ModelConfig, prefix: str) -> LatentWeights:
+def _bind_latent(own: WeightUnit, model: ModelConfig, prefix: str) -> LatentWeights:
     attention, low_rank = prefix + "self_attn.", model.query_rank is not None
     return LatentWeights(
         norm=own.weight(prefix + "input_layernorm.weight"),
@@ -92,7 +92,7 @@ def _bind_latent(own: Unit, model: ModelConfig, prefix: str) -> LatentWeights:
     )
 
 
-def _bind_feed_forward(own: Unit, model: ModelConfig, prefix: str, mlp: str) -> FeedForwardWeights:
+def _bind_feed_forward(own: WeightUnit, model: ModelConfig, prefix: str, mlp: str) -> FeedForwardWeights:
     return FeedForwardWeights(
         norm=own.weight(prefix + "post_attention_layernorm.weight"),
         gate_up=own.weight(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
@@ -101,7 +101,7 @@ def _bind_feed_forward(own: Unit, model: ModelConfig, prefix: str, mlp: str) -> 
     )
 
 
-def _bind_plain_feed_forward(own: Unit, model: ModelConfig, prefix: str) -> PlainFeedForwardWeights:
+def _bind_plain_feed_forward(own: WeightUnit, model: ModelConfig, prefix: str) -> PlainFeedForwardWeights:
     mlp, biased = prefix + "mlp.", model.linear_bias
     return PlainFeedForwardWeights(
         norm=own.weight(prefix + "post_attention_layernorm.weight"),
@@ -113,7 +113,7 @@ def _bind_plain_feed_forward(own: Unit, model: ModelConfig, prefix: str) -> Plai
     )
 
 
-def _bind_routed(own: Unit, experts: Unit, model: ModelConfig, prefix: str) -> RoutedWeights:
+def _bind_routed(own: WeightUnit, experts: WeightUnit, model: ModelConfig, prefix: str) -> RoutedWeights:
     path = prefix + "mlp.shared_experts."
     shared = _bind_feed_forward(own, model, prefix, path) if model.num_shared_experts else None
     return RoutedWeights(

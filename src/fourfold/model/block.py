@@ -1,12 +1,11 @@
 """A decoder block, pre-norm, forward and backward: the attention half, then the feed-forward half; and an MTP module around one."""
 
 from fourfold.model.attention import grouped_backward, grouped_forward
-from fourfold.model.environment import Environment, Saved
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.feed_forward import gated_backward, gated_forward, plain_backward, plain_forward
 from fourfold.model.latent import latent_backward, latent_forward
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.multi_token import combine_backward, combine_forward
 from fourfold.model.operations import Array
 from fourfold.model.weights import (

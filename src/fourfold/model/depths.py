@@ -7,9 +7,8 @@ are divided by the number of its own valid targets in the whole global batch.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fourfold.model.environment import Environment
+from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.head import head_loss, head_loss_backward
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.operations import Array
 from fourfold.model.weights import HeadWeights
 

@@ -9,10 +9,9 @@ from fourfold.model.binding import bind_weights
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import SELECTIVE, Environment, Saved
+from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.local_parameter import local_parameter
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.model.recorder.ghost import Ghost, copies
 from fourfold.model.recorder.operations import RecorderOperations
@@ -20,7 +19,7 @@ from fourfold.model.recorder.recording import GhostGroup, Recording, Storage
 from fourfold.model.rope import rotated_width
 from fourfold.model.shape import Shape, chunk_tokens
 from fourfold.model.spec import Segment, UnitSpec, build_segments
-from fourfold.model.weights import Unit, Weight, deferring
+from fourfold.model.weights import Weight, WeightUnit, deferring
 from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work
 
 __all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
@@ -70,7 +69,7 @@ def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape,
     return replace(last, **{name: max(getattr(last, name), getattr(first, name)) for name in names})
 
 
-class GhostUnit(Unit):
+class GhostUnit(WeightUnit):
     """A unit's weights as ghosts that lie outside, of the shapes that one rank has."""
 
     def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations) -> None:

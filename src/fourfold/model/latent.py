@@ -8,14 +8,12 @@ queries have no latent), r kv_lora_rank, d rope_head_dim; heads are this rank's.
 
 from fourfold.model.attention import output_backward, output_forward
 from fourfold.model.context.attention import attend_backward, attend_forward
-from fourfold.model.environment import Environment, Saved
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.norm import apply_rms, normalize, normalize_again, normalize_backward, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
-from fourfold.model.rope import rotate_
+from fourfold.model.rope import rotate_, score_scale
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
 from fourfold.model.weights import LatentWeights, Weight
-from fourfold.model.yarn import score_scale
 
 LATENT_NORM_EPS = 1e-6
 """The epsilon of the latents' norms, in the released models and in transformers whatever the blocks' `norm_eps`."""

@@ -7,8 +7,7 @@ together: the k-th module takes [k t, hidden], which is h^0 .. h^{k-1} one after
 """
 
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import Environment, Saved
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.norm import apply_rms, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.weights import ModuleWeights, Weight

@@ -7,6 +7,7 @@ bytes, launches, collectives and live memory. So a pass is written once, and wha
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 Array = Any
@@ -18,6 +19,22 @@ Format = Any
 
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows sorted by expert. `sizes`: rows of each expert of this rank; `ends` [experts] int32, on the device: where they end."""
+
+    sizes: tuple[int, ...]
+    ends: Array
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """(expert, start, end) of every expert that has rows."""
+        start = 0
+        for expert, size in enumerate(self.sizes):
+            if size:
+                yield expert, start, start + size
+            start += size
 
 
 class Operations(Protocol):
@@ -49,11 +66,11 @@ class Operations(Protocol):
         """grad [out, in] += grad_output [T, out]^T @ inputs [T, in]; assigned where `fresh`."""
         ...
 
-    def grouped_matmul(self, rows: Array, matrices: Array, groups: Any) -> Array:
+    def grouped_matmul(self, rows: Array, matrices: Array, groups: Groups) -> Array:
         """rows [m, k], sorted by expert, each with its expert's matrix: matrices [experts, k, n] -> [m, n]."""
         ...
 
-    def grouped_accumulate(self, grad: Array, grad_output: Array, inputs: Array, groups: Any, fresh: bool) -> None:
+    def grouped_accumulate(self, grad: Array, grad_output: Array, inputs: Array, groups: Groups, fresh: bool) -> None:
         """grad [experts, out, in] += grad_output_e^T @ inputs_e for every expert e; assigned where `fresh`."""
         ...
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fourfold.config import ModelConfig
-from fourfold.model.rope import rotated_width
-from fourfold.model.yarn import table_scale
+from fourfold.model.rope import rotated_width, table_scale
 
 
 def rope_tables(model: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

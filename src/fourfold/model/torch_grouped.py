@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fourfold.model.experts.groups import Groups
+from fourfold.model.operations import Groups
 
 GRADIENT_CHUNK_ELEMENTS = 2**27
 """Elements of the experts' weight gradients that exist at once where they cannot be added in place."""

@@ -98,7 +98,7 @@ class Shaped(Protocol):
     def numel(self) -> int: ...
 
 
-class Unit:
+class WeightUnit:
     """Named weights that are brought together, deferred and reduced as one."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class Unit:
             weight.deferred = deferred
 
 
-class FlatUnit(Unit):
+class FlatUnit(WeightUnit):
     """One unit's flat parameters and gradients with a named view for each run of consecutive parameters."""
 
     def __init__(self, contents: Sequence[Shaped], parameters: Array, gradients: Array) -> None:
@@ -155,7 +155,7 @@ class FlatUnit(Unit):
 
 
 @contextmanager
-def deferring(units: Iterable[Unit]) -> Iterator[Deferred]:
+def deferring(units: Iterable[WeightUnit]) -> Iterator[Deferred]:
     """Within the block, the units' weight gradients that are matrix products are put off into the object that it gives."""
     units, deferred = list(units), Deferred()
     for unit in units:

@@ -9,9 +9,8 @@ from fourfold.model import torch_operations
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import SELECTIVE, Environment, Saved
+from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
-from fourfold.model.microbatch import Microbatch
 from fourfold.model.parallel import Parallel
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring

@@ -10,7 +10,7 @@ from torch import Tensor
 from fourfold.config import RunFailure
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Microbatch
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.instruction import STARTS
 from fourfold.program.totals import num_losses

@@ -6,7 +6,7 @@ import torch
 from fourfold.data.ahead import look_ahead
 from fourfold.data.batches import IGNORED, Batch
 from fourfold.layout import Layout
-from fourfold.model.microbatch import Microbatch
+from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec

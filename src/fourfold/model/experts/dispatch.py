@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from fourfold.config import ModelConfig
-from fourfold.model.experts.groups import Groups
 from fourfold.model.experts.router import Choice
-from fourfold.model.operations import Array, Operations
+from fourfold.model.operations import Array, Groups, Operations
 from fourfold.model.parallel import Group, Pending
 from fourfold.model.tensor_parallel import Arriving
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable
 
-from fourfold.model.experts.groups import Groups
 from fourfold.model.feed_forward import swiglu, swiglu_backward_
-from fourfold.model.operations import Array, Operations
+from fourfold.model.operations import Array, Groups, Operations
 from fourfold.model.weights import RoutedWeights, Weight
 
 

@@ -1,61 +1,19 @@
-"""A tensor without data: shape, strides, format and a storage that views share. Each operation on it records what it would do.
-
-The methods are torch's, as far as segments call them, and do to shapes, strides and lifetimes what torch's do.
-"""
+"""A tensor without data on which every operation records the kernel that it would be."""
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from math import prod
 from typing import Any
 
-from fourfold.model.recorder.recording import Recording, Storage
-
-FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1}
-
-
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
+from fourfold.model.recorder.recording import Storage
+from fourfold.model.recorder.strides import broadcast
+from fourfold.model.recorder.view import FORMAT_BYTES, GhostView
 
 
-class Ghost:
-    """Views share a storage, and begin `offset` elements into it. `nbytes`: of its elements; `steps`: its strides, None while
-    they are dense."""
+class Ghost(GhostView):
+    """Arithmetic, reductions and selections: each one kernel."""
 
-    __slots__ = ("dtype", "nbytes", "offset", "recording", "shape", "steps", "storage")
-
-    def __init__(
-        self,
-        recording: Recording,
-        storage: Storage,
-        shape: tuple[int, ...],
-        dtype: str,
-        nbytes: int,
-        steps: tuple[int, ...] | None = None,
-        offset: int = 0,
-    ) -> None:
-        self.recording = recording
-        self.storage = storage
-        self.shape = shape
-        self.dtype = dtype
-        self.nbytes = nbytes
-        self.steps = steps
-        self.offset = offset
-
-    def __repr__(self) -> str:
-        return f"Ghost({list(self.shape)}, {self.dtype})"
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return dense_strides(self.shape) if self.steps is None else self.steps
-
-    # Making others
+    __slots__ = ()
 
     def make(self, shape: Sequence[int], dtype: str | None = None) -> "Ghost":
         """A new one, dense, whose storage is live from now on."""
@@ -63,16 +21,6 @@ class Ghost:
         dtype = dtype or self.dtype
         size = prod(shape) * FORMAT_BYTES[dtype]
         return Ghost(self.recording, Storage(self.recording, size), shape, dtype, size)
-
-    def _see(self, shape: Sequence[int], strides: Sequence[int] | None, offset: int = 0) -> "Ghost":
-        """A view of as many elements."""
-        steps = None if strides is None else tuple(strides)
-        return Ghost(self.recording, self.storage, tuple(shape), self.dtype, self.nbytes, steps, self.offset + offset)
-
-    def _part(self, shape: tuple[int, ...], strides: tuple[int, ...] | None, offset: int = 0) -> "Ghost":
-        """A view of some elements."""
-        size = prod(shape) * FORMAT_BYTES[self.dtype]
-        return Ghost(self.recording, self.storage, shape, self.dtype, size, strides, self.offset + offset)
 
     def _map(self, *others: "Ghost | float", dtype: str | None = None) -> "Ghost":
         """A kernel of one output element for each of the broadcast inputs', in the widest of their formats."""
@@ -129,6 +77,9 @@ class Ghost:
     def new_ones(self, shape: Sequence[int], dtype: str | None = None) -> "Ghost":
         return self.new_zeros(shape, dtype=dtype)
 
+    def copied(self) -> "Ghost":
+        return self._map()
+
     def clone(self) -> "Ghost":
         return self._map()
 
@@ -138,139 +89,7 @@ class Ghost:
         return self._map(dtype=dtype)
 
     def contiguous(self) -> "Ghost":
-        return self if self.is_contiguous() else self._map()
-
-    # Views
-
-    def numel(self) -> int:
-        return prod(self.shape)
-
-    def is_contiguous(self) -> bool:
-        if self.steps is None:
-            return True
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if size != 1 and stride != step:
-                return False
-            step *= size
-        return True
-
-    def view(self, *shape: Any) -> "Ghost":
-        wanted = _inferred(shape if not shape or isinstance(shape[0], int) else shape[0], self.numel())
-        if self.steps is None:
-            return self._see(wanted, None)
-        strides = viewed_strides(self.shape, self.strides, wanted)
-        if strides is None:
-            raise ValueError(f"{self} with strides {self.strides} cannot be viewed as {wanted}")
-        return self._see(wanted, strides)
-
-    def view_as(self, other: "Ghost") -> "Ghost":
-        return self.view(*other.shape)
-
-    def reshape(self, *shape: int) -> "Ghost":
-        wanted = _inferred(shape, self.numel())
-        if self.steps is None:
-            return self._see(wanted, None)
-        strides = viewed_strides(self.shape, self.steps, wanted)
-        return self._map().view(*wanted) if strides is None else self._see(wanted, strides)
-
-    def flatten(self, start: int = 0, end: int = -1) -> "Ghost":
-        start, end = start % len(self.shape), end % len(self.shape)
-        return self.reshape(*self.shape[:start], prod(self.shape[start : end + 1]), *self.shape[end + 1 :])
-
-    def unflatten(self, dim: int, sizes: Sequence[int]) -> "Ghost":
-        dim %= len(self.shape)
-        sizes = _inferred(sizes, self.shape[dim])
-        if self.steps is None:
-            return self._see((*self.shape[:dim], *sizes, *self.shape[dim + 1 :]), None)
-        strides = [stride * self.strides[dim] for stride in dense_strides(sizes)]
-        return self._see(
-            (*self.shape[:dim], *sizes, *self.shape[dim + 1 :]),
-            (*self.strides[:dim], *strides, *self.strides[dim + 1 :]),
-        )
-
-    def narrow(self, dim: int, start: int, length: int) -> "Ghost":
-        dim %= len(self.shape)
-        shape = (*self.shape[:dim], length, *self.shape[dim + 1 :])
-        if dim == 0 and self.steps is None:
-            return self._part(shape, None, start * prod(self.shape[1:]))
-        strides = self.strides
-        return self._part(shape, strides, start * strides[dim])
-
-    def split(self, sizes: int | Sequence[int], dim: int = 0) -> "tuple[Ghost, ...]":
-        whole = self.shape[dim]
-        if isinstance(sizes, int):
-            sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
-        parts, start = [], 0
-        for size in sizes:
-            parts.append(self.narrow(dim, start, size))
-            start += size
-        assert start == whole, (self, sizes)
-        return tuple(parts)
-
-    def chunk(self, number: int, dim: int = 0) -> "tuple[Ghost, ...]":
-        return self.split(-(-self.shape[dim] // number), dim)
-
-    def unbind(self, dim: int = 0) -> "tuple[Ghost, ...]":
-        return tuple(self.narrow(dim, i, 1).squeeze(dim) for i in range(self.shape[dim]))
-
-    def permute(self, *dims: int) -> "Ghost":
-        return self._see([self.shape[d] for d in dims], [self.strides[d] for d in dims])
-
-    def transpose(self, first: int, second: int) -> "Ghost":
-        dims = list(range(len(self.shape)))
-        dims[first], dims[second] = dims[second], dims[first]
-        return self.permute(*dims)
-
-    def t(self) -> "Ghost":
-        return self.transpose(0, 1)
-
-    def unsqueeze(self, dim: int) -> "Ghost":
-        dim %= len(self.shape) + 1
-        if self.steps is None:
-            return self._see((*self.shape[:dim], 1, *self.shape[dim:]), None)
-        step = self.shape[dim] * self.strides[dim] if dim < len(self.shape) else 1
-        return self._see((*self.shape[:dim], 1, *self.shape[dim:]), (*self.strides[:dim], step, *self.strides[dim:]))
-
-    def unsqueeze_(self, dim: int) -> "Ghost":
-        return self.unsqueeze(dim)
-
-    def squeeze(self, dim: int) -> "Ghost":
-        dim %= len(self.shape)
-        steps = None if self.steps is None else self.steps[:dim] + self.steps[dim + 1 :]
-        return self._see(self.shape[:dim] + self.shape[dim + 1 :], steps)
-
-    def expand(self, *sizes: int) -> "Ghost":
-        sizes = tuple(sizes)
-        shape = (1,) * (len(sizes) - len(self.shape)) + self.shape
-        before = (0,) * (len(sizes) - len(self.shape)) + self.strides
-        sizes = tuple(own if size == -1 else size for own, size in zip(shape, sizes, strict=True))
-        strides = [0 if own != size else stride for own, size, stride in zip(shape, sizes, before, strict=True)]
-        return self._see(sizes, strides)  # what is read again is in the cache
-
-    def __getitem__(self, key: Any) -> "Ghost":
-        keys = key if isinstance(key, tuple) else (key,)
-        if Ellipsis in keys:
-            at = keys.index(Ellipsis)
-            keys = (*keys[:at], *(slice(None),) * (len(self.shape) - len(keys) + 1), *keys[at + 1 :])
-        view, dim = self, 0
-        for each in keys:
-            size = view.shape[dim]
-            if isinstance(each, int):
-                view = view.narrow(dim, each % size, 1).squeeze(dim)
-                continue
-            if each.start is None and each.stop is None and each.step is None:
-                dim += 1
-                continue
-            start, stop, step = each.indices(size)
-            if (start, stop, step) != (0, size, 1):
-                count = max(0, -(-(stop - start) // step))
-                view = view.narrow(dim, start, count)
-                if step != 1:
-                    strides = (*view.strides[:dim], view.strides[dim] * step, *view.strides[dim + 1 :])
-                    view = view._part(view.shape, strides)
-            dim += 1
-        return view
+        return self if self.is_contiguous() else self.copied()
 
     # Arithmetic: each one kernel
 
@@ -385,48 +204,3 @@ def copies(values: Any, made: dict[int, Storage]) -> Any:
         changed = {f.name: copies(getattr(values, f.name), made) for f in fields(values)}
         return type(values)(**changed)
     return values
-
-
-def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    if a == b or not b:
-        return a
-    if len(a) < len(b):
-        a, b = b, a
-    b = (1,) * (len(a) - len(b)) + b
-    for one, other in zip(a, b, strict=True):
-        if one != other and one != 1 and other != 1:
-            raise ValueError(f"shapes {a} and {b} do not broadcast")
-    return tuple(one if other == 1 else other for one, other in zip(a, b, strict=True))
-
-
-def _inferred(shape: Sequence[int], numel: int) -> tuple[int, ...]:
-    if -1 not in shape:
-        return tuple(shape)
-    known = -prod(shape)
-    return tuple(numel // known if size == -1 else size for size in shape)
-
-
-def viewed_strides(shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...] | None:
-    """Strides of a view of another shape; None where the elements would have to be copied. Dims that are dense with each other
-    make one run, and the wanted dims must divide the runs."""
-    runs: list[tuple[int, int]] = []
-    for size, stride in zip(shape, strides, strict=True):
-        if size == 1:
-            continue
-        if runs and runs[-1][1] == stride * size:
-            runs[-1] = (runs[-1][0] * size, stride)
-        else:
-            runs.append((size, stride))
-    if prod(shape) != prod(wanted):
-        raise ValueError(f"{tuple(shape)} has not as many elements as {tuple(wanted)}")
-    result: list[int] = []
-    left, step = runs.pop() if runs else (1, 1)
-    for size in reversed(wanted):
-        if left == 1 and runs and size != 1:
-            left, step = runs.pop()
-        if size != 1 and left % size:
-            return None
-        result.append(step)
-        step *= size
-        left //= size
-    return tuple(reversed(result))
