@@ -93,12 +93,12 @@ def _declared(model: ModelConfig, case: Case) -> dict[str, list[Collective]]:
     balancing = replace(ghosts.balancing, groups=(ranks,) if ranks.size > 1 else ())
     weights, saved, x = ghosts.weights.feed_forward, rebuilding(case.keep), ghosts.hidden()
     routed_forward(ghosts.env, x, weights, balancing, saved)
-    forward = ghosts.recording.phase()
+    forward = ghosts.recording.recorded()
     ghosts.recording.begin()
     with deferring(ghosts.units.values() if case.defers else ()) as pending:
         routed_backward(ghosts.env, ghosts.hidden(), weights, balancing, saved)
     pending.run()
-    return {"forward": [*forward.collectives], "backward": [*ghosts.recording.phase().collectives]}
+    return {"forward": [*forward.collectives], "backward": [*ghosts.recording.recorded().collectives]}
 
 
 def _check_traffic(model: ModelConfig, case: Case, results: list[dict[str, Any]]) -> None:

@@ -125,14 +125,14 @@ def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> No
     env, batch, weights = ghosts.env, ghosts.batch, ghosts.weights.attention
     x, saved, passes = ghosts.hidden(), rebuilding(case.keep), []
     latent_forward(env, x, weights, batch, saved)
-    passes.append(ghosts.recording.phase())
+    passes.append(ghosts.recording.recorded())
     ghosts.recording.begin()
     with deferring(ghosts.units.values() if case.defers else ()) as pending:
         latent_backward(env, ghosts.hidden(), x, weights, batch, saved)
-    passes.append(ghosts.recording.phase())
+    passes.append(ghosts.recording.recorded())
     ghosts.recording.begin()
     pending.run()
-    passes.append(ghosts.recording.phase())
+    passes.append(ghosts.recording.recorded())
     started, (before, after) = result["started"], result["marks"]
     expected = [[(t.kind, t.bytes) for t in phase.collectives] for phase in passes]
     assert [started[:before], started[before:after], started[after:]] == expected

@@ -277,10 +277,10 @@ def record(case: Case, ring_rank: int = 0) -> Recorded:
     held, grad = list(parts), ops.outside((*tokens, case.heads * case.value_dim), dtype)
 
     def restart() -> None:
-        phases.append(recording.phase())
+        phases.append(recording.recorded())
         recording.begin()
 
     meter = Meter(lambda: recording.live, lambda: recording.peak, restart)
     memory = attention_memory(_environment(case, groups, ops), case, parts, grad, meter)
     assert len(held) == 3
-    return Recorded(memory, phases[1], recording.phase())
+    return Recorded(memory, phases[1], recording.recorded())

@@ -45,7 +45,9 @@ class LonelyGroup:
         self._meeting, self._axes, self.size, self.index = meeting, axes, size, index
 
     def _start(self, kind: Any, sent: Sequence[Tensor], into: Sequence[Tensor], values: Sequence[Tensor]) -> Meeting:
-        self._meeting.started.append(Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent), self.size))
+        self._meeting.started.append(
+            Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent), self.size)
+        )
         with self._meeting.kernels.paused():
             for target, value in zip(into, values, strict=True):
                 target.copy_(value)
