@@ -12,7 +12,6 @@ from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Tier
 from fourfold.program import rank_view
-from fourfold.program.footprints import work_of
 from tests.calibrate.machine_table import crowd
 
 FRAME = 2e-3
@@ -75,7 +74,7 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
         seconds: dict[str, float] = {}
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in spec.segments if s.kind == kind)
-            phase = work_of(view.footprint(segment), op)
+            phase = view.footprints.work(segment, view.stages.policies[segment.name], op)
             seconds[name] = sum(constants.kernel(item) for item in phase.items)
         for unit, flat in view.flats.items():
             kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from fourfold.config import ModelConfig
-from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.footprint import Shape
+from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.spec import Segment, build_segments
 from fourfold.model.work import Elementwise, Join, Start, Work
 from tests.support.torch_rank import TorchRank
@@ -76,10 +77,11 @@ class Row:
 
 
 def _differences(model: ModelConfig, shape: Shape, policy: str, segment: Segment, ring_rank: int) -> list[Row]:
-    footprint = GhostRank(segment, model, shape, ring_rank).footprint(policy)
+    rank = GhostRank(segment, model, shape, ring_rank)
+    phases = vars(rank.footprint(policy)) | (vars(rank.halves(policy)) if segment.kind == "block" else {})
     rows = []
     for name, (kernels, started) in TorchRank(segment, model, shape, ring_rank).passes(policy).items():
-        recorded: Work = getattr(footprint, name.replace("recompute", "forward"))
+        recorded: Work = phases[name.replace("recompute", "forward")]
         passes = [item for item in recorded.items if isinstance(item, Elementwise)]
         flops = [item.flops for item in recorded.items if not isinstance(item, Elementwise | Start | Join)]
         pairs = {

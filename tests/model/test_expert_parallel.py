@@ -9,7 +9,7 @@ import torch
 
 from fourfold.config import ModelConfig
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
-from fourfold.model.footprint import GhostRank
+from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.recorder.recording import GhostGroup
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import deferring

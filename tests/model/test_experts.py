@@ -19,7 +19,8 @@ from fourfold.model.experts.dispatch import keep_within_capacity
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.router import Choice, choose
 from fourfold.model.experts.swiglu import add_grouped_product
-from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.footprint import Shape
+from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.operations import Groups
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import grouped_matmul, torch_dtype

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fourfold.config import ModelConfig
-from fourfold.model.footprint import Shape, segment_footprint
+from fourfold.model.footprint import Shape, segment_footprint, segment_halves
 from fourfold.model.spec import build_segments
 from tests.support.ranks import run_on_ranks
 from tests.support.segment_memory import measure
@@ -72,10 +72,11 @@ def test_the_two_halves_of_backward_do_what_the_whole_does(
     shape = Shape(4, 128, "fp32", "fp32", False, tp=tp, sequence_parallel=sequence)
     block = build_segments(model)[1]
     footprint = segment_footprint(block, model, shape, policy)
-    assert footprint.input_gradient.flops + footprint.weight_gradient.flops == footprint.backward.flops
-    halves = [*footprint.input_gradient.collectives, *footprint.weight_gradient.collectives]
-    assert sorted(halves, key=repr) == sorted(footprint.backward.collectives, key=repr)
-    assert footprint.deferred_bytes > 0
+    halves = segment_halves(block, model, shape, policy)
+    assert halves.input_gradient.flops + halves.weight_gradient.flops == footprint.backward.flops
+    sent = [*halves.input_gradient.collectives, *halves.weight_gradient.collectives]
+    assert sorted(sent, key=repr) == sorted(footprint.backward.collectives, key=repr)
+    assert halves.deferred_bytes > 0
 
 
 def test_sequence_parallelism_sends_what_tensor_parallelism_does_and_the_gathers_for_weight_gradients() -> None:

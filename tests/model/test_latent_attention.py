@@ -13,7 +13,8 @@ from fourfold.config import ModelConfig
 from fourfold.config.model_section import YarnScaling
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
-from fourfold.model.footprint import GhostRank, Shape
+from fourfold.model.footprint import Shape
+from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.latent import (
     latent_backward,
     latent_forward,

@@ -9,7 +9,7 @@ import torch
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
 from fourfold.model.environment import Microbatch
-from fourfold.model.footprint import Shape, segment_footprint
+from fourfold.model.footprint import Shape, segment_footprint, segment_halves
 from fourfold.model.parallel import ContextParallel, Parallel
 from fourfold.runtime.collectives import AxisGroup, make_groups
 from tests.support.plain_model import PlainModel, random_tokens
@@ -87,11 +87,12 @@ def run_rank(
     declared = []
     for segment in split.segments:
         footprint = segment_footprint(segment, model, shape, "none")
-        kinds = ("input_gradient", "weight_gradient") if deferred and segment.kind == "block" else ("backward",)
+        halves = segment_halves(segment, model, shape, "none")
+        apart = (halves.input_gradient, halves.weight_gradient)
         if segment.kind == "head":
             declared += footprint.forward.collectives  # the loss alone, once
-        for kind in kinds:
-            declared += getattr(footprint, kind).collectives
+        for work in apart if deferred and segment.kind == "block" else (footprint.backward,):
+            declared += work.collectives
         if segment.kind != "head":
             declared += footprint.forward.collectives
     return {

@@ -12,7 +12,7 @@ from fourfold.model import torch_operations
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.footprint import Footprint, Shape, segment_footprint
+from fourfold.model.footprint import Footprint, Halves, Shape, segment_footprint, segment_halves
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import Parallel, Pending
 from fourfold.model.torch_operations import torch_dtype
@@ -122,7 +122,8 @@ def measure(
     footprints = {s.name: segment_footprint(s, model, shape, policy) for s in (embed, block, head)}
     x = _embedding(meter, footprints["embed"], batch, split, env)
     grad = _head(meter, footprints["head"], x, targets, split, env)
-    for apart in (False, True):
+    halves = segment_halves(block, model, shape, policy)
+    for apart in (None, halves):
         grad = _block(meter, footprints[block.name], block, x, grad, split, batch, env, policy, apart)
     h = footprints["embed"].output_bytes
     f = footprints["embed"]
@@ -170,9 +171,10 @@ def _block(
     batch: Any,
     env: Environment,
     policy: str,
-    apart: bool,
+    apart: Halves | None,
 ) -> torch.Tensor:
-    """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient."""
+    """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient. `apart`: where
+    its backward runs as halves."""
     h, weights = f.output_bytes, split.weights[block.name]
 
     def forward() -> Saved:
@@ -193,27 +195,33 @@ def _block(
     before = 2 * h + f.saved_bytes
 
     def backward() -> Any:
-        with deferring([split.units[name] for name in block.units if apart]) as pending:
+        with deferring([split.units[name] for name in block.units if apart is not None]) as pending:
             grad = block_backward(env, upstream, x, weights, batch, saved)  # type: ignore[arg-type]
         return grad, pending
 
-    if not apart:
+    if apart is None:
         after = 3 * h
         grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
     routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
     keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
-    held = f.deferred_bytes - h if keeps_upstream else f.deferred_bytes
+    held = apart.deferred_bytes - h if keeps_upstream else apart.deferred_bytes
     grad, pending = meter.run(
         "input gradient",
         backward,
-        f.input_gradient.collectives,
+        apart.input_gradient.collectives,
         before,
-        h + f.deferred_bytes,
-        f.input_workspace_bytes,
+        h + apart.deferred_bytes,
+        apart.input_workspace_bytes,
         3 * h + held,
     )
     meter.run(
-        "weight gradient", pending.run, f.weight_gradient.collectives, 3 * h + held, 0, f.weight_workspace_bytes, 3 * h
+        "weight gradient",
+        pending.run,
+        apart.weight_gradient.collectives,
+        3 * h + held,
+        0,
+        apart.weight_workspace_bytes,
+        3 * h,
     )
     return grad

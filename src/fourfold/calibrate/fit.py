@@ -9,7 +9,6 @@ import numpy as np
 
 from fourfold.cost.calibration import Crowd
 from fourfold.model.work import Attention, Elementwise, Gemm
-from fourfold.program.footprints import work_of
 from fourfold.program.instruction import Op
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_view
@@ -47,7 +46,7 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
         view = rank_view(spec)
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in view.segments if s.kind == kind)
-            phase = work_of(view.footprint(segment), op)
+            phase = view.footprints.work(segment, view.stages.policies[segment.name], op)
             known = sum(crowd.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
             passes = [item for item in phase.items if isinstance(item, Elementwise)]
             rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])

@@ -1,7 +1,7 @@
 """What a segment's functions are given beside arrays: the backend, the model, the groups; and where they keep what backward
 reads."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
@@ -70,9 +70,3 @@ class Saved:
     def see(self, name: str) -> Array:
         """The array, kept on."""
         return self._arrays[name]
-
-    def twin(self, copy: Callable[[Array], Array]) -> "Saved":
-        """Another with a copy of each array."""
-        other = Saved()
-        other._arrays = {name: copy(array) for name, array in self._arrays.items()}
-        return other

@@ -1,52 +1,25 @@
-"""What every segment computes, keeps, moves and sends on one rank: its own forward and backward, run on ghosts and recorded."""
+"""What every segment computes, keeps, moves and sends on one rank: recorded when it is first asked for."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import TypeVar
 
 from fourfold.config import ModelConfig
-from fourfold.model.binding import bind_weights
-from fourfold.model.block import block_backward, block_forward
-from fourfold.model.depths import losses, losses_backward
-from fourfold.model.embedding import embedding_backward, embedding_forward
-from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
-from fourfold.model.experts.balance import Balancing
-from fourfold.model.local_parameter import local_parameter
-from fourfold.model.parallel import ContextParallel, Parallel
-from fourfold.model.recorder.ghost import Ghost, copies
-from fourfold.model.recorder.operations import RecorderOperations
-from fourfold.model.recorder.recording import GhostGroup, Recording, Storage
-from fourfold.model.rope import rotated_width
+from fourfold.model.ghost_rank import Footprint, GhostRank, Halves
 from fourfold.model.shape import Shape, chunk_tokens
-from fourfold.model.spec import Segment, UnitSpec, build_segments
-from fourfold.model.weights import Weight, WeightUnit, deferring
-from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work
+from fourfold.model.spec import Segment, build_segments
+from fourfold.model.work import Work
 
-__all__ = ["Footprint", "Shape", "chunk_tokens", "segment_footprint"]
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes and work of one segment on one microbatch, on one rank.
-
-    Workspaces are above what is live before and what is written: signed, for a backward writes its gradient when much of what was
-    saved is freed, and what was saved may become what is deferred. A recomputed forward repeats the forward's work.
-    """
-
-    saved_bytes: int
-    output_bytes: int
-    forward_workspace_bytes: int
-    recompute_workspace_bytes: int
-    backward_workspace_bytes: int
-    forward: Work = NOTHING
-    backward: Work = NOTHING
-    input_gradient: Work = NOTHING
-    weight_gradient: Work = NOTHING
-    deferred_bytes: int = 0
-    """Kept between the input gradient and the weight gradients, where they are apart; the upstream gradient included."""
-    input_workspace_bytes: int = 0
-    weight_workspace_bytes: int = 0
-    saved_parts: SavedParts = NO_PARTS
+__all__ = [
+    "Footprint",
+    "Halves",
+    "Shape",
+    "chunk_tokens",
+    "segment_footprint",
+    "segment_halves",
+    "weight_gradient_work",
+]
 
 
 def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
@@ -54,239 +27,58 @@ def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy
     return _of_kind(segment.kind, segment.moe, segment.depth, model, shape, policy)
 
 
+def segment_halves(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Halves:
+    """The halves of any segment's backward. Only a block's are apart."""
+    if segment.kind != "block":
+        return Halves()
+    return _halves_of_kind(segment.moe, segment.depth, model, shape, policy)
+
+
+def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> Work:
+    """What a block's weight gradients compute and send. They see tokens: it matters neither how attention splits sequences nor
+    what is recomputed."""
+    length = shape.sequence_length // (shape.cp_ring * shape.cp_ulysses)
+    local = replace(shape, sequence_length=length, cp_ring=1, cp_ulysses=1, cp_gather=False)
+    return segment_halves(segment, model, local, "none").weight_gradient
+
+
+Recorded = TypeVar("Recorded", Footprint, Halves)
+
+
 @lru_cache(maxsize=512)
 def _of_kind(kind: str, moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Footprint:
-    segment = next(s for s in build_segments(model) if (s.kind, s.moe, s.depth) == (kind, moe, depth))
-    last_rank = shape.cp_ring - 1
-    # The last rank of a ring has all queries against halves of earlier keys, the first half of the queries against all
-    # later keys: as many scores. Its temporaries are smaller unless keys and values are larger than queries. The ranks
-    # between mix the two.
-    small = model.num_heads >= 2 * model.num_kv_heads and not shape.cp_gather
-    if kind != "block" or last_rank == 0 or small:
-        return GhostRank(segment, model, shape, last_rank).footprint(policy)
-    last, first = (GhostRank(segment, model, shape, rank).footprint(policy) for rank in (last_rank, 0))
-    names = [name for name in vars(last) if name.endswith("workspace_bytes")]
-    return replace(last, **{name: max(getattr(last, name), getattr(first, name)) for name in names})
+    segment = _first(kind, moe, depth, model)
+    return _largest([rank.footprint(policy) for rank in _ghost_ranks(segment, model, shape)])
 
 
-class GhostUnit(WeightUnit):
-    """A unit's weights as ghosts that lie outside, of the shapes that one rank has."""
-
-    def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations) -> None:
-        super().__init__()
-        self._shapes = {p.name: local_parameter(p, unit.domain, shape.degree).shape for p in unit.parameters}
-        self._formats, self._ops = (shape.compute, shape.gradients), ops
-
-    def make(self, first: str, last: str | None) -> Weight:
-        shape = self._shapes[first]
-        if last is not None:
-            names = list(self._shapes)
-            run = names[names.index(first) : names.index(last) + 1]
-            shape = (sum(self._shapes[name][0] for name in run), *shape[1:])
-        data, grad = (self._ops.outside(shape, dtype) for dtype in self._formats)
-        return Weight(data, grad)
+@lru_cache(maxsize=512)
+def _halves_of_kind(moe: bool, depth: int, model: ModelConfig, shape: Shape, policy: str) -> Halves:
+    segment = _first("block", moe, depth, model)
+    return _largest([rank.halves(policy) for rank in _ghost_ranks(segment, model, shape)])
 
 
-class GhostRank:
-    """One rank's view of a segment, in ghosts: everything outside of it is there and not counted."""
-
-    def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int = 0) -> None:
-        self.segment = segment
-        self.model = model
-        self.shape = shape
-        self.recording = Recording(landing=shape.exchange)
-        self.ops = RecorderOperations(self.recording, accelerator=not shape.exchange)
-        self.env = Environment(self.ops, model, self._parallel(ring_rank))
-        self.units = self._units()
-        self.weights: Any = bind_weights(segment, model, self.units)
-        self.batch = self._microbatch()
-        self.balancing = self._balancing() if segment.moe else None
-
-    def footprint(self, policy: str) -> Footprint:
-        if self.segment.kind == "embedding":
-            return self._embedding()
-        return self._head() if self.segment.kind == "head" else self._block(policy)
-
-    # What is there
-
-    def _parallel(self, ring_rank: int) -> Parallel:
-        shape = self.shape
-
-        def group(axes: str, size: int, index: int = 0) -> Any:
-            return GhostGroup(self.recording, axes, size, index) if size > 1 else None
-
-        context = None
-        if shape.cp_ring * shape.cp_ulysses > 1:
-            ring = group("cp_ring", shape.cp_ring, ring_rank)
-            context = ContextParallel(ring, group("cp_ulysses", shape.cp_ulysses), shape.cp_gather)
-        return Parallel(
-            tp=group("tp", shape.tp),
-            sequence=shape.sequence_parallel,
-            tp_copies=shape.tp_copies,
-            context=context,
-            ep=group("ep", shape.ep),
-            etp=group("etp", shape.etp),
-        )
-
-    def _units(self) -> dict[str, "GhostUnit"]:
-        """The units that the segment reads: its own, and perhaps the embedding's."""
-        segments = [self.segment]
-        if "embed" in self.segment.units and self.segment.name != "embed":
-            segments.append(build_segments(self.model)[0])
-        return {unit.name: GhostUnit(unit, self.shape, self.ops) for segment in segments for unit in segment.own}
-
-    def _microbatch(self) -> Microbatch:
-        shape, model, outside = self.shape, self.model, self.ops.outside
-        tokens = (shape.sequences, shape.tokens // shape.sequences)
-        rows = tokens if shape.document_mask or shape.cp_ring * shape.cp_ulysses > 1 else tokens[1:]
-        table = (*rows, 1, rotated_width(model) // 2)
-        ahead = outside((model.mtp_layers, *tokens), "int64") if model.mtp_layers else None
-        return Microbatch(
-            tokens=outside(tokens, "int64"),
-            targets=outside(tokens, "int64"),
-            cos=outside(table, shape.compute),
-            sin=outside(table, shape.compute),
-            document_lengths=[[shape.sequence_length]] * shape.sequences if shape.document_mask else None,
-            positions=outside(tokens, "int64") if model.positions == "learned" else None,
-            ahead_tokens=ahead,
-            ahead_targets=ahead,
-        )
-
-    def _balancing(self) -> Balancing:
-        shape, experts = self.shape, self.model.num_experts
-        split = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
-        axes, size = [axis for axis, degree in split.items() if degree > 1], split["cp"] * split["tp"]
-        wide = "fp64" if shape.compute == "fp64" else "fp32"
-        return Balancing(
-            sequences=shape.sequences,
-            sequence_length=shape.sequence_length,
-            global_sequences=shape.sequences,
-            groups=(GhostGroup(self.recording, "+".join(axes), size),) if axes else (),
-            bias=self.ops.outside((experts,), wide) if self.model.router == "sigmoid" else None,
-            load=self.ops.outside((experts,), "fp64"),
-            losses=self.ops.outside((2,), "fp64"),
-        )
-
-    def hidden(self, depths: int = 1) -> Ghost:
-        return self.ops.outside((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
-
-    # Passes
-
-    def _embedding(self) -> Footprint:
-        recording, batch = self.recording, self.batch
-        recording.begin()
-        out = embedding_forward(self.env, batch.tokens, self.weights, batch.positions)
-        output, forward, peak = out.nbytes, recording.recorded(), recording.peak
-        del out
-        recording.begin()
-        embedding_backward(self.env, batch.tokens, self.hidden(), self.weights, batch.positions)
-        return Footprint(
-            saved_bytes=0,
-            output_bytes=output,
-            forward_workspace_bytes=peak - output,
-            recompute_workspace_bytes=0,
-            backward_workspace_bytes=recording.peak,
-            forward=forward,
-            backward=recording.recorded(),
-        )
-
-    def _head(self) -> Footprint:
-        recording, depths = self.recording, 1 + self.model.mtp_layers
-        x = self.hidden(depths)
-        recording.begin()
-        losses(self.env, x, self.batch, self.weights)
-        forward, forward_peak = recording.recorded(), recording.peak
-        recording.begin()
-        _, grad = losses_backward(self.env, x, self.batch, self.weights, self.ops.outside((depths,), "int64"))
-        return Footprint(
-            saved_bytes=0,
-            output_bytes=0,
-            forward_workspace_bytes=forward_peak,
-            recompute_workspace_bytes=0,
-            backward_workspace_bytes=recording.peak - grad.nbytes,
-            forward=forward,
-            backward=recording.recorded(),
-        )
-
-    def _block(self, policy: str) -> Footprint:
-        rebuilt = SELECTIVE if policy == "selective" else ()
-        x = self.hidden(max(1, self.segment.depth))
-        saved, forward = self._forward(x, Saved(rebuilt))
-        attended = saved.see("attention").nbytes
-        recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes
-        twin = self._parked(saved)
-        whole = self._backward(x, saved)
-        self.recording.live += saved_bytes
-        input_half, weight_half = self._halves(x, twin)
-        if policy == "full":
-            _, forward = self._forward(x, Saved(keeps=False))
-        return Footprint(
-            saved_bytes=saved_bytes,
-            output_bytes=output,
-            forward_workspace_bytes=max(0, forward.peak - forward.left - output),
-            # A recomputed block's output exists until its forward returns, beside what it saves.
-            recompute_workspace_bytes=max(0, recompute) if policy == "full" else 0,
-            backward_workspace_bytes=whole.peak - saved_bytes - grad,
-            forward=forward.phase,
-            backward=whole.phase,
-            input_gradient=input_half.phase,
-            weight_gradient=weight_half.phase,
-            deferred_bytes=input_half.left,
-            input_workspace_bytes=input_half.peak - saved_bytes - grad - input_half.left,
-            weight_workspace_bytes=weight_half.peak - input_half.left,
-            saved_parts=SavedParts(whole.operands, attended),
-        )
-
-    def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":
-        recording = self.recording
-        recording.begin()
-        out = block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, self.segment.depth)
-        return saved, _Pass(recording.recorded(), recording.peak, recording.live - out.nbytes, out.nbytes)
-
-    def _parked(self, saved: Saved) -> Saved:
-        """A twin whose bytes are not counted for now."""
-        live, made = self.recording.live, dict[int, Storage]()
-        twin = saved.twin(lambda array: copies(array, made))
-        self.recording.live = live
-        return twin
-
-    def _backward(self, x: Ghost, saved: Saved) -> "_Pass":
-        """Empties `saved`. The upstream gradient is live throughout, and counted elsewhere."""
-        recording, upstream = self.recording, self._upstream()
-        grad = block_backward(
-            self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
-        )
-        peak = recording.peak - upstream.nbytes
-        return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
-
-    def _halves(self, x: Ghost, saved: Saved) -> "tuple[_Pass, _Pass]":
-        """The input gradient, which leaves what it defers (the upstream gradient, where that is an operand, included); then the
-        weight gradients."""
-        recording, upstream = self.recording, self._upstream()
-        with deferring(self.units.values()) as pending:
-            grad = block_backward(
-                self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
-            )
-        phase, peak, output = recording.recorded(), recording.peak - upstream.nbytes, grad.nbytes
-        del upstream, grad
-        first = _Pass(phase, peak, recording.live, output)
-        recording.begin()
-        pending.run()
-        return first, _Pass(recording.recorded(), recording.peak, 0, 0)
-
-    def _upstream(self) -> Ghost:
-        depths = self.segment.depth + 1 if self.segment.depth else 1
-        upstream = self.ops.make((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
-        self.recording.begin()
-        return upstream
+def _first(kind: str, moe: bool, depth: int, model: ModelConfig) -> Segment:
+    return next(s for s in build_segments(model) if (s.kind, s.moe, s.depth) == (kind, moe, depth))
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """A recorded pass: the bytes of its peak, of what is left beside its output, of its output; `operands`: as `operand_bytes`."""
+def _ghost_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterator[GhostRank]":
+    """Ranks of a ring of which one has the largest temporaries.
 
-    phase: Work
-    peak: int
-    left: int
-    output: int
-    operands: int = 0
+    The last rank has all queries against halves of earlier keys, the first half of the queries against all later keys: as many
+    scores. Its temporaries are smaller unless keys and values are larger than queries. The ranks between mix the two. Where
+    all keys are gathered, the first rank has the longest product of all.
+    """
+    last = shape.cp_ring - 1
+    if segment.kind != "block" or last == 0:
+        yield GhostRank(segment, model, shape)
+        return
+    if not shape.cp_gather:
+        yield GhostRank(segment, model, shape, last)
+    if shape.cp_gather or model.num_heads < 2 * model.num_kv_heads:
+        yield GhostRank(segment, model, shape, 0)
+
+
+def _largest(ranks: list[Recorded]) -> Recorded:
+    """The first one's, with the largest workspaces of all."""
+    names = [name for name in vars(ranks[0]) if name.endswith("workspace_bytes")]
+    return replace(ranks[0], **{name: max(getattr(rank, name) for rank in ranks) for name in names})

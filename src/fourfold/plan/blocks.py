@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
+from fourfold.model.footprint import segment_footprint, weight_gradient_work
 from fourfold.model.spec import Segment, build_segments
+from fourfold.model.work import Work
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
-from fourfold.program.footprints import Footprints, work_of
-from fourfold.program.instruction import Op
 from fourfold.program.schedule import BUILT_IN, usual_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
@@ -126,15 +126,15 @@ class _Passes:
 def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
     spec = _shape_spec(request, shape)
     costs = Durations(request.prices(spec.layout))
-    footprint = Footprints(spec.model, spec.shape).of(segment, shape.recompute)
+    footprint = segment_footprint(segment, spec.model, spec.shape, shape.recompute)
 
-    def seconds(op: Op) -> float:
-        return costs.work(work_of(footprint, op), segment.kind == "head").seconds
+    def seconds(work: Work) -> float:
+        return costs.work(work, segment.kind == "head").seconds
 
     return _Passes(
-        forward=seconds(Op.FORWARD),
-        backward=seconds(Op.BACKWARD),
-        weight=seconds(Op.BACKWARD_WEIGHT),
+        forward=seconds(footprint.forward),
+        backward=seconds(footprint.backward),
+        weight=seconds(weight_gradient_work(segment, spec.model, spec.shape)),
         input_bytes=footprint.output_bytes,
         kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.stack),
         workspace_bytes=footprint.backward_workspace_bytes,

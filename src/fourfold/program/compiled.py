@@ -1,8 +1,9 @@
 """What pipeline ranks compute and send from stage to stage: the half of a step that data parallelism does not change."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import starmap
 
-from fourfold.model.footprint import Footprint
+from fourfold.model.footprint import Footprint, Halves
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
 from fourfold.program.instruction import Instruction
@@ -69,15 +70,18 @@ def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> 
 
 def stage_flops(stages: StageMap, footprints: Footprints) -> StageTimes:
     """FLOPs of each stage's forward, input gradient and weight gradient, as times without prices; transfers as if free."""
-    parts = [[footprints.of(s, stages.policies[s.name]) for s in stage] for stage in stages.stages]
+    parts = [
+        [(footprints.of(s, stages.policies[s.name]), footprints.halves(s, stages.policies[s.name])) for s in stage]
+        for stage in stages.stages
+    ]
 
-    def sums(number: Callable[[Footprint], int]) -> tuple[float, ...]:
-        return tuple(float(sum(map(number, stage))) for stage in parts)
+    def sums(number: Callable[[Footprint, Halves], int]) -> tuple[float, ...]:
+        return tuple(float(sum(starmap(number, stage))) for stage in parts)
 
     return StageTimes(
-        forward=sums(lambda f: f.forward.flops),
-        input_gradient=sums(lambda f: f.backward.flops - f.weight_gradient.flops),
-        weight_gradient=sums(lambda f: f.weight_gradient.flops),
-        activations=sums(lambda f: f.saved_bytes + f.output_bytes),
-        weight_activations=sums(lambda f: f.deferred_bytes),
+        forward=sums(lambda f, _: f.forward.flops),
+        input_gradient=sums(lambda f, h: f.backward.flops - h.weight_gradient.flops),
+        weight_gradient=sums(lambda _, h: h.weight_gradient.flops),
+        activations=sums(lambda f, _: f.saved_bytes + f.output_bytes),
+        weight_activations=sums(lambda _, h: h.deferred_bytes),
     )

@@ -190,11 +190,11 @@ def _recompute(me: Segment, m: int, view: RankView) -> list[Declared]:
 
 
 def _backward(op: Op, me: Segment, m: int, view: RankView) -> Declared:
-    footprint = view.footprint(me)
     writes = [f"grad/{unit}" for unit in me.units]
     if op is Op.BACKWARD_WEIGHT:
         deferred = (name.deferred(me.name, m),)
-        return Declared(deferred, tuple(sorted(writes)), footprint.weight_gradient, footprint.weight_workspace_bytes)
+        halves = view.halves(me)
+        return Declared(deferred, tuple(sorted(writes)), halves.weight_gradient, halves.weight_workspace_bytes)
     reads = [name.batch(m)]
     if me.kind != "embedding":
         reads += [f"params/{unit}" for unit in me.units] + [name.hidden(me.name, m)]
@@ -207,8 +207,10 @@ def _backward(op: Op, me: Segment, m: int, view: RankView) -> Declared:
     if me.kind != "head":
         reads.append(name.dhidden(view.stages.following[me.name], m))
     if op is Op.BACKWARD:
+        footprint = view.footprint(me)
         taken = (footprint.backward, footprint.backward_workspace_bytes)
     else:
         writes.append(name.deferred(me.name, m))
-        taken = (footprint.input_gradient, footprint.input_workspace_bytes)
+        halves = view.halves(me)
+        taken = (halves.input_gradient, halves.input_workspace_bytes)
     return Declared(tuple(sorted(reads)), tuple(sorted(writes)), *taken)

@@ -127,17 +127,17 @@ def _backward(view: RankView, segment: Segment, m: int) -> Instruction:
 
 def _backward_input(view: RankView, segment: Segment, m: int) -> Instruction:
     """A block's input gradient; norms' weight gradients come with it, the products' are put off."""
-    footprint, whole = view.footprint(segment), _backward(view, segment, m)
+    halves, whole = view.halves(segment), _backward(view, segment, m)
     return whole._replace(
         op=Op.BACKWARD_INPUT,
         writes=(*whole.writes, name.deferred(segment.name, m)),
-        work=footprint.input_gradient,
-        workspace_bytes=footprint.input_workspace_bytes,
+        work=halves.input_gradient,
+        workspace_bytes=halves.input_workspace_bytes,
     )
 
 
 def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
-    footprint = view.footprint(segment)
+    halves = view.halves(segment)
     return Instruction(
         Op.BACKWARD_WEIGHT,
         segment.name,
@@ -145,8 +145,8 @@ def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
         reads=(name.deferred(segment.name, m),),
         writes=tuple(f"grad/{unit}" for unit in segment.units),
         frees=(name.deferred(segment.name, m),),
-        work=footprint.weight_gradient,
-        workspace_bytes=footprint.weight_workspace_bytes,
+        work=halves.weight_gradient,
+        workspace_bytes=halves.weight_workspace_bytes,
     )
 
 

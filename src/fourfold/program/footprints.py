@@ -1,7 +1,7 @@
 """The bytes and the work of passes over segments: the one door through which the program, and those who price it, ask for them."""
 
 from fourfold.config import ModelConfig
-from fourfold.model.footprint import Footprint, Shape, segment_footprint
+from fourfold.model.footprint import Footprint, Halves, Shape, segment_footprint, segment_halves
 from fourfold.model.spec import Segment
 from fourfold.model.work import Work
 from fourfold.program.instruction import Op
@@ -19,6 +19,7 @@ class Footprints:
     def __init__(self, model: ModelConfig, shape: Shape) -> None:
         self._model, self._shape = model, shape
         self._known: dict[Kind, Footprint] = {}
+        self._halves: dict[Kind, Halves] = {}
 
     def of(self, segment: Segment, policy: str) -> Footprint:
         """A segment's footprint. `policy`: none, selective or full recompute."""
@@ -28,19 +29,24 @@ class Footprints:
             found = self._known[key] = segment_footprint(segment, self._model, self._shape, policy)
         return found
 
+    def halves(self, segment: Segment, policy: str) -> Halves:
+        """The halves of a segment's backward, likewise."""
+        key = segment_kind(segment, policy)
+        found = self._halves.get(key)
+        if found is None:
+            found = self._halves[key] = segment_halves(segment, self._model, self._shape, policy)
+        return found
+
+    def work(self, segment: Segment, policy: str, op: Op) -> Work:
+        """The work of one computing instruction; a recomputed forward repeats the forward's."""
+        if op in (Op.FORWARD, Op.RECOMPUTE):
+            return self.of(segment, policy).forward
+        if op is Op.BACKWARD:
+            return self.of(segment, policy).backward
+        halves = self.halves(segment, policy)
+        return halves.input_gradient if op is Op.BACKWARD_INPUT else halves.weight_gradient
+
 
 def segment_kind(segment: Segment, policy: str) -> Kind:
     """What a segment's footprint depends on beside model and shape."""
     return (segment.kind, segment.moe, segment.depth, policy)
-
-
-def work_of(footprint: Footprint, op: Op) -> Work:
-    """The work of one computing instruction; a recomputed forward repeats the forward's."""
-    work = {
-        Op.FORWARD: footprint.forward,
-        Op.RECOMPUTE: footprint.forward,
-        Op.BACKWARD: footprint.backward,
-        Op.BACKWARD_INPUT: footprint.input_gradient,
-        Op.BACKWARD_WEIGHT: footprint.weight_gradient,
-    }
-    return work[op]

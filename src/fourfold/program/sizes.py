@@ -44,8 +44,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
         return hidden_bytes(spec, view.stages.segments[owner])
     segment = view.stages.segments.get(owner)
     if kind in ("saved", "deferred") and segment is not None:
-        footprint = view.footprint(segment)
-        return footprint.saved_bytes if kind == "saved" else footprint.deferred_bytes
+        return view.footprint(segment).saved_bytes if kind == "saved" else view.halves(segment).deferred_bytes
     return unit_bytes(spec, kind, view.flats[rest])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fourfold.layout import FlatLayout, flat_layout
-from fourfold.model.footprint import Footprint
+from fourfold.model.footprint import Footprint, Halves
 from fourfold.model.spec import Segment
 from fourfold.program.footprints import Footprints
 from fourfold.program.spec import StepSpec
@@ -36,6 +36,10 @@ class RankView:
     def footprint(self, segment: Segment) -> Footprint:
         """Of a segment under its own recompute policy."""
         return self.footprints.of(segment, self.stages.policies[segment.name])
+
+    def halves(self, segment: Segment) -> Halves:
+        """Likewise, of its backward's halves."""
+        return self.footprints.halves(segment, self.stages.policies[segment.name])
 
 
 def rank_views(

@@ -12,6 +12,7 @@ class Durations:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self._known: dict[tuple[Work, bool], PhaseCost] = {}
+        self._seconds: dict[tuple[int, bool], tuple[Work, float]] = {}
 
     def work(self, work: Work, is_head: bool = False) -> PhaseCost:
         """The cost of a pass over a segment, in its parts. The head's matmuls stay in the format of the rest of the model."""
@@ -31,8 +32,12 @@ class Durations:
         return self.work(step.work, step.segment == "head")
 
     def compute(self, step: Instruction) -> float:
-        """The same, in all."""
-        return self.phase(step).seconds
+        """The same, in all. Instructions share their work: found by identity, and kept, so that its identity stays its own."""
+        key = (id(step.work), step.segment == "head")
+        known = self._seconds.get(key)
+        if known is None:
+            known = self._seconds[key] = (step.work, self.phase(step).seconds)
+        return known[1]
 
     def collectives(self, step: Instruction) -> float:
         """The collectives of one instruction, one after the other."""

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from fourfold.cost.prices import Prices
-from fourfold.model.footprint import Footprint
+from fourfold.model.spec import Segment
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.footprints import Kind, segment_kind, work_of
+from fourfold.program.footprints import Footprints, Kind, segment_kind
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.schedule.execution import execute
@@ -27,8 +27,7 @@ def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> S
             policy = stages.policies[segment.name]
             key = segment_kind(segment, policy)
             if key not in known:
-                footprint = compiled.footprints.of(segment, policy)
-                known[key] = _parts(footprint, segment.kind, policy, spec.layout.schedule, costs)
+                known[key] = _parts(compiled.footprints, segment, policy, spec.layout.schedule, costs)
             sums = tuple(a + b for a, b in zip(sums, known[key], strict=True))  # type: ignore[assignment]
         columns.append(sums)
     forward, inputs, weights = zip(*columns, strict=True)
@@ -37,13 +36,15 @@ def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> S
     return StageTimes(forward, inputs, weights, prices.transfer(size, *crossing[0]) if crossing else 0.0)
 
 
-def _parts(footprint: Footprint, kind: str, policy: str, schedule: str, costs: Durations) -> tuple[float, float, float]:
+def _parts(
+    footprints: Footprints, segment: Segment, policy: str, schedule: str, costs: Durations
+) -> tuple[float, float, float]:
     def seconds(op: Op) -> float:
-        return costs.work(work_of(footprint, op), kind == "head").seconds
+        return costs.work(footprints.work(segment, policy, op), segment.kind == "head").seconds
 
-    if kind == "head":
+    if segment.kind == "head":
         return 0.0, seconds(Op.BACKWARD), 0.0
-    if kind == "embedding":
+    if segment.kind == "embedding":
         return seconds(Op.FORWARD), 0.0, seconds(Op.BACKWARD)
     again = seconds(Op.FORWARD) if policy == "full" else 0.0
     if not find_schedule(schedule).splits_backward:

@@ -1,7 +1,6 @@
 """A tensor without data on which every operation records the kernel that it would be."""
 
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from math import prod
 from typing import Any
 
@@ -186,21 +185,3 @@ class Ghost(GhostView):
         values, indices = self.make(self.shape), self.make(self.shape, "int64")
         self.recording.touch((self, values), indices)
         return indices
-
-
-def copies(values: Any, made: dict[int, Storage]) -> Any:
-    """The same in storages of its own: ghosts, and what is made of them. `made`: by the identity of those copied so far."""
-    if isinstance(values, Ghost):
-        storage = values.storage
-        if storage.recording is None:
-            return values
-        own = made.get(id(storage))
-        if own is None:
-            own = made[id(storage)] = Storage(values.recording, storage.bytes)
-        return Ghost(values.recording, own, values.shape, values.dtype, values.nbytes, values.steps, values.offset)
-    if isinstance(values, tuple) and not hasattr(values, "_fields"):
-        return tuple([copies(each, made) for each in values])
-    if is_dataclass(values) and not isinstance(values, type):
-        changed = {f.name: copies(getattr(values, f.name), made) for f in fields(values)}
-        return type(values)(**changed)
-    return values

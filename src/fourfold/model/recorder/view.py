@@ -11,6 +11,7 @@ from fourfold.model.recorder.recording import Recording, Storage
 from fourfold.model.recorder.strides import dense_strides, inferred, viewed_strides
 
 FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1}
+_WHOLE = slice(None)
 
 
 class GhostView:
@@ -173,22 +174,21 @@ class GhostView:
         keys = key if isinstance(key, tuple) else (key,)
         if Ellipsis in keys:
             at = keys.index(Ellipsis)
-            keys = (*keys[:at], *(slice(None),) * (len(self.shape) - len(keys) + 1), *keys[at + 1 :])
-        view, dim = self, 0
-        for each in keys:
-            size = view.shape[dim]
+            keys = (*keys[:at], *(_WHOLE,) * (len(self.shape) - len(keys) + 1), *keys[at + 1 :])
+        shape, strides, offset = [], [], self.offset
+        for each, size, stride in zip(keys, self.shape, self.strides, strict=False):
             if isinstance(each, int):
-                view = view.narrow(dim, each % size, 1).squeeze(dim)
-                continue
-            if each.start is None and each.stop is None and each.step is None:
-                dim += 1
-                continue
-            start, stop, step = each.indices(size)
-            if (start, stop, step) != (0, size, 1):
-                count = max(0, -(-(stop - start) // step))
-                view = view.narrow(dim, start, count)
-                if step != 1:
-                    strides = (*view.strides[:dim], view.strides[dim] * step, *view.strides[dim + 1 :])
-                    view = view._part(view.shape, strides)
-            dim += 1
-        return view
+                offset += each % size * stride
+            elif each == _WHOLE:
+                shape.append(size)
+                strides.append(stride)
+            else:
+                start, stop, step = each.indices(size)
+                offset += start * stride
+                shape.append(max(0, -(-(stop - start) // step)))
+                strides.append(stride * step)
+        rest = len(keys)
+        sizes = (*shape, *self.shape[rest:])
+        size = prod(sizes) * FORMAT_BYTES[self.dtype]
+        steps = (*strides, *self.strides[rest:])
+        return self.__class__(self.recording, self.storage, sizes, self.dtype, size, steps, offset)

@@ -1,0 +1,270 @@
+"""One rank's view of a segment in ghosts: its own forward and backward, run and recorded."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fourfold.config import ModelConfig
+from fourfold.model.binding import bind_weights
+from fourfold.model.block import block_backward, block_forward
+from fourfold.model.depths import losses, losses_backward
+from fourfold.model.embedding import embedding_backward, embedding_forward
+from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
+from fourfold.model.experts.balance import Balancing
+from fourfold.model.local_parameter import local_parameter
+from fourfold.model.parallel import ContextParallel, Parallel
+from fourfold.model.recorder.ghost import Ghost
+from fourfold.model.recorder.operations import RecorderOperations
+from fourfold.model.recorder.recording import GhostGroup, Recording
+from fourfold.model.rope import rotated_width
+from fourfold.model.shape import Shape
+from fourfold.model.spec import Segment, UnitSpec, build_segments
+from fourfold.model.weights import Weight, WeightUnit, deferring
+from fourfold.model.work import NO_PARTS, NOTHING, SavedParts, Work
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes and work of one segment on one microbatch, on one rank.
+
+    Workspaces are above what is live before and what is written: signed, for a backward writes its gradient when much of what was
+    saved is freed, and what was saved may become what is deferred. A recomputed forward repeats the forward's work.
+    """
+
+    saved_bytes: int
+    output_bytes: int
+    forward_workspace_bytes: int
+    recompute_workspace_bytes: int
+    backward_workspace_bytes: int
+    forward: Work = NOTHING
+    backward: Work = NOTHING
+    saved_parts: SavedParts = NO_PARTS
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The backward of one segment as two instructions.
+
+    `deferred_bytes`: kept between the input gradient and the weight gradients; the upstream gradient included.
+    """
+
+    input_gradient: Work = NOTHING
+    weight_gradient: Work = NOTHING
+    deferred_bytes: int = 0
+    input_workspace_bytes: int = 0
+    weight_workspace_bytes: int = 0
+
+
+class GhostUnit(WeightUnit):
+    """A unit's weights as ghosts that lie outside, of the shapes that one rank has."""
+
+    def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations) -> None:
+        super().__init__()
+        self._shapes = {p.name: local_parameter(p, unit.domain, shape.degree).shape for p in unit.parameters}
+        self._formats, self._ops = (shape.compute, shape.gradients), ops
+
+    def make(self, first: str, last: str | None) -> Weight:
+        shape = self._shapes[first]
+        if last is not None:
+            names = list(self._shapes)
+            run = names[names.index(first) : names.index(last) + 1]
+            shape = (sum(self._shapes[name][0] for name in run), *shape[1:])
+        data, grad = (self._ops.outside(shape, dtype) for dtype in self._formats)
+        return Weight(data, grad)
+
+
+class GhostRank:
+    """One rank's view of a segment, in ghosts: everything outside of it is there and not counted."""
+
+    def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int = 0) -> None:
+        self.segment = segment
+        self.model = model
+        self.shape = shape
+        self.recording = Recording(landing=shape.exchange)
+        self.ops = RecorderOperations(self.recording, accelerator=not shape.exchange)
+        self.env = Environment(self.ops, model, self._parallel(ring_rank))
+        self.units = self._units()
+        self.weights: Any = bind_weights(segment, model, self.units)
+        self.batch = self._microbatch()
+        self.balancing = self._balancing() if segment.moe else None
+
+    def footprint(self, policy: str) -> Footprint:
+        if self.segment.kind == "embedding":
+            return self._embedding()
+        return self._head() if self.segment.kind == "head" else self._block(policy)
+
+    # What is there
+
+    def _parallel(self, ring_rank: int) -> Parallel:
+        shape = self.shape
+
+        def group(axes: str, size: int, index: int = 0) -> Any:
+            return GhostGroup(self.recording, axes, size, index) if size > 1 else None
+
+        context = None
+        if shape.cp_ring * shape.cp_ulysses > 1:
+            ring = group("cp_ring", shape.cp_ring, ring_rank)
+            context = ContextParallel(ring, group("cp_ulysses", shape.cp_ulysses), shape.cp_gather)
+        return Parallel(
+            tp=group("tp", shape.tp),
+            sequence=shape.sequence_parallel,
+            tp_copies=shape.tp_copies,
+            context=context,
+            ep=group("ep", shape.ep),
+            etp=group("etp", shape.etp),
+        )
+
+    def _units(self) -> dict[str, "GhostUnit"]:
+        """The units that the segment reads: its own, and perhaps the embedding's."""
+        segments = [self.segment]
+        if "embed" in self.segment.units and self.segment.name != "embed":
+            segments.append(build_segments(self.model)[0])
+        return {unit.name: GhostUnit(unit, self.shape, self.ops) for segment in segments for unit in segment.own}
+
+    def _microbatch(self) -> Microbatch:
+        shape, model, outside = self.shape, self.model, self.ops.outside
+        tokens = (shape.sequences, shape.tokens // shape.sequences)
+        rows = tokens if shape.document_mask or shape.cp_ring * shape.cp_ulysses > 1 else tokens[1:]
+        table = (*rows, 1, rotated_width(model) // 2)
+        ahead = outside((model.mtp_layers, *tokens), "int64") if model.mtp_layers else None
+        return Microbatch(
+            tokens=outside(tokens, "int64"),
+            targets=outside(tokens, "int64"),
+            cos=outside(table, shape.compute),
+            sin=outside(table, shape.compute),
+            document_lengths=[[shape.sequence_length]] * shape.sequences if shape.document_mask else None,
+            positions=outside(tokens, "int64") if model.positions == "learned" else None,
+            ahead_tokens=ahead,
+            ahead_targets=ahead,
+        )
+
+    def _balancing(self) -> Balancing:
+        shape, experts = self.shape, self.model.num_experts
+        split = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
+        axes, size = [axis for axis, degree in split.items() if degree > 1], split["cp"] * split["tp"]
+        wide = "fp64" if shape.compute == "fp64" else "fp32"
+        return Balancing(
+            sequences=shape.sequences,
+            sequence_length=shape.sequence_length,
+            global_sequences=shape.sequences,
+            groups=(GhostGroup(self.recording, "+".join(axes), size),) if axes else (),
+            bias=self.ops.outside((experts,), wide) if self.model.router == "sigmoid" else None,
+            load=self.ops.outside((experts,), "fp64"),
+            losses=self.ops.outside((2,), "fp64"),
+        )
+
+    def hidden(self, depths: int = 1) -> Ghost:
+        return self.ops.outside((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
+
+    # Passes
+
+    def _embedding(self) -> Footprint:
+        recording, batch = self.recording, self.batch
+        recording.begin()
+        out = embedding_forward(self.env, batch.tokens, self.weights, batch.positions)
+        output, forward, peak = out.nbytes, recording.recorded(), recording.peak
+        del out
+        recording.begin()
+        embedding_backward(self.env, batch.tokens, self.hidden(), self.weights, batch.positions)
+        return Footprint(
+            saved_bytes=0,
+            output_bytes=output,
+            forward_workspace_bytes=peak - output,
+            recompute_workspace_bytes=0,
+            backward_workspace_bytes=recording.peak,
+            forward=forward,
+            backward=recording.recorded(),
+        )
+
+    def _head(self) -> Footprint:
+        recording, depths = self.recording, 1 + self.model.mtp_layers
+        x = self.hidden(depths)
+        recording.begin()
+        losses(self.env, x, self.batch, self.weights)
+        forward, forward_peak = recording.recorded(), recording.peak
+        recording.begin()
+        _, grad = losses_backward(self.env, x, self.batch, self.weights, self.ops.outside((depths,), "int64"))
+        return Footprint(
+            saved_bytes=0,
+            output_bytes=0,
+            forward_workspace_bytes=forward_peak,
+            recompute_workspace_bytes=0,
+            backward_workspace_bytes=recording.peak - grad.nbytes,
+            forward=forward,
+            backward=recording.recorded(),
+        )
+
+    def _block(self, policy: str) -> Footprint:
+        rebuilt = SELECTIVE if policy == "selective" else ()
+        x = self.hidden(max(1, self.segment.depth))
+        saved, forward = self._forward(x, Saved(rebuilt))
+        attended = saved.see("attention").nbytes
+        recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes
+        whole = self._backward(x, saved)
+        if policy == "full":
+            _, forward = self._forward(x, Saved(keeps=False))
+        return Footprint(
+            saved_bytes=saved_bytes,
+            output_bytes=output,
+            forward_workspace_bytes=max(0, forward.peak - forward.left - output),
+            # A recomputed block's output exists until its forward returns, beside what it saves.
+            recompute_workspace_bytes=max(0, recompute) if policy == "full" else 0,
+            backward_workspace_bytes=whole.peak - saved_bytes - grad,
+            forward=forward.phase,
+            backward=whole.phase,
+            saved_parts=SavedParts(whole.operands, attended),
+        )
+
+    def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":
+        recording = self.recording
+        recording.begin()
+        out = block_forward(self.env, x, self.weights, self.batch, saved, self.balancing, self.segment.depth)
+        return saved, _Pass(recording.recorded(), recording.peak, recording.live - out.nbytes, out.nbytes)
+
+    def _backward(self, x: Ghost, saved: Saved) -> "_Pass":
+        """Empties `saved`. The upstream gradient is live throughout, and counted elsewhere."""
+        recording, upstream = self.recording, self._upstream()
+        grad = block_backward(
+            self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
+        )
+        peak = recording.peak - upstream.nbytes
+        return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
+
+    def halves(self, policy: str) -> Halves:
+        """Of a block: the input gradient, which leaves what it defers (the upstream gradient, where that is an operand,
+        included); then the weight gradients."""
+        x = self.hidden(max(1, self.segment.depth))
+        saved, forward = self._forward(x, Saved(SELECTIVE if policy == "selective" else ()))
+        recording, upstream = self.recording, self._upstream()
+        with deferring(self.units.values()) as pending:
+            grad = block_backward(
+                self.env, upstream, x, self.weights, self.batch, saved, self.balancing, self.segment.depth
+            )
+        phase, peak, output = recording.recorded(), recording.peak - upstream.nbytes, grad.nbytes
+        del upstream, grad
+        deferred = recording.live
+        recording.begin()
+        pending.run()
+        return Halves(
+            input_gradient=phase,
+            weight_gradient=recording.recorded(),
+            deferred_bytes=deferred,
+            input_workspace_bytes=peak - forward.left - output - deferred,
+            weight_workspace_bytes=recording.peak - deferred,
+        )
+
+    def _upstream(self) -> Ghost:
+        depths = self.segment.depth + 1 if self.segment.depth else 1
+        upstream = self.ops.make((depths * self.shape.hidden_tokens, self.model.hidden_size), self.shape.compute)
+        self.recording.begin()
+        return upstream
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A recorded pass: the bytes of its peak, of what is left beside its output, of its output; `operands`: as `operand_bytes`."""
+
+    phase: Work
+    peak: int
+    left: int
+    output: int
+    operands: int = 0
