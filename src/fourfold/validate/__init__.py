@@ -3,8 +3,7 @@
 from fourfold.validate.case import Case, LayoutRequest, Measured, Network, Precision, Prediction, Skip
 from fourfold.validate.defaults import DEFAULTS
 from fourfold.validate.machine import DEVICE_KEYS
-from fourfold.validate.metrics import Metrics, measure
-from fourfold.validate.null_model import null_times
+from fourfold.validate.metrics import Metrics, Pair, measure, null_times
 from fourfold.validate.outcome import Outcome, RowOutcome, Summary
 from fourfold.validate.row import Row, Unread
 from fourfold.validate.rows import read_rows
@@ -21,6 +20,7 @@ __all__ = [
     "Metrics",
     "Network",
     "Outcome",
+    "Pair",
     "Precision",
     "Predict",
     "Prediction",

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fourfold.validate.case import Case, Prediction
-from fourfold.validate.metrics import Metrics
+from fourfold.validate.pairs import PublishedMetrics
 from fourfold.validate.row import Row, Unread
 
 
@@ -49,7 +49,7 @@ class Summary:
     cases: int
     predicted: int
     skipped: Mapping[str, int]
-    metrics: Metrics
+    metrics: PublishedMetrics
 
 
 @dataclass(frozen=True)

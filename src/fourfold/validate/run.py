@@ -7,8 +7,8 @@ from functools import partial
 
 from fourfold.config import UserError
 from fourfold.validate.case import Case, Prediction, Skip
-from fourfold.validate.metrics import measure
 from fourfold.validate.outcome import Outcome, RowOutcome, Summary, predicted_row, skipped_row
+from fourfold.validate.pairs import measure_published
 from fourfold.validate.row import Row, Unread
 from fourfold.validate.translate import translate
 
@@ -79,5 +79,5 @@ def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[Case, Prediction
         cases=len(judged),
         predicted=sum(p.refused is None for _, p in judged),
         skipped=dict(reasons.most_common()),
-        metrics=measure([c for c, _ in judged], [p for _, p in judged]),
+        metrics=measure_published([c for c, _ in judged], [p for _, p in judged]),
     )
