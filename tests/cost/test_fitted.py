@@ -11,7 +11,7 @@ from fourfold.cost.fitted import ABOUT, Fitted, fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.links import Links
 from fourfold.cost.stack import Stack
-from fourfold.validate import DEVICE_KEYS
+from machine import DEVICE_KEYS
 
 TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8"))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flops import step_flops
 from fourfold.config import ModelConfig, load_run, resolve_model
 from fourfold.config.hardware import load_cluster, load_device
 from fourfold.cost.memory import DROPOUT_BYTES
@@ -19,7 +20,6 @@ from fourfold.simulate.campaign import Assumptions, campaign, state_bytes
 from fourfold.simulate.run_prices import prices_for, transport_on
 from fourfold.simulate.step import predict_step, simulate
 from fourfold.simulate.summary import Summary
-from fourfold.validate.flops import step_flops
 from tests.support.programs import make_facts
 from tests.support.simulated import free_prices, one_block_a_stage, unit_blocks
 

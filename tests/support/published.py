@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from fourfold.validate import Case, read_rows, translate
+from case import Case
+from normalise import translate
+from row_files import read_rows
 
-ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "validate" / "rows"])[0]}
+ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "benchmarks" / "published" / "rows"])[0]}
 CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), Case)}
