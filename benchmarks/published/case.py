@@ -7,6 +7,7 @@ from flops import step_flops
 from fourfold.config import ModelConfig
 from fourfold.config.hardware import Device
 from fourfold.cost.stack import Dispatcher
+from fourfold.validate import Prediction
 
 MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
 ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
@@ -212,12 +213,7 @@ class Untranslatable(Exception):
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What the planner says of a case. `fits`: whether its memory does; `refused`: why there is no prediction; `taken`: what of the
-    layout was taken other than the case says, in words."""
+class SettledPrediction(Prediction):
+    """`taken`: what of the layout was taken other than the case says, in words."""
 
-    step_seconds: float | None = None
-    memory_bytes: float | None = None
-    fits: bool | None = None
-    refused: str | None = None
     taken: tuple[str, ...] = ()

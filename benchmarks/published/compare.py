@@ -5,16 +5,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from case import Case, Prediction, Skip
+from case import Case, SettledPrediction, Skip
 from fourfold.config import UserError
 from normalise import translate
 from outcome import Outcome, RowOutcome, Summary, predicted_row, skipped_row
 from pairs import measure_published
 from row import Row, Unread
 
-Predict = Callable[[Case], Prediction]
+Predict = Callable[[Case], SettledPrediction]
 Progress = Callable[[int, int], None]
-Each = Callable[[Callable[[Case], Prediction], Sequence[Case]], Iterable[Prediction]]
+Each = Callable[[Callable[[Case], SettledPrediction], Sequence[Case]], Iterable[SettledPrediction]]
 
 
 def validate(
@@ -31,7 +31,7 @@ def validate(
     the row's reason is the error, so that no row ends the run.
     """
     outcomes: list[RowOutcome] = []
-    judged: list[tuple[Case, Prediction]] = []
+    judged: list[tuple[Case, SettledPrediction]] = []
     cases = [translate(row) for row in rows]
     predictions = iter(each(partial(_checked, predict=predict), [case for case in cases if isinstance(case, Case)]))
     for index, (row, case) in enumerate(zip(rows, cases, strict=True)):
@@ -45,7 +45,7 @@ def validate(
             progress(index + 1, len(rows))
     files = dict.fromkeys(row.file for row in rows)
     by_row: dict[str, list[RowOutcome]] = defaultdict(list)
-    by_case: dict[str, list[tuple[Case, Prediction]]] = defaultdict(list)
+    by_case: dict[str, list[tuple[Case, SettledPrediction]]] = defaultdict(list)
     for outcome in outcomes:
         by_row[outcome.file].append(outcome)
     for case, prediction in judged:
@@ -58,21 +58,21 @@ def validate(
     )
 
 
-def _checked(case: Case, predict: Predict) -> Prediction:
+def _checked(case: Case, predict: Predict) -> SettledPrediction:
     try:
         prediction = predict(case)
     except UserError as error:
-        return Prediction(refused=str(error))
+        return SettledPrediction(refused=str(error))
     except Exception as error:
-        return Prediction(refused=f"the simulator fails on this layout: {type(error).__name__}: {error}"[:300])
+        return SettledPrediction(refused=f"the simulator fails on this layout: {type(error).__name__}: {error}"[:300])
     for key in ("step_seconds", "memory_bytes"):
         value = getattr(prediction, key)
         if value is not None and not (math.isfinite(value) and value > 0):
-            return Prediction(refused=f"the prediction has {key} = {value}")
+            return SettledPrediction(refused=f"the prediction has {key} = {value}")
     return prediction
 
 
-def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[Case, Prediction]]) -> Summary:
+def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[Case, SettledPrediction]]) -> Summary:
     reasons = Counter(row.skipped for row in rows if row.skipped is not None)
     return Summary(
         rows=len(rows),

@@ -3,10 +3,12 @@
 from dataclasses import asdict
 from typing import Any
 
+from as_case import as_case
 from case import Case
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.simulate.step import predict_step
-from settle import case_facts, case_prices, settle
+from fourfold.validate import case_prices, case_spec
+from settle import settle
 
 
 def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
@@ -14,9 +16,10 @@ def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
     `memory`: of the pipeline rank that holds most. Raises `UserError` where the layout cannot be."""
     constants = constants or fitted()
     case, prediction = settle(case, constants)
-    facts = case_facts(case)
-    prices = case_prices(case, facts, constants)
-    step = predict_step(facts, prices)
+    run = as_case(case)
+    spec = case_spec(run)
+    prices = case_prices(run, spec, constants)
+    step = predict_step(spec, prices)
     simulation = step.simulation
     total: dict[str, float] = {}
     for spent in simulation.spent:

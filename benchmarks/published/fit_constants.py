@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from case import Case, Prediction, Skip
+from case import Case, SettledPrediction, Skip
 from compare import validate as compare
 from fit_memory import Held, fit_memory, held_rows
 from fit_rows import Shared, Timed, say, timed_rows
@@ -209,7 +209,7 @@ def rounded(value: object) -> object:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def predict_by_file(case: Case, constants: dict[str, Fitted]) -> Prediction:
+def predict_by_file(case: Case, constants: dict[str, Fitted]) -> SettledPrediction:
     known = constants.get(case.file) or constants[""]
     return predict_case(named_as_known(case, known), known)
 

@@ -13,7 +13,7 @@ from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.stack import Stack
 from fourfold.program.liveness import memory_peak
-from settle import case_prices
+from fourfold.validate import case_prices
 
 STEP = 0.1
 UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0, "unit_bytes": 8.0}
@@ -52,7 +52,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
     """The peak is the highest of many moments, so it is no straight line in the constants: it is read off where the table is."""
     constants, parts = constants_of(table), []
     for row in rows:
-        stack = case_prices(row.case, row.facts, constants).stack
+        stack = case_prices(row.run, row.facts, constants).stack
         now, peak = {name: getattr(stack, name) / unit for name, unit in UNITS.items()}, _peak(row, stack)
         more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from as_case import as_case
 from case import Case, Prediction
 from fit_table import NAMES, Constants, Numbers, Table, constants_of, scaled
 from fourfold.config import UserError
@@ -19,7 +20,9 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.simulate.step import simulate, steady_microbatches
 from fourfold.simulate.whole import check_size
-from settle import case_facts, case_prices, host_update_seconds, settle
+from fourfold.validate import Case as RunCase
+from fourfold.validate import case_prices, case_spec, host_update_seconds
+from settle import settle
 
 _Found = TypeVar("_Found")
 VARIED = 0.1
@@ -35,27 +38,29 @@ class Lowered:
     """A case whose programs are lowered: one number of microbatches, or two and where their line is read."""
 
     case: Case
+    run: RunCase
     facts: Lowering
     runs: list[tuple[Lowering, tuple[Program, ...]]] = field(default_factory=list)
     ratio: float | None = None
 
     def seconds(self, constants: Fitted) -> float:
-        prices = case_prices(self.case, self.facts, constants)
+        prices = case_prices(self.run, self.facts, constants)
         times = [simulate(facts, prices, programs).seconds for facts, programs in self.runs]
         host = host_update_seconds(self.facts) if self.case.offloaded == "optimizer" else 0.0
         return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 
 def lowered(case: Case) -> Lowered:
-    facts = case_facts(case)
+    run = as_case(case)
+    facts = case_spec(run)
     check_size(facts)
     wanted, period = facts.layout.num_microbatches, max(1, facts.layout.pp)
     least = steady_microbatches(facts)
     if wanted <= least + period:
-        return Lowered(case, facts, [(facts, tuple(lower_pipeline(facts)))])
+        return Lowered(case, run, facts, [(facts, tuple(lower_pipeline(facts)))])
     fewer = least + (wanted - least) % period
     both = [facts.with_microbatches(number) for number in (fewer, fewer + period)]
-    return Lowered(case, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
+    return Lowered(case, run, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
 
 
 def prepare(cases: list[Case], keeps: Callable[[Case, Prediction], bool]) -> list[Lowered]:

@@ -4,8 +4,9 @@ import random
 from collections import defaultdict
 from pathlib import Path
 
-from case import Case, Prediction
+from case import Case
 from fit_table import MEASURED, family_of
+from fourfold.validate import Prediction
 from machine import DEVICE_KEYS
 
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}

@@ -69,8 +69,6 @@ _BY_MEMORY = {
     "gh200-96": {141: "gh200-144", 144: "gh200-144"},
     "ascend-910c-die": {128: "ascend-910c"},
 }
-HOPPER, BLACKWELL = ("h100", "h200", "h800", "gh200", "h20"), ("b200", "b300", "gb200", "gb300")
-"""Generations of devices, by the beginning of their keys."""
 DEVICE_KEYS: tuple[str, ...] = tuple(
     sorted({key for _, key in _KEYS} | {key for sizes in _BY_MEMORY.values() for key in sizes.values()})
 )

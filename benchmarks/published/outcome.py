@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from case import Case, Prediction
+from case import Case, SettledPrediction
 from pairs import PublishedMetrics
 from row import Row, Unread
 
@@ -97,7 +97,7 @@ def skipped_row(row: Row, reason: str) -> RowOutcome:
     )
 
 
-def predicted_row(case: Case, prediction: Prediction) -> RowOutcome:
+def predicted_row(case: Case, prediction: SettledPrediction) -> RowOutcome:
     """A case and its prediction."""
     measured = case.measured
     flops = case.model_flops / case.num_devices

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from case import Case, Prediction, Skip
+from case import Case, SettledPrediction, Skip
 from compare import validate as compare
 from explain import explain_case, explanation_lines
 from fourfold.cli.countdown import Countdown
@@ -95,7 +95,9 @@ def _validate(rows: list[Row], unread: list[Unread], jobs: int, plots: Path | No
         else:
             with ProcessPoolExecutor(jobs) as pool:
 
-                def each(predict: Callable[[Case], Prediction], cases: Sequence[Case]) -> Iterable[Prediction]:
+                def each(
+                    predict: Callable[[Case], SettledPrediction], cases: Sequence[Case]
+                ) -> Iterable[SettledPrediction]:
                     return pool.map(predict, cases, chunksize=max(1, min(16, len(cases) // (4 * jobs))))
 
                 outcome = compare(rows, predict_case, countdown, unread, each)

@@ -6,7 +6,7 @@ from assertions import asserted, clauses_of, says
 from case import Offloaded, Untranslatable
 from defaults import Filled
 from fourfold.cost.stack import Dispatcher
-from machine import BLACKWELL, HOPPER
+from fourfold.validate.software import BLACKWELL, HOPPER
 from row import Row
 from software import Stack
 

@@ -1,5 +1,23 @@
-"""Measured runs beside predictions: errors, skill and ranks."""
+"""Measured runs beside predictions: cases in the run file's words, what is predicted of them, errors, skill and ranks."""
 
+from fourfold.validate.case import Case, MeasuredStep, Prediction
+from fourfold.validate.case_file import read_cases
 from fourfold.validate.metrics import Metrics, Pair, measure, null_times
+from fourfold.validate.predict import case_prices, case_spec, host_update_seconds, predict_case
+from fourfold.validate.software import Software
 
-__all__ = ["Metrics", "Pair", "measure", "null_times"]
+__all__ = [
+    "Case",
+    "MeasuredStep",
+    "Metrics",
+    "Pair",
+    "Prediction",
+    "Software",
+    "case_prices",
+    "case_spec",
+    "host_update_seconds",
+    "measure",
+    "null_times",
+    "predict_case",
+    "read_cases",
+]

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from as_case import as_case
 from case import Case
-from fourfold.cost.fitted import fitted
 from fourfold.cost.memory import kept_bytes
+from fourfold.validate import case_spec
 from normalise import translate
-from settle import case_facts, case_prices, predict_case
-from tests.support.published import CASES, ROWS
+from settle import predict_case
+from tests.support.published import CASES, ROWS, prices_of
 
 
 def test_number_formats() -> None:
@@ -164,9 +165,9 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
     def kept(**changes: object) -> float:
         case = translate(replace(row, **changes))  # type: ignore[arg-type]
         assert isinstance(case, Case)
-        facts = case_facts(case)
+        facts = case_spec(as_case(case))
         footprint = facts.footprint(facts.by_name["b1"])
-        return kept_bytes(footprint, case_prices(case, facts, fitted()).stack) / footprint.saved_bytes
+        return kept_bytes(footprint, prices_of(case).stack) / footprint.saved_bytes
 
     case = translate(row)
     assert isinstance(case, Case)

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from as_case import cluster_of
 from case import Case, Skip
 from defaults import DEFAULTS
 from fourfold.config.hardware import load_device
 from machine import link_rate
 from normalise import translate
-from settle import case_cluster, predict_case
+from settle import predict_case
 from tests.support.published import CASES, ROWS
 
 
@@ -94,7 +95,7 @@ def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another
     case = translate(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=stated)))
     assert isinstance(case, Case)
     assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", held * 2**30)
-    assert case_cluster(case).device == case.hardware
+    assert cluster_of(case).device == case.hardware
 
 
 def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
@@ -126,7 +127,7 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     case = translate(replace(row, hardware=hardware))
     assert isinstance(case, Case)
     assert case.network.nvlink_domain == 8960
-    assert [(tier.kind, tier.devices) for tier in case_cluster(case).tiers] == [("torus", case.num_devices)]
+    assert [(tier.kind, tier.devices) for tier in cluster_of(case).tiers] == [("torus", case.num_devices)]
     slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, Case)
     assert slices.network.nvlink_domain == 32
@@ -177,7 +178,7 @@ def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: in
     case = translate(replace(row, hardware=hardware))
     assert isinstance(case, Case)
     assert case.num_devices > per_node
-    assert case_cluster(case).tiers[-1].bytes_per_second == gigabytes * 1e9
+    assert cluster_of(case).tiers[-1].bytes_per_second == gigabytes * 1e9
     assert any(entry.startswith("network = ") and DEFAULTS["network"] in entry for entry in case.defaults)
     alone = translate(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
     assert isinstance(alone, Case)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from case import Case, Prediction
+from case import Case, SettledPrediction
 from compare import validate
 from fourfold.config import UserError
 from row_files import read_rows
@@ -15,9 +15,9 @@ from tables import defaults_lines, summary_lines
 ROWS, UNREAD = read_rows([Path(__file__).parent / "rows"])
 
 
-def _measured(case: Case) -> Prediction:
+def _measured(case: Case) -> SettledPrediction:
     """A predictor that is right about everything."""
-    return Prediction(case.measured.step_seconds, case.measured.memory_bytes, not case.measured.failed)
+    return SettledPrediction(case.measured.step_seconds, case.measured.memory_bytes, not case.measured.failed)
 
 
 def test_every_row_stands_in_the_outcome_in_order() -> None:
@@ -41,7 +41,7 @@ def test_a_right_predictor_has_no_error() -> None:
 
 
 def test_figures_of_a_row_agree() -> None:
-    outcome = validate(ROWS, lambda case: Prediction(step_seconds=5.0))
+    outcome = validate(ROWS, lambda case: SettledPrediction(step_seconds=5.0))
     row = next(row for row in outcome.rows if row.id == "sweep:0")
     assert row.step_error == pytest.approx(0.25)
     assert row.predicted_tokens_per_second_per_device == pytest.approx(256 * 4096 / (16 * 5))
@@ -51,10 +51,14 @@ def test_figures_of_a_row_agree() -> None:
 
 
 def test_refusals_are_reasons() -> None:
-    def refuse(case: Case) -> Prediction:
+    def refuse(case: Case) -> SettledPrediction:
         if case.file == "sweep":
             raise UserError("layout.tp = 2 is not liked")
-        return Prediction(step_seconds=float("nan")) if case.file == "flags" else Prediction(refused="no such thing")
+        return (
+            SettledPrediction(step_seconds=float("nan"))
+            if case.file == "flags"
+            else SettledPrediction(refused="no such thing")
+        )
 
     outcome = validate(ROWS, refuse)
     reasons = Counter(row.skipped for row in outcome.rows)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from case import Case, Prediction
+from case import Case, SettledPrediction
 from pairs import measure_published, pair_of
 from tests.support.published import CASES
 
@@ -17,14 +17,14 @@ def _timed(seconds: Sequence[float], **changes: object) -> list[Case]:
     ]
 
 
-def _predicted(seconds: Sequence[float]) -> list[Prediction]:
-    return [Prediction(step_seconds=t) for t in seconds]
+def _predicted(seconds: Sequence[float]) -> list[SettledPrediction]:
+    return [SettledPrediction(step_seconds=t) for t in seconds]
 
 
 def test_cases_of_a_device_and_a_precision_share_a_constant() -> None:
     hopper = CASES["sweep:0"]
     others = [replace(hopper, device="b200"), replace(hopper, precision=replace(hopper.precision, low="fp8"))]
-    groups = {pair_of(case, Prediction(step_seconds=1.0)).null_group for case in (hopper, *others)}
+    groups = {pair_of(case, SettledPrediction(step_seconds=1.0)).null_group for case in (hopper, *others)}
     assert groups == {("h100-sxm", "bf16"), ("b200", "bf16"), ("h100-sxm", "fp8")}
 
 
@@ -32,7 +32,7 @@ def test_the_null_model_knows_no_layouts() -> None:
     split = CASES["vendor:1"]
     whole = replace(split, model=replace(split.model, vocab_size=split.vocab_size), layout=CASES["sweep:1"].layout)
     assert split.model.vocab_size > split.vocab_size, "padded for tp = 4"
-    flops = [pair_of(case, Prediction()).device_flops for case in (split, whole)]
+    flops = [pair_of(case, SettledPrediction()).device_flops for case in (split, whole)]
     assert flops[0] == flops[1] > 0
 
 

@@ -7,10 +7,8 @@ import pytest
 from assertions import asserted
 from case import Case, Skip
 from defaults import DEFAULTS
-from fourfold.cost.fitted import fitted
 from normalise import translate
-from settle import case_facts, case_prices
-from tests.support.published import ROWS
+from tests.support.published import ROWS, prices_of
 
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
 
@@ -104,7 +102,7 @@ def test_a_step_started_as_one_graph_costs_the_host_nothing(source: str, notes: 
     assert isinstance(case, Case)
     assert case.graphed == graphed
     assert (DEFAULTS["graphs"] in case.defaults) == graphed
-    host = case_prices(case, case_facts(case), fitted()).stack
+    host = prices_of(case).stack
     assert (host.host_launch_seconds == host.host_collective_seconds == host.host_route_seconds == 0) == graphed
 
 

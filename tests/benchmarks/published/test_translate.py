@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from as_case import as_case
 from case import Case, Skip
 from defaults import DEFAULTS
 from fourfold.config import parse_run, resolve_model
@@ -11,9 +12,9 @@ from fourfold.config.check_model import check_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
+from fourfold.validate import case_spec
 from machine import DEVICE_KEYS
 from normalise import translate
-from settle import case_facts
 from tests.support.published import CASES, ROWS
 
 
@@ -214,7 +215,7 @@ def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str,
     case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
     assert isinstance(case, Case), case
     assert case.layout.cp_method == method
-    assert case_facts(case).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(
+    assert case_spec(as_case(case)).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(
         method, 1
     )
 

@@ -6,12 +6,11 @@ import pytest
 
 from case import Case
 from defaults import DEFAULTS
-from fourfold.cost.fitted import fitted
 from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import MERGED_SHARE
 from normalise import translate
-from settle import case_facts, case_prices, predict_case
-from tests.support.published import ROWS
+from settle import predict_case
+from tests.support.published import ROWS, prices_of
 
 
 def test_words_of_attention_formats_and_dispatch() -> None:
@@ -62,7 +61,7 @@ def test_windows_and_documents_leave_a_part_of_attentions_work(
     case = translate(replace(row, model=replace(row.model, name=model), notes=notes, sequence_length=length))
     assert isinstance(case, Case)
     assert case.attention_share == pytest.approx(share)
-    assert case_prices(case, case_facts(case), fitted()).masked_share == case.attention_share
+    assert prices_of(case).masked_share == case.attention_share
 
 
 def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
@@ -119,7 +118,7 @@ def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | N
     case = translate(replace(row, notes=notes, schedule=schedule))
     assert isinstance(case, Case)
     assert case.merged_experts == merged
-    assert case_prices(case, case_facts(case), fitted()).paired_share == (MERGED_SHARE if merged else 0)
+    assert prices_of(case).paired_share == (MERGED_SHARE if merged else 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""A case's prediction: the program of its run, simulated on its cluster with the constants of its software."""
+
+import math
+from dataclasses import replace
+
+from fourfold.config import UserError
+from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.prices import Prices
+from fourfold.cost.stack import Stack
+from fourfold.layout import resolve_layout
+from fourfold.program.facts import Lowering
+from fourfold.simulate.run_prices import check_devices, document_share, fitted_prices, prices_for
+from fourfold.simulate.step import predict_step
+from fourfold.simulate.whole import check_layers, check_size
+from fourfold.validate.case import Case, MeasuredStep, Prediction
+
+HOST_LINK, HOST_UPDATE_BYTES = 25e9, 16
+"""Bytes a second between a device and its host's memory; bytes of a parameter that pass in an optimizer step there."""
+
+
+def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
+    """The step time and memory of a case. `constants` None: those that ship. Raises `UserError` where the layout cannot be."""
+    spec = case_spec(case)
+    check_size(spec)
+    prices = case_prices(case, spec, constants or fitted())
+    step = predict_step(spec, prices)
+    if case.software.offload is not None:
+        host = host_update_seconds(spec) if case.software.offload == "optimizer" else 0.0
+        return Prediction(step.seconds + host)
+    ranks, wanted = step.device_bytes, case.measured.memory_rank
+    held = max(ranks) if wanted == "largest" else ranks[0 if wanted == "first" else -1]
+    return Prediction(step.seconds, counted_bytes(held, case.measured, prices.stack), _fits(max(ranks), prices))
+
+
+def checked_prediction(case: Case) -> Prediction:
+    """`predict_case`, with a case that cannot be predicted as a refusal and its reason."""
+    try:
+        prediction = predict_case(case)
+    except UserError as error:
+        return Prediction(refused=str(error))
+    for key in ("step_seconds", "memory_bytes"):
+        value = getattr(prediction, key)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            return Prediction(refused=f"the prediction has {key} = {value}")
+    return prediction
+
+
+def case_spec(case: Case) -> Lowering:
+    """What lowering reads. Raises `UserError` where the layout cannot be."""
+    check_layers(case.model)
+    layout = resolve_layout(case.run, case.model)
+    check_devices(layout, case.cluster)
+    return Lowering.of(case.run, case.model, layout, case.transport)
+
+
+def case_prices(case: Case, spec: Lowering, constants: Fitted) -> Prices:
+    """Prices on the case's cluster. Low-precision GEMMs run at their own peak."""
+    run, software = case.run, case.software
+    if software.is_own:
+        prices = prices_for(run, spec, case.cluster, None, software.overrides)
+    else:
+        stack = software.applied(constants.stack(software.name), case.cluster.device.key)
+        compute = software.compute_dtype or run.precision.compute
+        prices = fitted_prices(constants, case.cluster, spec, stack, compute, stack.products or compute)
+        prices = replace(prices, masked_share=document_share(run))
+    return prices if case.attention_share is None else replace(prices, masked_share=case.attention_share)
+
+
+def host_update_seconds(spec: Lowering) -> float:
+    """Seconds that an optimizer step in the host's memory adds: of the fullest stage, over the device's link to the host."""
+    rows = [
+        sum(at.flats[unit].shard_numel if at.zero_of(unit) else at.flats[unit].padded_numel for unit in at.flats)
+        for at in map(spec.at, range(spec.layout.pp))
+    ]
+    return max(rows) * HOST_UPDATE_BYTES / HOST_LINK
+
+
+def counted_bytes(held: int, measured: MeasuredStep, stack: Stack) -> float:
+    """The part of a device's memory that the case's figure counts: the allocator's peak, live or reserved, or all of it."""
+    if measured.memory_counts == "device":
+        return float(held)
+    reserved = max(1.0, held - stack.context_bytes)
+    return reserved if measured.memory_counts == "reserved" else reserved / (1 + stack.slack)
+
+
+def _fits(held: int, prices: Prices) -> bool:
+    """An allocator that runs out gives back the blocks that it holds free: what is live and the context must have room."""
+    stack = prices.stack
+    live = (held - stack.context_bytes) / (1 + stack.slack)
+    return live + stack.context_bytes <= prices.cluster.device.memory_bytes
