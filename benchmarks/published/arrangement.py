@@ -9,7 +9,7 @@ from defaults import Filled
 from fourfold.config import ModelConfig
 from policies import recompute_of, schedule_of
 from row import Row
-from software import ON_GPU, Stack
+from software import ON_GPU, Trainer
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
 
 
 def layout_of(
-    row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled
+    row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `Untranslatable`."""
     micro, number, global_sequences = _batch(row, model, degrees, stack, filled)
@@ -84,7 +84,7 @@ def layout_of(
     return layout, global_sequences
 
 
-def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int, int]:
+def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
@@ -121,7 +121,7 @@ def _most_at_once(sequences: int, length: int) -> int:
     return max(d for d in range(1, MOST_AT_ONCE + 1) if sequences % d == 0 and (d == 1 or d * length <= MOST_TOKENS))
 
 
-def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple[int, int]:
+def _sharding(row: Row, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int]:
     """(ZeRO stage, ranks that share one copy of the state)."""
     stated, zero = row.layout, row.layout.zero
     if zero is None and "not resharded" in stated.zero_words:
@@ -140,7 +140,7 @@ def _sharding(row: Row, degrees: Degrees, stack: Stack, filled: Filled) -> tuple
     return zero, group
 
 
-def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Stack, filled: Filled) -> tuple[str, int]:
+def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Filled) -> tuple[str, int]:
     """(schedule, stages a rank)."""
     if pp == 1:
         return "1f1b", 1
@@ -164,7 +164,7 @@ def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Stack, filled: Fille
     return "1f1b", 1
 
 
-def _usual_virtual(layers: int, pp: int, stack: Stack) -> int:
+def _usual_virtual(layers: int, pp: int, stack: Trainer) -> int:
     """Stages a rank where an interleaved schedule does not say."""
     segments = layers if layers % pp == 0 else layers + 2
     per_rank = max(1, segments // pp)
@@ -173,7 +173,7 @@ def _usual_virtual(layers: int, pp: int, stack: Stack) -> int:
     return next((d for d in range(2, min(per_rank, 1000) + 1) if per_rank % d == 0), 2)
 
 
-def _sequence_parallel(row: Row, tp: int, stack: Stack, filled: Filled) -> bool:
+def _sequence_parallel(row: Row, tp: int, stack: Trainer, filled: Filled) -> bool:
     stated = row.layout.sequence_parallel
     if tp == 1:
         return False
@@ -183,7 +183,7 @@ def _sequence_parallel(row: Row, tp: int, stack: Stack, filled: Filled) -> bool:
     return filled.fill("sequence_parallel", stack.is_megatron_kin and not old)
 
 
-def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Stack, filled: Filled) -> int:
+def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Trainer, filled: Filled) -> int:
     if not model.num_experts:
         return 1
     if row.layout.etp is not None:
@@ -203,7 +203,7 @@ _HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"
 _OTHERS = r"\b(than|baselines?|compared?|versus|vs|unlike|over)\b"
 
 
-def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Stack, filled: Filled) -> str:
+def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> str:
     """How context parallelism is done, in the words of a run file."""
     if degrees.cp == 1:
         return "ring"

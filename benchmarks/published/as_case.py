@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from case import ATTENTION_CORE, Case
+from case import ATTENTION_CORE, PublishedCase
 from fourfold.config import UserError, parse_run
 from fourfold.config.hardware import Cluster, Tier
-from fourfold.validate import Case as RunCase
-from fourfold.validate import MeasuredStep, Software
+from fourfold.validate import Case, MeasuredStep, Software
 from machine import usual_tiers
 
 MOST_LAYERS = 2_000
@@ -19,7 +18,7 @@ _DEGREES = (
 )  # fmt: skip
 
 
-def as_case(case: Case) -> RunCase:
+def as_case(case: PublishedCase) -> Case:
     """The case with its layout in full, its cluster tier by tier and its software key by key. Raises `UserError` where no run file
     can say it."""
     layers, stages = case.model.num_layers, case.layout.pp * case.layout.virtual_stages
@@ -39,7 +38,7 @@ def as_case(case: Case) -> RunCase:
             "gradients": _of_run_file(precision.gradients),
         },
     }
-    return RunCase(
+    return Case(
         name=case.id,
         source=case.source,
         run=parse_run(table, source=case.id),
@@ -56,14 +55,14 @@ def _of_run_file(dtype: str) -> str:
     return "bf16" if dtype == "fp16" else dtype
 
 
-def _layout(case: Case) -> dict[str, Any]:
+def _layout(case: PublishedCase) -> dict[str, Any]:
     layout: dict[str, Any] = {name: getattr(case.layout, name) for name in _DEGREES}
     layout["recompute"] = case.layout.policies(case.model.num_layers)
     sizes = even_sizes(case)
     return layout if sizes is None else {**layout, "segments_per_stage": sizes}
 
 
-def even_sizes(case: Case) -> list[int] | None:
+def even_sizes(case: PublishedCase) -> list[int] | None:
     """Segments of every stage where blocks are divided evenly, in the order of the model; None: divided by their cost."""
     stages, layers = case.layout.pp * case.layout.virtual_stages, case.model.num_layers
     if not case.even_stages or stages == 1 or layers % stages:
@@ -74,7 +73,7 @@ def even_sizes(case: Case) -> list[int] | None:
     return sizes
 
 
-def software_of(case: Case) -> Software:
+def software_of(case: PublishedCase) -> Software:
     """What the case says of its software. Where weights and optimizer states are in 16 bits, there is no master copy."""
     precision = case.precision
     narrow = precision.master == precision.compute != "fp32"
@@ -103,7 +102,7 @@ def software_of(case: Case) -> Software:
     )
 
 
-def _measured(case: Case) -> MeasuredStep:
+def _measured(case: PublishedCase) -> MeasuredStep:
     measured = case.measured
     return MeasuredStep(
         step_seconds=measured.step_seconds,
@@ -114,7 +113,7 @@ def _measured(case: Case) -> MeasuredStep:
     )
 
 
-def cluster_of(case: Case) -> Cluster:
+def cluster_of(case: PublishedCase) -> Cluster:
     """NVLink, or what a node has in its place, and one network beyond it."""
     network = case.network
     inner = min(network.nvlink_domain, case.num_devices)

@@ -85,7 +85,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PublishedFigures:
     """What the run measured. `step_from`: what the step time was computed from; `mfu` as reported, under `mfu_convention`.
     `time_counts`: whether the step time may be compared (regression tests run in modes that no training uses)."""
 
@@ -101,7 +101,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Case:
+class PublishedCase:
     """One run to predict: what a row says in the planner's words, and what it was measured to take."""
 
     id: str
@@ -122,7 +122,7 @@ class Case:
     hardware: Device
     num_devices: int
     network: Network
-    measured: Measured
+    measured: PublishedFigures
     peak_flops: float | None = None
     """Of one device in this precision, as the source states it."""
     from_memory: tuple[str, ...] = ()

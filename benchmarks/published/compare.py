@@ -5,16 +5,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from case import Case, SettledPrediction, Skip
+from case import PublishedCase, SettledPrediction, Skip
 from fourfold.config import UserError
 from normalise import translate
-from outcome import Outcome, RowOutcome, Summary, predicted_row, skipped_row
+from outcome import PublishedOutcome, RowOutcome, SourceSummary, predicted_row, skipped_row
 from pairs import measure_published
 from row import Row, Unread
 
-Predict = Callable[[Case], SettledPrediction]
+Predict = Callable[[PublishedCase], SettledPrediction]
 Progress = Callable[[int, int], None]
-Each = Callable[[Callable[[Case], SettledPrediction], Sequence[Case]], Iterable[SettledPrediction]]
+Each = Callable[[Callable[[PublishedCase], SettledPrediction], Sequence[PublishedCase]], Iterable[SettledPrediction]]
 
 
 def validate(
@@ -23,7 +23,7 @@ def validate(
     progress: Progress | None = None,
     unread: Iterable[Unread] = (),
     each: Each = map,
-) -> Outcome:
+) -> PublishedOutcome:
     """Predicts each row from its configuration alone and compares. `progress(done, total)` is called after each row. `each`: what
     runs a function on every case, in order: `map`, or that of a pool of processes.
 
@@ -31,9 +31,11 @@ def validate(
     the row's reason is the error, so that no row ends the run.
     """
     outcomes: list[RowOutcome] = []
-    judged: list[tuple[Case, SettledPrediction]] = []
+    judged: list[tuple[PublishedCase, SettledPrediction]] = []
     cases = [translate(row) for row in rows]
-    predictions = iter(each(partial(_checked, predict=predict), [case for case in cases if isinstance(case, Case)]))
+    predictions = iter(
+        each(partial(_checked, predict=predict), [case for case in cases if isinstance(case, PublishedCase)])
+    )
     for index, (row, case) in enumerate(zip(rows, cases, strict=True)):
         if isinstance(case, Skip):
             outcomes.append(skipped_row(row, case.reason))
@@ -45,12 +47,12 @@ def validate(
             progress(index + 1, len(rows))
     files = dict.fromkeys(row.file for row in rows)
     by_row: dict[str, list[RowOutcome]] = defaultdict(list)
-    by_case: dict[str, list[tuple[Case, SettledPrediction]]] = defaultdict(list)
+    by_case: dict[str, list[tuple[PublishedCase, SettledPrediction]]] = defaultdict(list)
     for outcome in outcomes:
         by_row[outcome.file].append(outcome)
     for case, prediction in judged:
         by_case[case.file].append((case, prediction))
-    return Outcome(
+    return PublishedOutcome(
         rows=tuple(outcomes),
         by_source={file: _summary(by_row[file], by_case[file]) for file in files},
         overall=_summary(outcomes, judged),
@@ -58,7 +60,7 @@ def validate(
     )
 
 
-def _checked(case: Case, predict: Predict) -> SettledPrediction:
+def _checked(case: PublishedCase, predict: Predict) -> SettledPrediction:
     try:
         prediction = predict(case)
     except UserError as error:
@@ -72,9 +74,9 @@ def _checked(case: Case, predict: Predict) -> SettledPrediction:
     return prediction
 
 
-def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[Case, SettledPrediction]]) -> Summary:
+def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[PublishedCase, SettledPrediction]]) -> SourceSummary:
     reasons = Counter(row.skipped for row in rows if row.skipped is not None)
-    return Summary(
+    return SourceSummary(
         rows=len(rows),
         cases=len(judged),
         predicted=sum(p.refused is None for _, p in judged),

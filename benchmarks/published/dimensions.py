@@ -11,7 +11,7 @@ from fourfold.config.check_model import check_model
 from fourfold.config.families import family_of
 from fourfold.config.huggingface_nearest import gated_width
 from row import Row, StatedModel
-from software import Stack
+from software import Trainer
 
 _GATED_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|deepseek|moonlight|kimi|internlm|smollm|olmo|grok|gemma|yi-", re.I
@@ -37,7 +37,7 @@ _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
 """Released configurations of models that rows name without dimensions (Moonlight: moonshotai/Moonlight-16B-A3B, config.json)."""
 
 
-def model_of(row: Row, stack: Stack, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
+def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
     """The model, and its vocabulary before padding.
 
     Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours.
@@ -143,13 +143,13 @@ def _vocabulary(stated: StatedModel, row: Row, filled: Filled) -> int:
     return filled.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
 
 
-def _padded(size: int, stack: Stack, tp: int, filled: Filled) -> int:
+def _padded(size: int, stack: Trainer, tp: int, filled: Filled) -> int:
     multiple = 128 * tp if stack.is_megatron_kin else tp
     padded = -(-size // multiple) * multiple
     return size if padded == size else filled.fill("vocab_size", padded, "vocab_padding")
 
 
-def _options(stated: StatedModel, stack: Stack, gated: bool, special: bool, filled: Filled) -> dict[str, Any]:
+def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, filled: Filled) -> dict[str, Any]:
     """Norm, activation, biases, positions, ties."""
     if gated:
         qwen = re.search(r"qwen-?([123])", stated.name, re.I)

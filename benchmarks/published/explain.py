@@ -4,14 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from as_case import as_case
-from case import Case
+from case import PublishedCase
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.simulate.step import predict_step
 from fourfold.validate import case_prices, case_spec
 from settle import settle
 
 
-def explain_case(case: Case, constants: Fitted | None = None) -> dict[str, Any]:
+def explain_case(case: PublishedCase, constants: Fitted | None = None) -> dict[str, Any]:
     """Plain tables, lists, numbers and texts. `seconds`: of the step, by kind, the mean over pipeline ranks; they sum to the step.
     `memory`: of the pipeline rank that holds most. Raises `UserError` where the layout cannot be."""
     constants = constants or fitted()

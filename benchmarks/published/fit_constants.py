@@ -26,10 +26,10 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from case import Case, SettledPrediction, Skip
+from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
 from fit_memory import Held, fit_memory, held_rows
-from fit_rows import Shared, Timed, say, timed_rows
+from fit_rows import Shared, TimedRows, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
     LIMITS,
@@ -48,10 +48,10 @@ from fit_table import (
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, framework_of, kin_of
 from normalise import translate
-from outcome import Outcome
+from outcome import PublishedOutcome
 from row_files import read_rows
 from settle import predict_case
-from software import Stack, usual_stack
+from software import Trainer, usual_stack
 
 FITTED = Path(__file__).parents[2] / "src" / "fourfold" / "cost" / "fitted.toml"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
@@ -70,7 +70,7 @@ FIRM = 1e6
 class Model:
     """The step times of rows as a linear function of departures, in logarithms: `errors` + `matrix` x departures."""
 
-    cases: list[Case]
+    cases: list[PublishedCase]
     errors: Numbers
     matrix: Numbers
     nodes: list[Node]
@@ -78,7 +78,7 @@ class Model:
     """Of each constant: the departures it is made of, and the least and the most that they may add up to."""
 
     @classmethod
-    def of(cls, parts: list[Timed], prior: Table) -> "Model":
+    def of(cls, parts: list[TimedRows], prior: Table) -> "Model":
         """From where the rows were looked at back to the prior; what a row says nothing of stays as it was looked at with."""
         before, nodes, entries = Constants(prior), {}, []
         cases = [case for part in parts for case in part.cases]
@@ -172,10 +172,10 @@ def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None
     return table
 
 
-def _about(table: Table, rows: list[Case], held: list[Case]) -> None:
+def _about(table: Table, rows: list[PublishedCase], held: list[PublishedCase]) -> None:
     """Every entry's `rows`, `memory_rows` and `fitted_on`."""
     tuned = tuned_devices(rows)
-    parts: list[tuple[dict, list[Case]]] = [
+    parts: list[tuple[dict, list[PublishedCase]]] = [
         (table["link"], [row for row in rows if not says_nothing("link", row, tuned)])
     ]
     for device, entry in table["device"].items():
@@ -209,22 +209,22 @@ def rounded(value: object) -> object:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
-def predict_by_file(case: Case, constants: dict[str, Fitted]) -> SettledPrediction:
+def predict_by_file(case: PublishedCase, constants: dict[str, Fitted]) -> SettledPrediction:
     known = constants.get(case.file) or constants[""]
     return predict_case(named_as_known(case, known), known)
 
 
-def named_as_known(case: Case, known: Fitted) -> Case:
+def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
     """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
     if not set(kin_of(case.stack)).isdisjoint(map(framework_of, known.stacks)):
         return case
     layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
-    unknown = Stack("unknown", int(year) if year.isdecimal() else 0)
+    unknown = Trainer("unknown", int(year) if year.isdecimal() else 0)
     usual = usual_stack(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
     return replace(case, stack=usual.name)
 
 
-def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> Outcome:
+def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> PublishedOutcome:
     """Every row predicted with constants that were fitted without its file."""
     files = sorted({case.file for case in (*model.cases, *held.cases)})
     with ProcessPoolExecutor(jobs) as pool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from case import Case
+from case import PublishedCase
 from fit_rows import Lowered, say
 from fit_sample import is_measured
 from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
@@ -29,7 +29,7 @@ class Held:
     """Rows whose memory was measured or is bounded. `parts`: of each row, before any constant and for one unit of each of four, in
     shares of what its tensors were measured to hold, or may hold."""
 
-    cases: list[Case]
+    cases: list[PublishedCase]
     parts: Numbers
 
     @property
@@ -61,7 +61,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
     return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
 
 
-def _live_bytes(case: Case, stack: Stack) -> float:
+def _live_bytes(case: PublishedCase, stack: Stack) -> float:
     """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted.
     Where nobody measured, what the device has room for."""
     if not is_measured(case):

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from as_case import as_case
-from case import Case, Prediction
+from case import Prediction, PublishedCase
 from fit_table import NAMES, Constants, Numbers, Table, constants_of, scaled
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
@@ -20,8 +20,7 @@ from fourfold.program import Program, lower_pipeline
 from fourfold.program.facts import Lowering
 from fourfold.simulate.step import simulate, steady_microbatches
 from fourfold.simulate.whole import check_size
-from fourfold.validate import Case as RunCase
-from fourfold.validate import case_prices, case_spec, host_update_seconds
+from fourfold.validate import Case, case_prices, case_spec, host_update_seconds
 from settle import settle
 
 _Found = TypeVar("_Found")
@@ -37,8 +36,8 @@ def say(text: str) -> None:
 class Lowered:
     """A case whose programs are lowered: one number of microbatches, or two and where their line is read."""
 
-    case: Case
-    run: RunCase
+    case: PublishedCase
+    run: Case
     facts: Lowering
     runs: list[tuple[Lowering, tuple[Program, ...]]] = field(default_factory=list)
     ratio: float | None = None
@@ -50,7 +49,7 @@ class Lowered:
         return host + (times[0] if self.ratio is None else times[0] + self.ratio * (times[1] - times[0]))
 
 
-def lowered(case: Case) -> Lowered:
+def lowered(case: PublishedCase) -> Lowered:
     run = as_case(case)
     facts = case_spec(run)
     check_size(facts)
@@ -63,7 +62,7 @@ def lowered(case: Case) -> Lowered:
     return Lowered(case, run, facts, [(each, tuple(lower_pipeline(each))) for each in both], (wanted - fewer) / period)
 
 
-def prepare(cases: list[Case], keeps: Callable[[Case, Prediction], bool]) -> list[Lowered]:
+def prepare(cases: list[PublishedCase], keeps: Callable[[PublishedCase, Prediction], bool]) -> list[Lowered]:
     """What a source leaves open is taken as it is predicted, by the constants that ship; of those, the ones to keep."""
     rows = []
     for case in cases:
@@ -79,18 +78,18 @@ def prepare(cases: list[Case], keeps: Callable[[Case, Prediction], bool]) -> lis
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedRows:
     """Rows whose step times were measured, where a table is. `errors`: log(predicted / measured); `slopes` [row, name]: how
     log(predicted) changes with the logarithm of each of `NAMES`; `values`: the logarithms of those constants as the row has
     them."""
 
-    cases: list[Case]
+    cases: list[PublishedCase]
     errors: Numbers
     slopes: Numbers
     values: Numbers
 
 
-def timed_rows(rows: list[Lowered], table: Table) -> Timed:
+def timed_rows(rows: list[Lowered], table: Table) -> TimedRows:
     """One pass over the rows for each name: a constant is varied for all its owners at once, as a row has one of each."""
     cases, constants = [row.case for row in rows], Constants(table)
     base, columns = logs(rows, table), []
@@ -98,7 +97,7 @@ def timed_rows(rows: list[Lowered], table: Table) -> Timed:
         varied = scaled(table, cases, part, name, float(np.exp(-VARIED)))
         columns.append((base - logs(rows, varied)) / VARIED)
     values = [[np.log(max(constants.of(part, case, name), 1e-30)) for part, name in NAMES] for case in cases]
-    return Timed(cases, base, np.array(columns).T, np.array(values))
+    return TimedRows(cases, base, np.array(columns).T, np.array(values))
 
 
 def logs(rows: list[Lowered], table: Table) -> Numbers:
@@ -117,9 +116,9 @@ class Shared(Generic[_Found]):
     def among(
         cls,
         jobs: int,
-        cases: list[Case],
+        cases: list[PublishedCase],
         look: Callable[[list[Lowered], Table], _Found],
-        keeps: Callable[[Case, Prediction], bool] = lambda case, found: True,
+        keeps: Callable[[PublishedCase, Prediction], bool] = lambda case, found: True,
     ) -> "Shared[_Found]":
         connections = []
         for job in range(jobs):
@@ -136,9 +135,9 @@ class Shared(Generic[_Found]):
 
 def _serve(
     connection: Connection,
-    cases: list[Case],
+    cases: list[PublishedCase],
     look: Callable[[list[Lowered], Table], object],
-    keeps: Callable[[Case, Prediction], bool],
+    keeps: Callable[[PublishedCase, Prediction], bool],
 ) -> None:
     rows = prepare(cases, keeps)
     while True:

@@ -4,7 +4,7 @@ import random
 from collections import defaultdict
 from pathlib import Path
 
-from case import Case
+from case import PublishedCase
 from fit_table import MEASURED, family_of
 from fourfold.validate import Prediction
 from machine import DEVICE_KEYS
@@ -32,7 +32,7 @@ NEAR = 0.7
 """Of a device's memory: what is predicted to hold less is no news where it ran."""
 
 
-def telling(cases: list[Case]) -> list[Case]:
+def telling(cases: list[PublishedCase]) -> list[PublishedCase]:
     """Without those that inform nothing."""
     return [
         case
@@ -41,12 +41,12 @@ def telling(cases: list[Case]) -> list[Case]:
     ]
 
 
-def tuned_devices(cases: list[Case]) -> frozenset[str]:
+def tuned_devices(cases: list[PublishedCase]) -> frozenset[str]:
     """Those that other rows than this project's own have."""
     return frozenset(case.device for case in cases if case.file not in COLLECTED)
 
 
-def says_nothing(part: str, case: Case, tuned: frozenset[str]) -> bool:
+def says_nothing(part: str, case: PublishedCase, tuned: frozenset[str]) -> bool:
     """Of links, of a family, of the device. `tuned`: as `tuned_devices`."""
     if case.file not in COLLECTED or part == "stack":
         return False
@@ -54,7 +54,7 @@ def says_nothing(part: str, case: Case, tuned: frozenset[str]) -> bool:
     return part == "link" or (measured and (part == "family" or case.device in tuned))
 
 
-def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
+def chosen(cases: list[PublishedCase], per_file: int, of_sweep: int) -> list[PublishedCase]:
     """Rows to fit step times on: of each file as many, of sweeps more; none far from the best of its cell or of over 16 stages."""
     generator, by_file, best = random.Random(7), defaultdict(list), {}
     for case in cases:
@@ -68,12 +68,12 @@ def chosen(cases: list[Case], per_file: int, of_sweep: int) -> list[Case]:
     return kept
 
 
-def is_measured(case: Case) -> bool:
+def is_measured(case: PublishedCase) -> bool:
     """Whether it says what a run that ended well held."""
     return bool(case.measured.memory_bytes) and not case.measured.failed
 
 
-def is_telling(case: Case, found: Prediction) -> bool:
+def is_telling(case: PublishedCase, found: Prediction) -> bool:
     """Whether its memory was measured, or it came as near to its device's as the constants may be wrong."""
     if is_measured(case):
         return True
@@ -81,7 +81,7 @@ def is_telling(case: Case, found: Prediction) -> bool:
     return share < 1 / NEAR if case.measured.failed else share > NEAR
 
 
-def with_memory(cases: list[Case], per_file: int) -> list[Case]:
+def with_memory(cases: list[PublishedCase], per_file: int) -> list[PublishedCase]:
     """Rows to fit memory on: of each file as many, of at most 16 stages, nothing of them in the host's memory. Where none was
     measured, those that say all that memory depends on, and ran, or ran out of it."""
     generator, by_file = random.Random(11), defaultdict(list)

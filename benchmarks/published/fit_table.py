@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from case import Case
+from case import PublishedCase
 from fourfold.cost.fitted import ABOUT, Fitted, framework_of
 
 Numbers = NDArray[np.float64]
@@ -88,7 +88,7 @@ LIMITS = {
 NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
 
 
-def weights_of(cases: Iterable[Case]) -> Numbers:
+def weights_of(cases: Iterable[PublishedCase]) -> Numbers:
     """Of each row's residual: every file weighs by the square root of its rows."""
     cases = list(cases)
     count: dict[str, int] = {}
@@ -123,7 +123,7 @@ class Node:
         return {**LINK, **DEVICE, **STACK}[self.name] * SPREAD[self.level] * known
 
 
-def nodes_of(part: str, case: Case, name: str) -> tuple[Node, ...]:
+def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
     """The departures that a case's constant is made of: software that nobody knows has none."""
     if part == "link":
         return (Node("link", "", name),)
@@ -152,11 +152,11 @@ class Constants:
             return float(devices.get(owner, {}).get(name, devices["default"][name]))
         return float(getattr(self.fitted.stack(owner), name))
 
-    def of(self, part: str, case: Case, name: str) -> float:
+    def of(self, part: str, case: PublishedCase, name: str) -> float:
         return self.value(part, {"link": "", "device": case.device, "stack": case.stack}[part], name)
 
 
-def scaled(table: Table, cases: Iterable[Case], part: str, name: str, factor: float) -> Table:
+def scaled(table: Table, cases: Iterable[PublishedCase], part: str, name: str, factor: float) -> Table:
     """The table with that constant of every owner that the cases have times `factor`."""
     new, now, cases = copied(table), Constants(table), list(cases)
     owners = {"link": {""}, "device": {c.device for c in cases}, "stack": {c.stack for c in cases}}[part]

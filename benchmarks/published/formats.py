@@ -8,10 +8,10 @@ from defaults import Filled
 from fourfold.validate.software import BLACKWELL, HOPPER
 from remarks import is_mlperf
 from row import Row
-from software import Stack
+from software import Trainer
 
 
-def precision_of(row: Row, device: str, stack: Stack, filled: Filled) -> Precision:
+def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
     text, notes = _plain(row.precision or "").replace("32-bit", "fp32"), _plain(row.notes)
     if not text:
@@ -107,7 +107,7 @@ def _sums_widely(text: str, narrow: bool) -> bool:
     return bool(re.search(_WIDE_SUMS, text)) or (not narrow and "autocast" in text)
 
 
-def _sums_as_computed(row: Row, stack: Stack, compute: str) -> bool:
+def _sums_as_computed(row: Row, stack: Trainer, compute: str) -> bool:
     tuned = stack.framework == "nemo" and stack.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
     if stack.framework in NARROW_SUMS or tuned:
         return compute != "fp32"

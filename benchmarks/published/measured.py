@@ -2,12 +2,12 @@
 
 import re
 
-from case import Measured, MemoryKind, StepSource
+from case import MemoryKind, PublishedFigures, StepSource
 from defaults import Filled
 from flops import step_flops
 from fourfold.config import ModelConfig
 from row import GIGABYTES, ReportedFigures, Row
-from software import Stack
+from software import Trainer
 
 _DIFFERS = 0.02
 _DAY_SECONDS = 86400.0
@@ -17,14 +17,14 @@ _GIBIBYTES: tuple[tuple[str, MemoryKind], ...] = (("nanotron", "allocated"), ("m
 
 def measured_of(
     row: Row,
-    stack: Stack,
+    stack: Trainer,
     model: ModelConfig,
     global_sequences: int,
     num_devices: int,
     recompute: str,
     peak_flops: float | None,
     filled: Filled,
-) -> Measured:
+) -> PublishedFigures:
     """Step time from, in this order: the stated time, tokens per second, samples per second, days for 300e9 tokens, FLOP/s, MFU.
     The last two go by the row's own convention of counting."""
     figures, tokens = row.figures, float(global_sequences) * (row.sequence_length or 1)
@@ -49,7 +49,7 @@ def measured_of(
             times["mfu"] = _ratio(useful, reached, num_devices)
     source = next((name for name, value in times.items() if value), None)
     memory, kind = _memory(row, stack, filled)
-    return Measured(
+    return PublishedFigures(
         step_seconds=times[source] if source else None,
         step_from=source,
         memory_bytes=memory,
@@ -66,7 +66,7 @@ HALVED_SINCE = 2025
 """Megatron's own figure counts half of the attention matrix since then (core 0.12)."""
 
 
-def convention_of(row: Row, stack: Stack, filled: Filled) -> str:
+def convention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     """One of `CONVENTIONS`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
     text = f"{kind} {row.flops_convention} {row.notes}".lower()
@@ -118,7 +118,7 @@ def _compare(times: dict[StepSource, float | None], rounding: dict[StepSource, f
             filled.note(f"the step time by {name} is {value:.4g} s, but by {first} {stated:.4g} s, taken")
 
 
-def _memory(row: Row, stack: Stack, filled: Filled) -> tuple[float | None, MemoryKind]:
+def _memory(row: Row, stack: Trainer, filled: Filled) -> tuple[float | None, MemoryKind]:
     value, kind = row.figures.memory_bytes, row.figures.memory_kind
     if value is None:
         return None, "unstated"

@@ -1,10 +1,10 @@
-"""A published row as a `Case`, or the reason why it is none."""
+"""A published row as a `PublishedCase`, or the reason why it is none."""
 
 import re
 from dataclasses import replace
 
 from arrangement import Degrees, degrees_of, is_microbatch_open, layout_of
-from case import Case, Skip, Untranslatable
+from case import PublishedCase, Skip, Untranslatable
 from defaults import Filled
 from dimensions import model_of
 from formats import are_states_open, moment_bytes_of, precision_of
@@ -24,10 +24,10 @@ from remarks import (
     runs_transformer_engine,
 )
 from row import Row
-from software import ON_GPU, Stack, on_platform, stack_of, usual_stack
+from software import ON_GPU, Trainer, on_platform, stack_of, usual_stack
 
 
-def translate(row: Row) -> Case | Skip:
+def translate(row: Row) -> PublishedCase | Skip:
     """What the row asks the planner to predict, from its configuration alone; the measured figures go along for comparison."""
     if row.unreadable is not None:
         return Skip(row.unreadable)
@@ -37,7 +37,7 @@ def translate(row: Row) -> Case | Skip:
         return Skip(str(error))
 
 
-def _case(row: Row) -> Case:
+def _case(row: Row) -> PublishedCase:
     filled = Filled(list(row.remarks))
     check_task(row, filled)
     offloaded = offloaded_of(row, filled)
@@ -58,7 +58,7 @@ def _case(row: Row) -> Case:
     )
     if measured.step_seconds is None and measured.memory_bytes is None and not measured.failed:
         raise Untranslatable("neither a step time nor memory is stated, or can be derived")
-    return Case(
+    return PublishedCase(
         id=row.id,
         file=row.file,
         source=row.source,
@@ -99,7 +99,7 @@ def _case(row: Row) -> Case:
     )
 
 
-def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Stack:
+def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Trainer:
     found = stack_of(row.source, row.notes, row.framework)
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)

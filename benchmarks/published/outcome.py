@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from case import Case, SettledPrediction
+from case import PublishedCase, SettledPrediction
 from pairs import PublishedMetrics
 from row import Row, Unread
 
@@ -42,7 +42,7 @@ class RowOutcome:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SourceSummary:
     """Of one file, or of all: how many rows there are, were cases, were predicted; why the others were not; the metrics."""
 
     rows: int
@@ -53,12 +53,12 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PublishedOutcome:
     """Everything that `validate` finds."""
 
     rows: tuple[RowOutcome, ...]
-    by_source: Mapping[str, Summary]
-    overall: Summary
+    by_source: Mapping[str, SourceSummary]
+    overall: SourceSummary
     unread: tuple[Unread, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Outcome:
         }
 
 
-def _summary_json(summary: Summary) -> dict[str, Any]:
+def _summary_json(summary: SourceSummary) -> dict[str, Any]:
     table = asdict(summary)
     table["metrics"]["fit"]["share"] = summary.metrics.fit.share
     return table
@@ -97,7 +97,7 @@ def skipped_row(row: Row, reason: str) -> RowOutcome:
     )
 
 
-def predicted_row(case: Case, prediction: SettledPrediction) -> RowOutcome:
+def predicted_row(case: PublishedCase, prediction: SettledPrediction) -> RowOutcome:
     """A case and its prediction."""
     measured = case.measured
     flops = case.model_flops / case.num_devices

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from case import Case, Prediction
+from case import Prediction, PublishedCase
 from fourfold.validate.metrics import Errors, Metrics, Numbers, Pair, errors, measure, members_of
 
 HEALTHY_NODES = 8
@@ -20,7 +20,7 @@ class PublishedMetrics(Metrics):
     healthy: Errors = field(default_factory=Errors)
 
 
-def pair_of(case: Case, prediction: Prediction) -> Pair:
+def pair_of(case: PublishedCase, prediction: Prediction) -> Pair:
     """A case beside its prediction. A step time that does not count is left out."""
     measured = case.measured
     return Pair(
@@ -36,7 +36,7 @@ def pair_of(case: Case, prediction: Prediction) -> Pair:
     )
 
 
-def measure_published(cases: Sequence[Case], predictions: Sequence[Prediction]) -> PublishedMetrics:
+def measure_published(cases: Sequence[PublishedCase], predictions: Sequence[Prediction]) -> PublishedMetrics:
     """All metrics of predictions, one a case, in the same order."""
     pairs = [pair_of(case, prediction) for case, prediction in zip(cases, predictions, strict=True)]
     timed = [(case, pair) for case, pair in zip(cases, pairs, strict=True) if pair.is_timed]
@@ -46,7 +46,7 @@ def measure_published(cases: Sequence[Case], predictions: Sequence[Prediction]) 
     return PublishedMetrics(**vars(measure(pairs)), healthy=errors(predicted[kept], measured[kept]))
 
 
-def _healthy(cases: Sequence[Case], measured: Numbers) -> list[int]:
+def _healthy(cases: Sequence[PublishedCase], measured: Numbers) -> list[int]:
     healthy: list[int] = []
     for ids in members_of([case.cell for case in cases]):
         best = measured[ids].min()

@@ -7,7 +7,7 @@ from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Untranslatable
 from defaults import Filled
 from remarks import is_mlperf, recomputes_what_is_not_offloaded
 from row import Row
-from software import Stack
+from software import Trainer
 
 
 def is_recompute_open(row: Row) -> bool:
@@ -16,7 +16,7 @@ def is_recompute_open(row: Row) -> bool:
     return not text or "not stated" in text or "see recipe" in text or text == "null"
 
 
-def recompute_of(row: Row, stack: Stack, filled: Filled) -> tuple[str, tuple[str, ...]]:
+def recompute_of(row: Row, stack: Trainer, filled: Filled) -> tuple[str, tuple[str, ...]]:
     """(policy, modules that are recomputed where it is selective)."""
     text = (row.recompute or "").lower()
     if is_recompute_open(row):
@@ -80,7 +80,7 @@ _KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
 )
 
 
-def attention_kernel_of(row: Row, stack: Stack, filled: Filled) -> AttentionKernel | None:
+def attention_kernel_of(row: Row, stack: Trainer, filled: Filled) -> AttentionKernel | None:
     """Which generation of flash attention the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
     have anyway), or the one before."""
     for name, pattern in _KERNELS:
@@ -94,7 +94,7 @@ FUSED_SINKS = (2026, 6)
 in MLPerf they had one before."""
 
 
-def attention_of(row: Row, stack: Stack, filled: Filled) -> str:
+def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
     if row.attention is not None:
         return row.attention

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from case import Case, SettledPrediction, Skip
+from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
 from explain import explain_case, explanation_lines
 from fourfold.cli.countdown import Countdown
@@ -96,7 +96,7 @@ def _validate(rows: list[Row], unread: list[Unread], jobs: int, plots: Path | No
             with ProcessPoolExecutor(jobs) as pool:
 
                 def each(
-                    predict: Callable[[Case], SettledPrediction], cases: Sequence[Case]
+                    predict: Callable[[PublishedCase], SettledPrediction], cases: Sequence[PublishedCase]
                 ) -> Iterable[SettledPrediction]:
                     return pool.map(predict, cases, chunksize=max(1, min(16, len(cases) // (4 * jobs))))
 

@@ -8,7 +8,7 @@ from defaults import Filled
 from fourfold.cost.stack import Dispatcher
 from fourfold.validate.software import BLACKWELL, HOPPER
 from row import Row
-from software import Stack
+from software import Trainer
 
 
 def check_task(row: Row, filled: Filled) -> None:
@@ -97,7 +97,7 @@ MERGED_SINCE = (2026, 6)
 """Releases of Megatron Bridge whose recipes for experts in MXFP8 have it so."""
 
 
-def are_experts_merged(row: Row, stack: Stack, low: str | None, filled: Filled) -> bool:
+def are_experts_merged(row: Row, stack: Trainer, low: str | None, filled: Filled) -> bool:
     """Whether what goes to experts runs beside another microbatch's computation: where the row says so, or is silent and its
     recipe does."""
     text = f"{row.notes}; {row.schedule or ''}"
@@ -150,7 +150,7 @@ _EAGER = re.compile(
 )
 
 
-def is_eager(row: Row, stack: Stack, filled: Filled) -> bool:
+def is_eager(row: Row, stack: Trainer, filled: Filled) -> bool:
     """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels or Liger's, nor where
     XLA made them."""
     if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla or asserted(row.notes, r"\bliger\b"):

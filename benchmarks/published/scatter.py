@@ -8,7 +8,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from fourfold.config import UserError
-from outcome import Outcome, RowOutcome
+from outcome import PublishedOutcome, RowOutcome
 
 _SIZE, _MARGIN = 420, 56
 _COLOURS = ("#3568b8", "#c8553d", "#3f8f5b", "#8a5fb0", "#b8862d", "#4a9aa8", "#a8446f", "#6b6b6b")
@@ -24,7 +24,7 @@ class Scatter:
     pairs: tuple[tuple[float, float, str], ...]
 
 
-def write_scatters(outcome: Outcome, folder: Path) -> list[Path]:
+def write_scatters(outcome: PublishedOutcome, folder: Path) -> list[Path]:
     """Step time and memory of all rows, and step time by file; the paths that were written. Raises `UserError`."""
     drawings = {
         "step-time.svg": _scatter("Step time, all rows", "s", outcome.rows, memory=False),

@@ -4,19 +4,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from as_case import as_case
-from case import ATTENTION_CORE, Case, SettledPrediction
+from case import ATTENTION_CORE, PublishedCase, SettledPrediction
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.validate import predict_case as predict_run
 
 
-def predict_case(case: Case, constants: Fitted | None = None) -> SettledPrediction:
+def predict_case(case: PublishedCase, constants: Fitted | None = None) -> SettledPrediction:
     """Raises `UserError` where the layout cannot be."""
     settled, found = settle(case, constants or fitted())
     return replace(found, taken=settled.defaults[len(case.defaults) :])
 
 
-def settle(case: Case, constants: Fitted) -> tuple[Case, SettledPrediction]:
+def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, SettledPrediction]:
     """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
     `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not taken:
     whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
@@ -34,7 +34,7 @@ def settle(case: Case, constants: Fitted) -> tuple[Case, SettledPrediction]:
     return _said(case, usual), found
 
 
-def _said(case: Case, usual: Case) -> Case:
+def _said(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
     """With a remark where it is lighter than usual."""
     names = [
         name
@@ -51,7 +51,7 @@ def _said(case: Case, usual: Case) -> Case:
     )
 
 
-def _lighter(case: Case) -> Iterator[Case]:
+def _lighter(case: PublishedCase) -> Iterator[PublishedCase]:
     """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
     selective recomputation, in Megatron and its kin of the matrix of scores alone first; parameters sharded too, without a
     pipeline and outside Megatron and its kin; on one device, outside the same, weights and moments in 16 bits, with all of that
@@ -65,7 +65,7 @@ def _lighter(case: Case) -> Iterator[Case]:
         yield from _lighter_layouts(narrow)
 
 
-def _lighter_layouts(case: Case) -> Iterator[Case]:
+def _lighter_layouts(case: PublishedCase) -> Iterator[PublishedCase]:
     layout = case.layout
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()
@@ -86,5 +86,5 @@ def _lighter_layouts(case: Case) -> Iterator[Case]:
         yield replace(case, layout=layout)
 
 
-def _predicted(case: Case, constants: Fitted) -> SettledPrediction:
+def _predicted(case: PublishedCase, constants: Fitted) -> SettledPrediction:
     return SettledPrediction(**vars(predict_run(as_case(case), constants)))

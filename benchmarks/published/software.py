@@ -19,7 +19,7 @@ ON_GPU = "maxtext-gpu"
 
 
 @dataclass(frozen=True)
-class Stack:
+class Trainer:
     """`name` is framework-year, or framework-year.month from a release on that changed much, with the platform between them
     where that is not CUDA: its kernels and collectives are others. `is_megatron_kin`: of the Megatron family, whose habits
     (padding, sequence parallelism) they share."""
@@ -50,81 +50,81 @@ class Stack:
 
 
 _NEMO = r"(?<!bio)nemo(?!tron)"
-_TRAINERS: tuple[tuple[str, Stack], ...] = (
-    ("neuron", Stack("neuronx", 2024, True, True)),
-    ("mindformers", Stack("mindformers", 2024)),
-    ("lightning-ai mingpt", Stack("lightning", 2022)),
-    ("lightning-thunder", Stack("thunder", 2024)),
-    ("kempnerforge", Stack("kempnerforge", 2026)),
-    ("halo, throughput", Stack("halo", 2026)),
-    ("prime-rl", Stack("prime-rl", 2026)),
-    (r"veomni(?! authors)", Stack("veomni", 2025)),
-    ("pai-megatron", Stack("megatron-pai", 2025, True, True)),
-    ("nanotron", Stack("nanotron", 2025)),
-    ("picotron", Stack("picotron", 2024)),
-    ("llm-foundry", Stack("llm-foundry", 2023)),
-    ("llm foundry", Stack("llm-foundry", 2023)),
-    ("mosaicgpt", Stack("llm-foundry", 2023)),
-    ("modalities", Stack("modalities", 2024)),
-    ("paddle", Stack("paddlenlp", 2023)),
-    ("internevo", Stack("internevo", 2024)),
-    ("vtrain", Stack("vtrain-megatron-deepspeed", 2022, True)),
-    ("maxtext", Stack("maxtext", 2024)),
-    ("paxml", Stack("paxml", 2024)),
-    ("megascale", Stack("megatron-megascale", 2024, True, True)),
-    ("automodel", Stack("automodel", 2025)),
-    ("megatron[- ]bridge", Stack("nemo", 2026, True, True)),
-    ("dgxc-benchmarking@35a9aec", Stack("nemo", 2024, True, True)),
-    ("dgxc-benchmarking", Stack("nemo", 2025, True, True)),
-    ("simumax", Stack("megatron-simumax", 2025, True, True)),
-    ("moe parallel folding", Stack("megatron", 2025, True, True)),
-    ("zero bubble", Stack("megatron-zero-bubble", 2023, True)),
-    ("zero-bubble", Stack("megatron-zero-bubble", 2023, True)),
-    ("functional_tests", Stack("megatron-tests", 2025, True)),
-    ("zero-3 vs ptd-p", Stack("megatron", 2021, True)),
-    ("mt-nlg|megatron-turing", Stack("megatron-deepspeed", 2021, True)),
-    ("narayanan", Stack("megatron", 2021, True)),
-    ("korthikanti", Stack("megatron", 2022, True)),
-    (r"tables\.tex", Stack("megatron", 2020, True)),
-    ("model_table", Stack("megatron", 2024, True, True)),
-    ("llama 3 paper", Stack("meta", 2024)),
-    ("torchtitan", Stack("torchtitan", 2025)),
-    ("olmo", Stack("olmo-core", 2025)),
-    ("mindspeed", Stack("megatron-mindspeed", 2025, True)),
-    (_NEMO, Stack("nemo", 2025, True, True)),
-    ("gpt-neox", Stack("megatron-neox", 2022, True)),
-    ("megatron-deepspeed|deepspeed-megatron", Stack("megatron-deepspeed", 2022, True)),
-    ("megatron", Stack("megatron", 2025, True)),
-    ("colossal", Stack("colossal-ai", 2023)),
-    (r"llm\.q", Stack("llmq", 2025)),
-    (r"llm\.c", Stack("llm.c", 2024)),
-    ("nanogpt", Stack("nanogpt", 2023)),
-    ("xtuner", Stack("xtuner", 2024)),
-    ("oneflow-gpt", Stack("oneflow", 2021)),
-    ("levanter", Stack("levanter", 2024)),
-    (r"\balpa\b", Stack("alpa", 2022)),
-    ("sagemaker", Stack("sagemaker", 2022)),
-    ("deepspeed", Stack("deepspeed", 2023)),
-    ("ds3lab", Stack("ds3lab", 2022)),
-    ("fsdp", Stack("fsdp", 2024)),
-    ("deepseek", Stack("deepseek", 2024)),
+_TRAINERS: tuple[tuple[str, Trainer], ...] = (
+    ("neuron", Trainer("neuronx", 2024, True, True)),
+    ("mindformers", Trainer("mindformers", 2024)),
+    ("lightning-ai mingpt", Trainer("lightning", 2022)),
+    ("lightning-thunder", Trainer("thunder", 2024)),
+    ("kempnerforge", Trainer("kempnerforge", 2026)),
+    ("halo, throughput", Trainer("halo", 2026)),
+    ("prime-rl", Trainer("prime-rl", 2026)),
+    (r"veomni(?! authors)", Trainer("veomni", 2025)),
+    ("pai-megatron", Trainer("megatron-pai", 2025, True, True)),
+    ("nanotron", Trainer("nanotron", 2025)),
+    ("picotron", Trainer("picotron", 2024)),
+    ("llm-foundry", Trainer("llm-foundry", 2023)),
+    ("llm foundry", Trainer("llm-foundry", 2023)),
+    ("mosaicgpt", Trainer("llm-foundry", 2023)),
+    ("modalities", Trainer("modalities", 2024)),
+    ("paddle", Trainer("paddlenlp", 2023)),
+    ("internevo", Trainer("internevo", 2024)),
+    ("vtrain", Trainer("vtrain-megatron-deepspeed", 2022, True)),
+    ("maxtext", Trainer("maxtext", 2024)),
+    ("paxml", Trainer("paxml", 2024)),
+    ("megascale", Trainer("megatron-megascale", 2024, True, True)),
+    ("automodel", Trainer("automodel", 2025)),
+    ("megatron[- ]bridge", Trainer("nemo", 2026, True, True)),
+    ("dgxc-benchmarking@35a9aec", Trainer("nemo", 2024, True, True)),
+    ("dgxc-benchmarking", Trainer("nemo", 2025, True, True)),
+    ("simumax", Trainer("megatron-simumax", 2025, True, True)),
+    ("moe parallel folding", Trainer("megatron", 2025, True, True)),
+    ("zero bubble", Trainer("megatron-zero-bubble", 2023, True)),
+    ("zero-bubble", Trainer("megatron-zero-bubble", 2023, True)),
+    ("functional_tests", Trainer("megatron-tests", 2025, True)),
+    ("zero-3 vs ptd-p", Trainer("megatron", 2021, True)),
+    ("mt-nlg|megatron-turing", Trainer("megatron-deepspeed", 2021, True)),
+    ("narayanan", Trainer("megatron", 2021, True)),
+    ("korthikanti", Trainer("megatron", 2022, True)),
+    (r"tables\.tex", Trainer("megatron", 2020, True)),
+    ("model_table", Trainer("megatron", 2024, True, True)),
+    ("llama 3 paper", Trainer("meta", 2024)),
+    ("torchtitan", Trainer("torchtitan", 2025)),
+    ("olmo", Trainer("olmo-core", 2025)),
+    ("mindspeed", Trainer("megatron-mindspeed", 2025, True)),
+    (_NEMO, Trainer("nemo", 2025, True, True)),
+    ("gpt-neox", Trainer("megatron-neox", 2022, True)),
+    ("megatron-deepspeed|deepspeed-megatron", Trainer("megatron-deepspeed", 2022, True)),
+    ("megatron", Trainer("megatron", 2025, True)),
+    ("colossal", Trainer("colossal-ai", 2023)),
+    (r"llm\.q", Trainer("llmq", 2025)),
+    (r"llm\.c", Trainer("llm.c", 2024)),
+    ("nanogpt", Trainer("nanogpt", 2023)),
+    ("xtuner", Trainer("xtuner", 2024)),
+    ("oneflow-gpt", Trainer("oneflow", 2021)),
+    ("levanter", Trainer("levanter", 2024)),
+    (r"\balpa\b", Trainer("alpa", 2022)),
+    ("sagemaker", Trainer("sagemaker", 2022)),
+    ("deepspeed", Trainer("deepspeed", 2023)),
+    ("ds3lab", Trainer("ds3lab", 2022)),
+    ("fsdp", Trainer("fsdp", 2024)),
+    ("deepseek", Trainer("deepseek", 2024)),
 )
 """The first pattern found in the source wins, trainers before makers of models that others train too; the year is the one usual for
 that source, unless the source states one."""
 
 
-_LIBRARIES: tuple[tuple[str, Stack], ...] = (
-    (r"\bjax\b|\bflax\b", Stack("maxtext", 2024)),
-    ("pytorch", Stack("pytorch", 2024)),
+_LIBRARIES: tuple[tuple[str, Trainer], ...] = (
+    (r"\bjax\b|\bflax\b", Trainer("maxtext", 2024)),
+    ("pytorch", Trainer("pytorch", 2024)),
 )
 """What trainers are made of: a framework that is called so may still be one that its source names."""
-_ON_TORCH: tuple[tuple[str, Stack], ...] = ((r"hugging ?face|\btransformers\b|\bhf\b", Stack("pytorch", 2024)),)
+_ON_TORCH: tuple[tuple[str, Trainer], ...] = ((r"hugging ?face|\btransformers\b|\bhf\b", Trainer("pytorch", 2024)),)
 """What is named as a framework and runs on torch's own modules: its source may be a page that names others."""
-_MAKERS: tuple[tuple[str, Stack], ...] = (
-    ("nemotron", Stack("megatron", 2024, True)),
-    ("glm-130b|bloom", Stack("megatron-deepspeed", 2022, True)),
-    ("smollm", Stack("nanotron", 2025)),
-    ("touvron", Stack("meta", 2023)),
+_MAKERS: tuple[tuple[str, Trainer], ...] = (
+    ("nemotron", Trainer("megatron", 2024, True)),
+    ("glm-130b|bloom", Trainer("megatron-deepspeed", 2022, True)),
+    ("smollm", Trainer("nanotron", 2025)),
+    ("touvron", Trainer("meta", 2023)),
 )
 """Models of which it is known what trained them, where a row does not say."""
 _DATED_BY_PAPER = (
@@ -142,7 +142,7 @@ _DATED_BY_PAPER = (
 """Patterns of trainers that have run in many papers: the year is the paper's, where nothing states another."""
 
 
-def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
+def stack_of(source: str, notes: str = "", framework: str = "") -> Trainer:
     """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
     `unknown` where none is known. What a framework or notes deny counts for nothing."""
     everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
@@ -157,7 +157,7 @@ def stack_of(source: str, notes: str = "", framework: str = "") -> Stack:
                 year = _paper_year(source) if word in _DATED_BY_PAPER else None
                 dated = replace(stack, year=year) if year else stack
                 return _with_year(_variant(dated, notes), source, framework)
-    return _with_year(Stack("unknown", _paper_year(source) or 0), source, framework)
+    return _with_year(Trainer("unknown", _paper_year(source) or 0), source, framework)
 
 
 LARGE = 64
@@ -165,18 +165,18 @@ LARGE = 64
 UNNAMED_YEAR = 2024
 
 
-def usual_stack(unknown: Stack, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Stack:
+def usual_stack(unknown: Trainer, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Trainer:
     """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor parallelism on
     many devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):
-        return Stack("maxtext", year)
+        return Trainer("maxtext", year)
     if (pp > 1 or (tp > 1 and num_devices >= LARGE)) and not fsdp:
-        return on_platform(Stack("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE), device)
+        return on_platform(Trainer("megatron", year, True, sharded_optimizer=year >= SHARDED_SINCE), device)
     return unknown
 
 
-def on_platform(stack: Stack, device: str) -> Stack:
+def on_platform(stack: Trainer, device: str) -> Trainer:
     """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
     rocm = device.startswith("mi") and stack.is_megatron_kin
     return replace(stack, platform="rocm" if rocm else "xpu" if device == "max-1550" else "")
@@ -191,13 +191,13 @@ def _paper_year(source: str) -> int | None:
     return 2000 + int(paper[1]) if paper else None
 
 
-def _variant(stack: Stack, notes: str) -> Stack:
+def _variant(stack: Trainer, notes: str) -> Trainer:
     if stack.framework == "megatron" and "deepspeed zero-3" in notes.lower():
-        return Stack("deepspeed", stack.year)
+        return Trainer("deepspeed", stack.year)
     return stack
 
 
-def _with_year(stack: Stack, source: str, framework: str) -> Stack:
+def _with_year(stack: Trainer, source: str, framework: str) -> Trainer:
     years = [_years(text) for text in (framework, source)]
     container = _CONTAINER.search(framework) or (None if len(years[0]) == 1 else _CONTAINER.search(source))
     year, month = next((min(stated) for stated in years if len(stated) == 1), stack.year), 0
@@ -212,6 +212,6 @@ def _years(text: str) -> set[int]:
     return {int(year) for year in _YEARS.findall(_PAPER.sub("", text))}
 
 
-def _is_megatron(stack: Stack) -> bool:
+def _is_megatron(stack: Trainer) -> bool:
     """Whether it has Megatron's distributed optimizer."""
     return stack.framework.startswith("megatron") and "deepspeed" not in stack.framework

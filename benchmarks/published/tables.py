@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 
 from defaults import DEFAULTS
-from outcome import Outcome, Summary
+from outcome import PublishedOutcome, SourceSummary
 
 _MOST_REASONS = 12
 _WIDEST = 96
 
 
-def summary_lines(outcome: Outcome) -> list[str]:
+def summary_lines(outcome: PublishedOutcome) -> list[str]:
     """The tables: step time, order of layouts, memory, and what was skipped."""
     summaries = [*outcome.by_source.items(), ("all", outcome.overall)]
     lines = [
@@ -32,8 +32,8 @@ def defaults_lines() -> list[str]:
 
 def table(
     head: Sequence[str],
-    summaries: Sequence[tuple[str, Summary]],
-    cells: Callable[[Summary], Sequence[str] | None],
+    summaries: Sequence[tuple[str, SourceSummary]],
+    cells: Callable[[SourceSummary], Sequence[str] | None],
 ) -> list[str]:
     """Aligned columns, the first to the left; a summary without cells has no line."""
     rows = [(name, *made) for name, summary in summaries if (made := cells(summary)) is not None]
@@ -48,7 +48,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join([row[0].ljust(widths[0]), *figures])
 
 
-def _step(summary: Summary) -> Sequence[str] | None:
+def _step(summary: SourceSummary) -> Sequence[str] | None:
     m = summary.metrics
     if not m.step.count:
         return None
@@ -59,7 +59,7 @@ def _step(summary: Summary) -> Sequence[str] | None:
     )  # fmt: skip
 
 
-def _order(summary: Summary) -> Sequence[str] | None:
+def _order(summary: SourceSummary) -> Sequence[str] | None:
     r = summary.metrics.ranking
     if not r.groups:
         return None
@@ -67,7 +67,7 @@ def _order(summary: Summary) -> Sequence[str] | None:
     return str(r.groups), mean, percent(r.regret_median), percent(r.regret_mean), percent(r.regret_max)
 
 
-def _memory(summary: Summary) -> Sequence[str] | None:
+def _memory(summary: SourceSummary) -> Sequence[str] | None:
     memory, fit = summary.metrics.memory, summary.metrics.fit
     if not memory.count and not fit.ran:
         return None
@@ -84,7 +84,7 @@ def percent(value: float | None, sign: bool = False) -> str:
     return f"{100 * value:+.1f} %" if sign else f"{100 * value:.1f} %"
 
 
-def _skipped(outcome: Outcome) -> list[str]:
+def _skipped(outcome: PublishedOutcome) -> list[str]:
     reasons = list(outcome.overall.skipped.items())
     total = sum(count for _, count in reasons)
     lines = [f"skipped: {total} of {outcome.overall.rows} rows"]

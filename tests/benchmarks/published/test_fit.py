@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from case import Case
+from case import PublishedCase
 from fit_constants import HOLD, OUTLIER, Model, fitted_table, named_as_known
 from fit_memory import LARGEST, UNITS, Held, fit_memory
-from fit_rows import Timed
+from fit_rows import TimedRows
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of
 from fourfold.config.hardware import device_names
 from fourfold.cost.fitted import Fitted, fitted
@@ -22,20 +22,20 @@ PRIOR = tomllib.loads(
 )
 
 
-def case(file: str, source: str) -> Case:
+def case(file: str, source: str) -> PublishedCase:
     found = translate(replace(ROWS["torchtitan:1"], file=file, source=source, notes="", id=f"{file}:{source}"))
-    assert isinstance(found, Case)
+    assert isinstance(found, PublishedCase)
     return found
 
 
-def timed(rows: list[tuple[Case, float]], name: str = "product_speed") -> Timed:
+def timed(rows: list[tuple[PublishedCase, float]], name: str = "product_speed") -> TimedRows:
     """Rows whose time is inverse to one constant of the stack, and off by a factor."""
     column = NAMES.index(("stack", name))
     slopes = np.zeros((len(rows), len(NAMES)))
     slopes[:, column] = -1.0
     constants = Constants(PRIOR)
     values = np.array([[np.log(max(constants.of(part, c, n), 1e-30)) for part, n in NAMES] for c, _ in rows])
-    return Timed([c for c, _ in rows], np.log([factor for _, factor in rows]), slopes, values)
+    return TimedRows([c for c, _ in rows], np.log([factor for _, factor in rows]), slopes, values)
 
 
 def test_what_made_the_rows_is_found_and_a_framework_shares_it() -> None:
@@ -64,7 +64,7 @@ def test_a_constant_ends_at_its_limit_and_the_rest_is_made_of_others() -> None:
     both, alone = timed(rows, "fused"), timed(rows, "fused")
     both.slopes[:, NAMES.index(("stack", "product_speed"))] = -1.0
 
-    def sums(part: Timed) -> dict[str, float]:
+    def sums(part: TimedRows) -> dict[str, float]:
         found = Model.of([part], PRIOR).departures()
         names = {node.name for node in found}
         return {name: sum(each for node, each in found.items() if node.name == name) for name in names}

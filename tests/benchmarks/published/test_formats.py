@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from as_case import as_case
-from case import Case
+from case import PublishedCase
 from fourfold.cost.memory import kept_bytes
 from fourfold.validate import case_spec
 from normalise import translate
@@ -25,7 +25,7 @@ def test_number_formats() -> None:
 def test_a_format_that_is_not_known_is_remarked() -> None:
     row = ROWS["papers:0"]
     case = translate(replace(row, precision="posit16"))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.precision.compute == "bf16"
     assert any("'posit16'" in entry for entry in case.defaults)
     stated = translate(replace(row, precision="bf16"))
@@ -49,7 +49,7 @@ def test_formats_of_states_and_sums_are_not_those_of_products(
     text: str, compute: str, low: str | None, gradients: str
 ) -> None:
     case = translate(replace(ROWS["torchtitan:6"], precision=text))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.low, case.precision.gradients) == (compute, low, gradients)
 
 
@@ -75,7 +75,7 @@ def test_formats_of_states_and_sums_are_not_those_of_products(
 def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, master: str, gradients: str) -> None:
     row = replace(ROWS["torchtitan:6"], precision=text)
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.master, case.precision.gradients) == ("bf16", master, gradients)
     wide = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
     narrow = predict_case(case).memory_bytes
@@ -100,7 +100,7 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
 )
 def test_in_what_gradients_are_summed(source: str, precision: str, notes: str, gradients: str) -> None:
     case = translate(replace(ROWS["vendor:10"], source=source, precision=precision, notes=notes))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.precision.gradients == gradients
 
 
@@ -119,7 +119,7 @@ def test_what_stands_before_a_bracket_names_the_format_of_products(
     precision: str, compute: str, low: str | None
 ) -> None:
     case = translate(replace(ROWS["vendor:10"], precision=precision, notes=""))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.low) == (compute, low)
 
 
@@ -130,7 +130,7 @@ def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_n
     held = []
     for notes in ("", "8-bit paged AdamW", "no 8-bit optimizer", "Adafactor (factored second moment)"):
         case = translate(replace(row, notes=notes))
-        assert isinstance(case, Case)
+        assert isinstance(case, PublishedCase)
         assert (case.moment_bytes == 1.0) == (notes == "8-bit paged AdamW")
         held.append(predict_case(case).memory_bytes)
     assert held[3] < held[1] < held[0] == held[2]
@@ -141,18 +141,18 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     row = replace(row, sequence_length=1024)
     row = replace(row, layout=replace(row.layout, dp=1, zero=None, fsdp=False))
     silent, said = (translate(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
-    assert isinstance(silent, Case)
-    assert isinstance(said, Case)
+    assert isinstance(silent, PublishedCase)
+    assert isinstance(said, PublishedCase)
     assert predict_case(said).fits is False, "16 bytes a parameter"
     found = predict_case(silent)
     assert found.fits
     assert any("weights and moments in bf16" in text for text in found.taken)
     kin = translate(replace(row, precision="bf16", source="Megatron-LM, 2025"))
-    assert isinstance(kin, Case)
+    assert isinstance(kin, PublishedCase)
     assert predict_case(kin).fits is False, "Megatron keeps masters in fp32"
     small = replace(row, precision="bf16", model=replace(row.model, num_layers=8), global_sequences=64)
     many = translate(replace(small, microbatch_sequences=None, sequence_length=8192, recompute="none"))
-    assert isinstance(many, Case)
+    assert isinstance(many, PublishedCase)
     assert many.layout.microbatch_sequences > 1
     assert not any("weights and moments" in text for text in predict_case(many).taken), "smaller microbatches first"
 
@@ -164,13 +164,13 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
 
     def kept(**changes: object) -> float:
         case = translate(replace(row, **changes))  # type: ignore[arg-type]
-        assert isinstance(case, Case)
+        assert isinstance(case, PublishedCase)
         facts = case_spec(as_case(case))
         footprint = facts.footprint(facts.by_name["b1"])
         return kept_bytes(footprint, prices_of(case).stack) / footprint.saved_bytes
 
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     hidden, ffn = case.model.hidden_size, case.model.ffn_size
     keys = 2 * case.model.num_kv_heads * case.model.head_dim
     whole = 2 * (5 * hidden + keys + 3 * ffn)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from case import Case
+from case import PublishedCase
 from normalise import translate
 from row_files import read_rows
 
@@ -29,12 +29,12 @@ HUGGING_FACE = {
 DENSE = {"name": "dense", "layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 128000, "glu": True}
 
 
-def case(folder: Path, model: dict[str, Any], **more: Any) -> Case:
+def case(folder: Path, model: dict[str, Any], **more: Any) -> PublishedCase:
     file = folder / "a.json"
     file.write_text(json.dumps([COMMON | {"model": model} | more]))
     (row,), _ = read_rows([file])
     found = translate(row)
-    assert isinstance(found, Case), found
+    assert isinstance(found, PublishedCase), found
     return found
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from case import Case, Skip
+from case import PublishedCase, Skip
 from fourfold.cost.fitted import fitted
 from fourfold.model.spec import num_parameters
 from normalise import translate
@@ -23,9 +23,9 @@ def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> Non
     assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
 
 
-def _case(name: str, **changes: object) -> Case:
+def _case(name: str, **changes: object) -> PublishedCase:
     case = translate(replace(ROWS[name], **changes))  # type: ignore[arg-type]
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     return case
 
 
@@ -60,7 +60,7 @@ def test_maxtext_on_gpus_has_their_links() -> None:
     row = replace(ROWS["vendor:10"], source="MaxText, 2026")
     tpu = replace(row.hardware, device="TPU v5p", devices_per_node=4)
     cases = [translate(row), translate(replace(row, hardware=tpu))]
-    assert [case.stack for case in cases if isinstance(case, Case)] == ["maxtext-gpu-2026", "maxtext-2026"]
+    assert [case.stack for case in cases if isinstance(case, PublishedCase)] == ["maxtext-gpu-2026", "maxtext-2026"]
 
 
 def test_a_distributed_optimizer_that_is_spoken_of_is_zero_1() -> None:
@@ -83,7 +83,7 @@ def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
         ROWS["torchtitan:1"], microbatch_sequences=None, accumulation=None, global_sequences=64, recompute="none"
     )
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.microbatch_open, case.layout.microbatch_sequences, case.layout.num_microbatches) == (True, 8, 1)
     settled, found = settle(case, fitted())
     assert found.fits
@@ -99,7 +99,7 @@ def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
 
 def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory() -> None:
     kept = translate(replace(ROWS["torchtitan:6"], recompute="full, except the block's input, kept (in host memory)"))
-    assert isinstance(kept, Case)
+    assert isinstance(kept, PublishedCase)
     assert kept.offloaded == "activations"
     found = predict_case(kept)
     assert found.step_seconds
@@ -109,7 +109,7 @@ def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory(
 def test_an_optimizer_in_the_hosts_memory_adds_its_traffic_and_parameters_there_are_refused() -> None:
     row = replace(ROWS["torchtitan:6"], notes="ZeRO-Offload: optimizer offloaded to the host")
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.offloaded == "optimizer"
     here, there = predict_case(replace(case, offloaded=None)), predict_case(case)
     traffic = num_parameters(case.model) / case.num_devices * 16 / 25e9
@@ -125,7 +125,7 @@ def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
         ROWS["torchtitan:6"], global_sequences=None, accumulation=None, microbatch_sequences=2, sequence_length=4096
     )
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.tokens == 2**19
     assert case.layout.num_microbatches == 2**19 // (4096 * 2 * case.layout.dp)
     seconds = replace(row, figures=replace(row.figures, step_seconds=2.0))
@@ -143,13 +143,13 @@ def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
         global_sequences=8,
     )
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.zero_open, case.layout.zero) == (True, 0)
     settled, found = settle(case, fitted())
     assert found.fits
     assert settled.layout.zero == 1
     whole = translate(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
-    assert isinstance(whole, Case)
+    assert isinstance(whole, PublishedCase)
     assert settle(whole, fitted())[1].fits is False
 
 
@@ -159,7 +159,7 @@ def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_neede
 
     def settled(sequence_length: int) -> tuple[str, int, bool | None]:
         case = translate(replace(row, sequence_length=sequence_length, source="a trainer, 2024"))
-        assert isinstance(case, Case)
+        assert isinstance(case, PublishedCase)
         case, found = settle(case, fitted())
         return case.layout.recompute, case.layout.zero, found.fits
 
@@ -170,7 +170,7 @@ def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_neede
 def test_where_scores_are_written_megatron_makes_them_again_before_anything_else() -> None:
     row = replace(ROWS["vendor:0"], recompute=None)
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.attention, case.layout.recompute, case.even_stages) == ("flash", "none", True)
 
     def settled(attention: str, room: float) -> tuple[tuple[str, ...], float]:
@@ -192,4 +192,4 @@ def test_unbalanced_routing_is_not_asked() -> None:
     assert isinstance(skip, Skip)
     assert "unbalanced" in skip.reason
     assert isinstance(translate(replace(row, notes="real data, natural routing")), Skip)
-    assert isinstance(translate(replace(row, notes="forced balanced routing")), Case)
+    assert isinstance(translate(replace(row, notes="forced balanced routing")), PublishedCase)

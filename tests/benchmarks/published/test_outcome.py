@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from case import Case, SettledPrediction
+from case import PublishedCase, SettledPrediction
 from compare import validate
 from fourfold.config import UserError
 from row_files import read_rows
@@ -15,7 +15,7 @@ from tables import defaults_lines, summary_lines
 ROWS, UNREAD = read_rows([Path(__file__).parent / "rows"])
 
 
-def _measured(case: Case) -> SettledPrediction:
+def _measured(case: PublishedCase) -> SettledPrediction:
     """A predictor that is right about everything."""
     return SettledPrediction(case.measured.step_seconds, case.measured.memory_bytes, not case.measured.failed)
 
@@ -51,7 +51,7 @@ def test_figures_of_a_row_agree() -> None:
 
 
 def test_refusals_are_reasons() -> None:
-    def refuse(case: Case) -> SettledPrediction:
+    def refuse(case: PublishedCase) -> SettledPrediction:
         if case.file == "sweep":
             raise UserError("layout.tp = 2 is not liked")
         return (

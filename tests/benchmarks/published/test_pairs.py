@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from case import Case, SettledPrediction
+from case import PublishedCase, SettledPrediction
 from pairs import measure_published, pair_of
 from tests.support.published import CASES
 
 
-def _timed(seconds: Sequence[float], **changes: object) -> list[Case]:
+def _timed(seconds: Sequence[float], **changes: object) -> list[PublishedCase]:
     """Cases of one cell with these measured step times."""
     base = CASES["sweep:0"]
     return [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from assertions import asserted
-from case import Case, Skip
+from case import PublishedCase, Skip
 from defaults import DEFAULTS
 from normalise import translate
 from tests.support.published import ROWS, prices_of
@@ -13,7 +13,7 @@ from tests.support.published import ROWS, prices_of
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
 
 
-def read(**changes: object) -> Case | Skip:
+def read(**changes: object) -> PublishedCase | Skip:
     return translate(replace(ROW, **changes))  # type: ignore[arg-type]
 
 
@@ -56,8 +56,8 @@ def test_what_a_clause_denies_is_not_said(text: str, said: bool) -> None:
 )
 def test_what_lies_in_the_host_s_memory(recompute: str | None, notes: str, held: str | None) -> None:
     case = read(recompute=recompute, notes=notes)
-    assert (case.offloaded if isinstance(case, Case) else "skipped") == held
-    if held == "activations" and isinstance(case, Case):
+    assert (case.offloaded if isinstance(case, PublishedCase) else "skipped") == held
+    if held == "activations" and isinstance(case, PublishedCase):
         assert case.layout.recompute == "full", "what is kept lies in the host's memory, the rest is made again"
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_pretraining(notes: str, reason: str | None) -> None:
 )
 def test_a_step_started_as_one_graph_costs_the_host_nothing(source: str, notes: str, graphed: bool) -> None:
     case = read(source=source, notes=notes)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.graphed == graphed
     assert (DEFAULTS["graphs"] in case.defaults) == graphed
     host = prices_of(case).stack
@@ -111,15 +111,15 @@ def test_mlperf_runs_in_fp8_where_a_device_has_it() -> None:
     older = read(
         source="MLPerf Training v2.0, NVIDIA", precision=None, hardware=replace(ROW.hardware, device="A100-SXM-80GB")
     )
-    assert isinstance(hopper, Case)
-    assert isinstance(older, Case)
+    assert isinstance(hopper, PublishedCase)
+    assert isinstance(older, PublishedCase)
     assert (hopper.precision.low, older.precision.low) == ("fp8", None)
 
 
 def test_losses_in_chunks_and_weights_in_16_bits() -> None:
     chunked, whole = read(notes="fused linear cross entropy (Liger)"), read(notes="no Liger kernels")
-    assert isinstance(chunked, Case)
-    assert isinstance(whole, Case)
+    assert isinstance(chunked, PublishedCase)
+    assert isinstance(whole, PublishedCase)
     assert (chunked.chunked_loss, whole.chunked_loss) == (True, False)
     for precision, notes, master in (
         ("bf16 weights and compute", "", "bf16"),
@@ -128,7 +128,7 @@ def test_losses_in_chunks_and_weights_in_16_bits() -> None:
         ("bf16", "pure bf16?", "fp32"),
     ):
         case = read(precision=precision, notes=notes)
-        assert isinstance(case, Case)
+        assert isinstance(case, PublishedCase)
         assert case.precision.master == master, (precision, notes)
 
 
@@ -137,9 +137,9 @@ def test_a_die_of_an_ascend_910c_is_half_of_it() -> None:
         read(hardware=replace(ROW.hardware, device=device, memory_gb=None, peak_bf16_flops=None))
         for device in ("Ascend 910C die (A3, 16 NPU a node)", "Ascend 910C")
     )
-    assert isinstance(die, Case)
-    assert isinstance(package, Case)
+    assert isinstance(die, PublishedCase)
+    assert isinstance(package, PublishedCase)
     assert (die.device, package.device) == ("ascend-910c-die", "ascend-910c")
     node = read(hardware=replace(ROW.hardware, device="Ascend 910C (Atlas 900 A3 SuperPoD)", memory_gb=128.0))
-    assert isinstance(node, Case)
+    assert isinstance(node, PublishedCase)
     assert node.device == "ascend-910c"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from case import Case, Skip
+from case import PublishedCase, Skip
 from fourfold.config import UserError
 from normalise import translate
 from row_files import read_rows
@@ -189,7 +189,7 @@ def test_words_that_a_row_has_under_keys_of_their_own_are_read_with_its_notes(tm
     ):
         (tmp_path / "one.json").write_text(json.dumps([{**row, **more}]))
         case = translate(read_rows([tmp_path / "one.json"])[0][0])
-        assert isinstance(case, Case)
+        assert isinstance(case, PublishedCase)
         assert (case.offloaded, case.eager) == (offloaded, eager), more
     (tmp_path / "one.json").write_text(json.dumps([{**row, "source": "a page", "notes": "", "framework": "nanotron"}]))
     assert translate(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from software import Stack, stack_of, usual_stack
+from software import Trainer, stack_of, usual_stack
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_a_trainer_without_a_name_is_known_by_what_it_does(
     device: str, devices: int, degrees: tuple[int, int, bool], name: str
 ) -> None:
     tp, pp, fsdp = degrees
-    assert usual_stack(Stack("unknown", 0), device, devices, tp, pp, fsdp).name == name
+    assert usual_stack(Trainer("unknown", 0), device, devices, tp, pp, fsdp).name == name

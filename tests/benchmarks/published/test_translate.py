@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from as_case import as_case
-from case import Case, Skip
+from case import PublishedCase, Skip
 from defaults import DEFAULTS
 from fourfold.config import parse_run, resolve_model
 from fourfold.config.check_model import check_model
@@ -128,7 +128,7 @@ def test_experts_without_a_gate_become_gated_ones_of_as_many_weights() -> None:
     assert CASES["flags:2"].attention_dropout, "it is GPT's kind still"
     shared = replace(ROWS["flags:2"].model, moe_ffn_size=1024, shared_ffn_size=2048)
     case = translate(replace(ROWS["flags:2"], model=shared))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.model.num_shared_experts == 2
 
 
@@ -213,7 +213,7 @@ def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str,
         row, layout=layout, num_devices=16, framework=framework, notes=notes, source="", sequence_length=65536
     )
     case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
-    assert isinstance(case, Case), case
+    assert isinstance(case, PublishedCase), case
     assert case.layout.cp_method == method
     assert case_spec(as_case(case)).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(
         method, 1

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from case import Case
+from case import PublishedCase
 from defaults import DEFAULTS
 from fourfold.cost.masks import masked_share
 from fourfold.cost.prices import MERGED_SHARE
@@ -59,7 +59,7 @@ def test_windows_and_documents_leave_a_part_of_attentions_work(
 ) -> None:
     row = ROWS["sweep:0"]
     case = translate(replace(row, model=replace(row.model, name=model), notes=notes, sequence_length=length))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.attention_share == pytest.approx(share)
     assert prices_of(case).masked_share == case.attention_share
 
@@ -67,8 +67,8 @@ def test_windows_and_documents_leave_a_part_of_attentions_work(
 def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
     row = replace(ROWS["sweep:0"], source="torchtitan, 2025")
     compiled, eager = translate(row), translate(replace(row, notes="local batch 1; torch.compile off"))
-    assert isinstance(compiled, Case)
-    assert isinstance(eager, Case)
+    assert isinstance(compiled, PublishedCase)
+    assert isinstance(eager, PublishedCase)
     assert (compiled.eager, eager.eager) == (False, True)
     assert DEFAULTS["eager"] in eager.defaults
     assert not translate(replace(row, notes="torch.compile off; Liger kernels")).eager  # type: ignore[union-attr]
@@ -88,7 +88,7 @@ def test_what_is_not_compiled_runs_its_operators_one_by_one() -> None:
 )
 def test_what_a_note_leaves_out_is_not_what_it_denies(notes: str, eager: bool, unfused: bool) -> None:
     case = translate(replace(ROWS["vendor:10"], source="torchtitan, 2025", notes=notes))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert (case.eager, case.attention == "unfused") == (eager, unfused)
 
 
@@ -97,7 +97,7 @@ def test_what_a_note_leaves_out_is_not_what_it_denies(notes: str, eager: bool, u
 )
 def test_kernels_that_are_fused_anyway_need_no_compiler(source: str, eager: bool) -> None:
     case = translate(replace(ROWS["sweep:0"], source=source, notes="torch.compile off"))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.eager == eager
 
 
@@ -114,9 +114,9 @@ def test_kernels_that_are_fused_anyway_need_no_compiler(source: str, eager: bool
     ],
 )
 def test_experts_traffic_beside_another_microbatch(notes: str, schedule: str | None, merged: bool) -> None:
-    row = next(row for row in ROWS.values() if row.model.num_experts and isinstance(translate(row), Case))
+    row = next(row for row in ROWS.values() if row.model.num_experts and isinstance(translate(row), PublishedCase))
     case = translate(replace(row, notes=notes, schedule=schedule))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.merged_experts == merged
     assert prices_of(case).paired_share == (MERGED_SHARE if merged else 0)
 
@@ -136,7 +136,7 @@ def test_recipes_of_megatron_bridge_merge_experts_in_mxfp8(
     row = replace(ROWS["vendor:0"], framework=framework, precision=precision, notes=notes)
     assert row.model.num_experts
     case = translate(row)
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.merged_experts == merged
     assert (DEFAULTS["merged_experts"] in case.defaults) == merged
 
@@ -146,22 +146,22 @@ def test_recipes_of_megatron_bridge_merge_experts_in_mxfp8(
 )
 def test_experts_fused_in_their_kernels(notes: str, fused: bool) -> None:
     case = translate(replace(ROWS["torchtitan:6"], notes=notes))
-    assert isinstance(case, Case)
+    assert isinstance(case, PublishedCase)
     assert case.fused_experts == fused
 
 
 def test_merged_microbatches_hide_what_goes_to_experts() -> None:
     apart, merged = (translate(replace(ROWS["vendor:0"], notes=notes)) for notes in ("", "MoE all-to-all overlap"))
-    assert isinstance(apart, Case)
-    assert isinstance(merged, Case)
+    assert isinstance(apart, PublishedCase)
+    assert isinstance(merged, PublishedCase)
     assert (predict_case(merged).step_seconds or 1e9) < (predict_case(apart).step_seconds or 0)
 
 
 def test_a_loss_in_chunks_holds_few_logits() -> None:
     row = ROWS["torchtitan:1"]
     whole, chunked = translate(row), translate(replace(row, notes="Liger kernels"))
-    assert isinstance(whole, Case)
-    assert isinstance(chunked, Case)
+    assert isinstance(whole, PublishedCase)
+    assert isinstance(chunked, PublishedCase)
     assert (predict_case(chunked).memory_bytes or 1e18) < (predict_case(whole).memory_bytes or 0.0)
 
 
@@ -181,8 +181,8 @@ def test_generations_of_attention_kernels(source: str, notes: str, device: str, 
     row = ROWS["torchtitan:6"]
     row = replace(row, source=source, hardware=replace(row.hardware, device=device, memory_gb=None))
     case, plain = translate(replace(row, notes=notes)), translate(replace(row, notes=""))
-    assert isinstance(case, Case)
-    assert isinstance(plain, Case)
+    assert isinstance(case, PublishedCase)
+    assert isinstance(plain, PublishedCase)
     assert case.attention_kernel == kernel
     seconds = [predict_case(each).step_seconds for each in (case, plain)]
     assert seconds[0] is not None
@@ -205,6 +205,6 @@ def test_torchtitan_makes_experts_again_where_recomputation_is_selective() -> No
     dense = translate(replace(ROWS["torchtitan:6"], recompute="selective"))
     model = replace(ROWS["torchtitan:6"].model, num_experts=8, top_k=2, moe_ffn_size=1024)
     experts = translate(replace(ROWS["torchtitan:6"], recompute="selective", model=model))
-    assert isinstance(dense, Case)
-    assert isinstance(experts, Case)
+    assert isinstance(dense, PublishedCase)
+    assert isinstance(experts, PublishedCase)
     assert (dense.layout.recompute, experts.layout.recompute) == ("alternate", "full")
