@@ -20,6 +20,7 @@ COMMANDS = {
     "simulate": ("simulate", "simulate"),
     "show": ("show", "show"),
     "calibrate": ("calibrate", "calibrate"),
+    "validate": ("validate", "validate"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
     "export": ("huggingface", "export"),

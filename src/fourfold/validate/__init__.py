@@ -2,22 +2,30 @@
 
 from fourfold.validate.case import Case, MeasuredStep, Prediction
 from fourfold.validate.case_file import read_cases
-from fourfold.validate.metrics import Metrics, Pair, measure, null_times
-from fourfold.validate.predict import case_prices, case_spec, host_update_seconds, predict_case
+from fourfold.validate.metrics import Errors, Metrics, Pair, measure, null_times
+from fourfold.validate.outcome import CaseOutcome, Validation, validate
+from fourfold.validate.predict import case_prices, case_spec, checked_prediction, host_update_seconds, predict_case
+from fourfold.validate.run_case import run_case
 from fourfold.validate.software import Software
 
 __all__ = [
     "Case",
+    "CaseOutcome",
+    "Errors",
     "MeasuredStep",
     "Metrics",
     "Pair",
     "Prediction",
     "Software",
+    "Validation",
     "case_prices",
     "case_spec",
+    "checked_prediction",
     "host_update_seconds",
     "measure",
     "null_times",
     "predict_case",
     "read_cases",
+    "run_case",
+    "validate",
 ]

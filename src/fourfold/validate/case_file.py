@@ -1,6 +1,7 @@
 """Cases from a TOML file: `[[case]]` tables in the run file's words, each with its cluster, its software and what was measured."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from fourfold.config import ModelSection, RunConfig, UserError, nearest, parse_r
 from fourfold.config.hardware import Cluster, is_path, load_cluster, parse_cluster
 from fourfold.config.run_file import RUN_PRESET, load_table
 from fourfold.config.schema import DataSection, Section
-from fourfold.simulate.run_prices import PEAK_FORMATS, stack_names
+from fourfold.simulate.run_prices import stack_names
 from fourfold.validate.case import RATES, Case, MeasuredStep
 from fourfold.validate.software import Software
 
@@ -19,7 +20,17 @@ Vocabulary = Callable[[ModelSection, DataSection], int | None]
 """The size of a run's tokenizer, where the model states no `vocab_size`."""
 
 SECTIONS = ("model", "data", "batch", "layout", "precision", "optimizer")
-OWN_KEYS = ("name", "source", "run", "cluster", "software", "measured", "attention_share", "about")
+OWN_KEYS = (
+    "name",
+    "source",
+    "run",
+    "cluster",
+    "software",
+    "measured",
+    "attention_share",
+    "device_memory_bytes",
+    "about",
+)
 MOST_CASES = 100_000
 _EXAMPLE = 'for example measured = { step_seconds = 2.35 }, cluster = "dgx-h100:64", software = "megatron-2025"'
 
@@ -56,10 +67,11 @@ def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabul
         raise UserError(_prefixed(str(error), where)) from None
     stated = table.get("software", {})
     software = _section({"name": stated} if isinstance(stated, str) else stated, Software, f"{where}: software")
-    _check_software(software, cluster, where)
-    share = table.get("attention_share")
-    if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1):
-        raise UserError(f"{where}: attention_share = {share!r}; allowed: above 0, at most 1; a value that works: 0.5")
+    _check_software(software, where)
+    share = _number(table, "attention_share", 1.0, 0.5, where)
+    memory = _number(table, "device_memory_bytes", 1e15, 80e9, where)
+    if memory is not None:
+        cluster = replace(cluster, device=replace(cluster.device, memory_bytes=round(memory)))
     measured = _section(table["measured"], MeasuredStep, f"{where}: measured")
     if measured == MeasuredStep():
         raise UserError(
@@ -88,10 +100,11 @@ def _cluster(stated: Any, path: Path) -> Cluster:
         return load_cluster(_beside(stated, path) if is_path(stated) else stated)
     if not isinstance(stated, dict):
         raise UserError(f'cluster = {stated!r}; allowed: a name, a file, or a table; a value that works: "dgx-h100:64"')
-    return parse_cluster(tomli_w.dumps(stated), "cluster")
+    cluster = parse_cluster(tomli_w.dumps(stated), "cluster")
+    return replace(cluster, key=cluster.name)
 
 
-def _check_software(software: Software, cluster: Cluster, where: str) -> None:
+def _check_software(software: Software, where: str) -> None:
     if not software.is_known:
         near = nearest(software.name, stack_names())
         hint = f"did you mean {near}? " if near else ""
@@ -107,11 +120,6 @@ def _check_software(software: Software, cluster: Cluster, where: str) -> None:
                 f"{where}: software.{sorted(own)[0]}: goes with other software; fourfold's program says what runs; leave it "
                 'out, or state for example name = "torchtitan-2025"'
             )
-    low, device = software.gemm_dtype, cluster.device
-    if low is not None and PEAK_FORMATS[low] not in device.peak_flops_per_second:
-        has = [name for name, peak in PEAK_FORMATS.items() if peak in device.peak_flops_per_second]
-        works = f"allowed there: {', '.join(has)}" if has else "leave it out"
-        raise UserError(f"{where}: software.gemm_dtype = {low!r}: {device.name} has no such GEMMs; {works}")
 
 
 Kind = TypeVar("Kind", bound=Section)
@@ -155,6 +163,13 @@ def _text(table: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str):
         raise UserError(f'{where}: {key} = {value!r}; allowed: a text; for example {key} = "llama3-8b on 64 H100"')
     return value
+
+
+def _number(table: Mapping[str, Any], key: str, most: float, example: float, where: str) -> float | None:
+    value = table.get(key)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most):
+        return value
+    raise UserError(f"{where}: {key} = {value!r}; allowed: above 0, at most {most:g}; a value that works: {example:g}")
 
 
 def _beside(named: str, path: Path) -> str:

@@ -1,0 +1,49 @@
+"""`fourfold validate`: measured runs, stated as cases or left behind as folders, beside their predictions."""
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from fourfold.config import UserError
+from fourfold.launch.resolve import stated_vocab_size
+from fourfold.launch.run_folder import RUN_FILE, RunFolder, read_jsonl
+from fourfold.report.validation_words import validation_lines
+from fourfold.simulate.collection import without_collection
+from fourfold.validate import Case, checked_prediction, read_cases, run_case
+from fourfold.validate import validate as compare
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+@without_collection()
+def validate(*paths: Path, cluster: str | None = None, json: Flag = False) -> int:
+    """Predict runs that were measured and compare: errors of step time and memory, order of layouts, regret.
+
+    Cases are stated in the run file's words, each with its cluster, its software and what was measured; examples/cases.toml shows
+    how. Several layouts of one model, cluster and batch are ranked against each other.
+
+    Parameters
+    ----------
+    paths
+        Files of [[case]] tables, and folders of runs that fourfold trained.
+    cluster
+        Predict the runs of the folders on this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
+    json
+        Print one JSON document and nothing else.
+    """
+    if not paths:
+        raise UserError("no case is given; what works: fourfold validate examples/cases.toml, or the folder of a run")
+    found = compare([case for path in paths for case in _cases(path, cluster)], checked_prediction)
+    print(json_text.dumps(found.to_json(), indent=1, allow_nan=False) if json else "\n".join(validation_lines(found)))
+    return 0 if any(outcome.prediction.refused is None for outcome in found.outcomes) else 1
+
+
+def _cases(path: Path, cluster: str | None) -> list[Case]:
+    if not path.is_dir():
+        return read_cases(path, stated_vocab_size)
+    folder = RunFolder(path)
+    if not folder.run_file.is_file():
+        raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
+    return [run_case(str(path), folder.require_config(), read_jsonl(folder.metrics), cluster)]
