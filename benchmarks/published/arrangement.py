@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from assertions import asserted
-from case import LayoutRequest, Untranslatable
+from case import LayoutRequest, NotACase
 from defaults import Filled
 from fourfold.config import ModelConfig
 from policies import recompute_of, schedule_of
@@ -24,20 +24,20 @@ class Degrees:
 
 
 def degrees_of(row: Row, filled: Filled) -> Degrees:
-    """Raises `Untranslatable` where the layout is not stated, or does not fill the devices."""
+    """Raises `NotACase` where the layout is not stated, or does not fill the devices."""
     stated, devices = row.layout, row.num_devices
     if stated.is_empty and devices != 1:
-        raise Untranslatable("the layout is not stated and cannot be derived")
+        raise NotACase("the layout is not stated and cannot be derived")
     unnamed = [key for key in ("tp", "pp") if getattr(stated, key) is None]
     tp, pp, cp = stated.tp or 1, stated.pp or 1, stated.cp or 1
     if unnamed:
         filled.note(f"{' = '.join(unnamed)} = 1: not named by the row")
     if devices is None:
         if stated.dp is None:
-            raise Untranslatable("the number of devices is not stated, nor the data-parallel degree")
+            raise NotACase("the number of devices is not stated, nor the data-parallel degree")
         return Degrees(pp, cp, tp, stated.dp, filled.fill("num_devices", pp * cp * tp * stated.dp))
     if devices % (pp * cp * tp):
-        raise Untranslatable(f"pp x cp x tp = {pp} x {cp} x {tp} does not divide {devices} devices")
+        raise NotACase(f"pp x cp x tp = {pp} x {cp} x {tp} does not divide {devices} devices")
     dp = devices // (pp * cp * tp)
     if stated.dp is None:
         filled.fill("dp", dp)
@@ -54,14 +54,14 @@ MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
 def layout_of(
     row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled
 ) -> tuple[LayoutRequest, int]:
-    """The layout and the global batch in sequences. Raises `Untranslatable`."""
+    """The layout and the global batch in sequences. Raises `NotACase`."""
     micro, number, global_sequences = _batch(row, model, degrees, stack, filled)
     zero, shard = _sharding(row, degrees, stack, filled)
     schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
     policy, modules = recompute_of(row, stack, filled)
     ep = row.layout.ep or 1
     if ep > 1 and not model.num_experts:
-        raise Untranslatable(f"ep = {ep}, but the model has no experts")
+        raise NotACase(f"ep = {ep}, but the model has no experts")
     layout = LayoutRequest(
         pp=degrees.pp,
         virtual_stages=virtual,
@@ -88,7 +88,7 @@ def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fille
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
-        raise Untranslatable("the global batch of a stated step time is not stated and cannot be derived")
+        raise NotACase("the global batch of a stated step time is not stated and cannot be derived")
     if total is None:
         micro = micro or filled.fill("microbatch_sequences", 1)
         usual = USUAL_BATCH_TOKENS // (dp * micro * (row.sequence_length or 1))
@@ -100,7 +100,7 @@ def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fille
         micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
         filled.fill("microbatch_sequences", micro)
     if total % (micro * dp):
-        raise Untranslatable(f"the global batch {total} is no multiple of microbatch {micro} x dp {dp}")
+        raise NotACase(f"the global batch {total} is no multiple of microbatch {micro} x dp {dp}")
     number = total // (micro * dp)
     if steps is not None and steps != number:
         filled.note(
@@ -149,7 +149,7 @@ def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Fil
     per_stage = row.layout.layers_per_virtual_stage
     if virtual is None and per_stage is not None:
         if model.num_layers % (pp * per_stage):
-            raise Untranslatable(f"{per_stage} layers a stage x pp {pp} do not divide {model.num_layers} layers")
+            raise NotACase(f"{per_stage} layers a stage x pp {pp} do not divide {model.num_layers} layers")
         virtual = model.num_layers // (pp * per_stage)
     if stated in ("dualpipe_v", "zb_v"):
         return stated, 2
@@ -233,23 +233,23 @@ def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> N
         split.append(("shared experts", model.num_shared_experts * model.moe_ffn_size))
     for what, size in split:
         if size % tp:
-            raise Untranslatable(f"tp = {tp} does not divide the {what} of {size}")
+            raise NotACase(f"tp = {tp} does not divide the {what} of {size}")
     if kv % tp and tp % kv:
-        raise Untranslatable(f"tp = {tp} neither divides {kv} key and value heads nor is a multiple of them")
+        raise NotACase(f"tp = {tp} neither divides {kv} key and value heads nor is a multiple of them")
     if cp > 1 and sequence_length % (2 * cp):
-        raise Untranslatable(f"2 x cp = {2 * cp} does not divide the sequence of {sequence_length}")
+        raise NotACase(f"2 x cp = {2 * cp} does not divide the sequence of {sequence_length}")
     if layout.sequence_parallel and layout.microbatch_sequences * sequence_length // cp % tp:
-        raise Untranslatable(f"tp = {tp} does not divide the tokens of a microbatch")
+        raise NotACase(f"tp = {tp} does not divide the tokens of a microbatch")
     if layout.pp * layout.virtual_stages > model.num_layers + 2:
-        raise Untranslatable(
+        raise NotACase(
             f"{layout.pp} x {layout.virtual_stages} stages, but the model has {model.num_layers + 2} segments"
         )
     if not model.num_experts:
         return
     ranks = layout.dp_shard * cp * tp
     if model.num_experts % layout.ep:
-        raise Untranslatable(f"ep = {layout.ep} does not divide {model.num_experts} experts")
+        raise NotACase(f"ep = {layout.ep} does not divide {model.num_experts} experts")
     if model.moe_ffn_size % layout.etp:
-        raise Untranslatable(f"etp = {layout.etp} does not divide the experts' size {model.moe_ffn_size}")
+        raise NotACase(f"etp = {layout.etp} does not divide the experts' size {model.moe_ffn_size}")
     if ranks % (layout.ep * layout.etp):
-        raise Untranslatable(f"ep x etp = {layout.ep} x {layout.etp} does not divide dp x cp x tp = {ranks}")
+        raise NotACase(f"ep x etp = {layout.ep} x {layout.etp} does not divide dp x cp x tp = {ranks}")

@@ -208,7 +208,7 @@ class Skip:
     reason: str
 
 
-class Untranslatable(Exception):
+class NotACase(Exception):
     """Raised within the translation; its text is the reason of a `Skip`."""
 
 

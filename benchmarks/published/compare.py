@@ -7,7 +7,7 @@ from functools import partial
 
 from case import PublishedCase, SettledPrediction, Skip
 from fourfold.config import UserError
-from normalise import translate
+from normalise import normalise
 from outcome import PublishedOutcome, RowOutcome, SourceSummary, predicted_row, skipped_row
 from pairs import measure_published
 from row import Row, Unread
@@ -32,7 +32,7 @@ def validate(
     """
     outcomes: list[RowOutcome] = []
     judged: list[tuple[PublishedCase, SettledPrediction]] = []
-    cases = [translate(row) for row in rows]
+    cases = [normalise(row) for row in rows]
     predictions = iter(
         each(partial(_checked, predict=predict), [case for case in cases if isinstance(case, PublishedCase)])
     )

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from case import Untranslatable
+from case import NotACase
 from defaults import Filled
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
@@ -40,19 +40,19 @@ _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
 def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
     """The model, and its vocabulary before padding.
 
-    Raises `Untranslatable` where a dimension is missing, or the architecture is not one of ours.
+    Raises `NotACase` where a dimension is missing, or the architecture is not one of ours.
     """
     stated = _gated_experts(_sized(_named(row.model, filled), filled), filled)
     _check_kind(stated, row)
     missing = [key for key in ("num_layers", "hidden_size", "num_heads") if getattr(stated, key) is None]
     if missing:
-        raise Untranslatable(f"the model's {missing[0].replace('_', ' ')} is not stated")
+        raise NotACase(f"the model's {missing[0].replace('_', ' ')} is not stated")
     layers, hidden, heads = stated.num_layers or 0, stated.hidden_size or 0, stated.num_heads or 0
     gated = _gated(stated, filled)
     special = bool(stated.num_experts) or stated.latent
     ffn = stated.ffn_size or (stated.moe_ffn_size if stated.num_experts else None)
     if ffn is None and not stated.num_experts:
-        raise Untranslatable("the model's feed-forward size is not stated")
+        raise NotACase("the model's feed-forward size is not stated")
     vocab_size = _vocabulary(stated, row, filled)
     values: dict[str, Any] = {
         "num_layers": layers,
@@ -76,7 +76,7 @@ def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelCo
     try:
         check_model(model)
     except UserError as error:
-        raise Untranslatable(f"the model cannot be expressed: {error}") from error
+        raise NotACase(f"the model cannot be expressed: {error}") from error
     return replace(model, family=family_of(model)), vocab_size
 
 
@@ -114,11 +114,11 @@ def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
 
 def _check_kind(stated: StatedModel, row: Row) -> None:
     if stated.hybrid or re.search(r"mamba|nemotron-?h|nemotron_?3", stated.name, re.I):
-        raise Untranslatable("the model has layers that are neither attention nor feed-forward (state-space layers)")
+        raise NotACase("the model has layers that are neither attention nor feed-forward (state-space layers)")
     if not stated.name and stated == StatedModel():
-        raise Untranslatable("the model is not stated")
+        raise NotACase("the model is not stated")
     if row.model.num_layers is None and row.model.hidden_size is None and row.model.name.lower() not in _PUBLIC:
-        raise Untranslatable("the model's dimensions are not stated")
+        raise NotACase("the model's dimensions are not stated")
 
 
 def _gated(stated: StatedModel, filled: Filled) -> bool:
@@ -132,7 +132,7 @@ def _head_dim(hidden: int, heads: int, stated: StatedModel, filled: Filled) -> i
     if stated.latent:
         return (stated.nope_head_dim or 0) + (stated.rope_head_dim or 0)
     if hidden % heads:
-        raise Untranslatable(f"{heads} heads do not divide hidden size {hidden}, and the head size is not stated")
+        raise NotACase(f"{heads} heads do not divide hidden size {hidden}, and the head size is not stated")
     return filled.fill("head_dim", hidden // heads)
 
 
@@ -196,10 +196,10 @@ def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, fi
 def _experts(stated: StatedModel, ffn: int) -> dict[str, Any]:
     size = stated.moe_ffn_size or ffn
     if not stated.top_k or not size:
-        raise Untranslatable("experts are stated without how many a token takes, or without their size")
+        raise NotACase("experts are stated without how many a token takes, or without their size")
     shared = stated.shared_ffn_size or 0
     if shared % size:
-        raise Untranslatable(f"the shared expert's size {shared} is no multiple of an expert's, {size}")
+        raise NotACase(f"the shared expert's size {shared} is no multiple of an expert's, {size}")
     deepseek = bool(re.search(r"deepseek-?v3|moonlight|kimi", stated.name, re.I))
     return {
         "num_experts": stated.num_experts,
@@ -215,7 +215,7 @@ def _experts(stated: StatedModel, ffn: int) -> dict[str, Any]:
 def _latent(stated: StatedModel) -> dict[str, Any]:
     sizes = (stated.key_value_rank, stated.nope_head_dim, stated.rope_head_dim, stated.value_head_dim)
     if not all(sizes):
-        raise Untranslatable("latent attention is stated without all of its sizes")
+        raise NotACase("latent attention is stated without all of its sizes")
     return {
         "query_rank": stated.query_rank or None,
         "key_value_rank": stated.key_value_rank,

@@ -47,7 +47,7 @@ from fit_table import (
 )
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, framework_of, kin_of
-from normalise import translate
+from normalise import normalise
 from outcome import PublishedOutcome
 from row_files import read_rows
 from settle import predict_case
@@ -264,7 +264,7 @@ def main() -> None:
         rows, _ = read_rows(options.folders, strict=False)
     except UserError as error:
         parser.error(str(error))
-    cases = [case for case in map(translate, rows) if not isinstance(case, Skip)]
+    cases = [case for case in map(normalise, rows) if not isinstance(case, Skip)]
     cases = telling(cases)
     prior = tomllib.loads(PRIOR.read_text(encoding="utf-8"))
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from case import Network, Untranslatable
+from case import Network, NotACase
 from defaults import Filled
 from fourfold.config.hardware import Device, Tier, cluster_names, load_cluster, load_device
 from row import Row, StatedHardware
@@ -109,7 +109,7 @@ def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
         return replace(device, memory_bytes=stated) if abs(stated / device.memory_bytes - 1) > SAME_MEMORY else device
     peak = hardware.peak_bf16_flops
     if not peak or not memory_gb:
-        raise Untranslatable(f"the device {hardware.device[:40]!r} is not in the device tables")
+        raise NotACase(f"the device {hardware.device[:40]!r} is not in the device tables")
     filled.approximate("stated_device")
     peaks = {"bf16": peak} | ({"fp8": hardware.peak_fp8_flops} if hardware.peak_fp8_flops else {})
     key, memory_bytes = re.sub(r"[^a-z0-9]+", "-", hardware.device.lower())[:40], round(memory_gb * 2**30)
@@ -122,7 +122,7 @@ def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | N
     if not name or (row.regression and "GOLDEN" in name):
         if row.regression:
             return filled.fill("device", "a100-sxm-80")
-        raise Untranslatable("the device is not stated")
+        raise NotACase("the device is not stated")
     key = next((key for pattern, key in _KEYS if re.search(pattern, name)), None)
     if key is None:
         return None

@@ -1,13 +1,24 @@
-"""A published row as a `PublishedCase`, or the reason why it is none."""
+"""Published rows as explicit cases, read once; nothing after this reads free text.
 
+python benchmarks/published/normalise.py FILE.json... --out DIR
+
+Writes a file of cases for each file of rows, for a person to review and for `fourfold validate`; says which rows are none, and why.
+"""
+
+import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from arrangement import Degrees, degrees_of, is_microbatch_open, layout_of
-from case import PublishedCase, Skip, Untranslatable
+from case import NotACase, PublishedCase, Skip
+from case_tables import case_file_text, case_table
 from defaults import Filled
 from dimensions import model_of
 from formats import are_states_open, moment_bytes_of, precision_of
+from fourfold.config import UserError
 from machine import device_of, network_of
 from masks import attention_share
 from measured import measured_of
@@ -24,16 +35,17 @@ from remarks import (
     runs_transformer_engine,
 )
 from row import Row
+from row_files import read_rows
 from software import ON_GPU, Trainer, on_platform, stack_of, usual_stack
 
 
-def translate(row: Row) -> PublishedCase | Skip:
+def normalise(row: Row) -> PublishedCase | Skip:
     """What the row asks the planner to predict, from its configuration alone; the measured figures go along for comparison."""
     if row.unreadable is not None:
         return Skip(row.unreadable)
     try:
         return _case(row)
-    except Untranslatable as error:
+    except NotACase as error:
         return Skip(str(error))
 
 
@@ -42,7 +54,7 @@ def _case(row: Row) -> PublishedCase:
     check_task(row, filled)
     offloaded = offloaded_of(row, filled)
     if row.sequence_length is None:
-        raise Untranslatable(_first_missing(row))
+        raise NotACase(_first_missing(row))
     device = device_of(row.hardware, row, filled)
     degrees = degrees_of(row, filled)
     stack = _stack(row, device.key, degrees, filled)
@@ -57,7 +69,7 @@ def _case(row: Row) -> PublishedCase:
         row, stack, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), filled
     )
     if measured.step_seconds is None and measured.memory_bytes is None and not measured.failed:
-        raise Untranslatable("neither a step time nor memory is stated, or can be derived")
+        raise NotACase("neither a step time nor memory is stated, or can be derived")
     return PublishedCase(
         id=row.id,
         file=row.file,
@@ -120,3 +132,39 @@ def _first_missing(row: Row) -> str:
     if row.model.num_layers is None and row.model.hidden_size is None:
         return "the model's dimensions are not stated"
     return "the sequence length is not stated"
+
+
+def write_cases(rows: Sequence[Row], folder: Path) -> list[str]:
+    """A file of cases for each file of rows; the rows that are no case, or none that a run file can say, with the reason."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    left_out = []
+    for row in rows:
+        case = normalise(row)
+        try:
+            if isinstance(case, Skip):
+                raise UserError(case.reason)
+            tables.setdefault(case.file, []).append(case_table(case))
+        except UserError as error:
+            left_out.append(f"{row.id}: {error}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, cases in tables.items():
+        (folder / f"{file}.toml").write_text(case_file_text(cases), encoding="utf-8")
+    return left_out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        rows, unread = read_rows(options.files, strict=False)
+        left_out = write_cases(rows, options.out)
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    print(f"{len(rows) - len(left_out)} of {len(rows)} rows are cases, in {options.out}")
+    print("\n".join([*left_out, *(f"{file.file}: {file.reason}" for file in unread)]))
+
+
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,7 @@
 import re
 
 from assertions import asserted
-from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, Untranslatable
+from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, NotACase
 from defaults import Filled
 from remarks import is_mlperf, recomputes_what_is_not_offloaded
 from row import Row
@@ -58,7 +58,7 @@ def schedule_of(row: Row, filled: Filled) -> str | None:
     """Our name of the stated schedule. None where none is stated, or it is not known."""
     text = (row.schedule or "").lower()
     if re.search(r"seq1f1b|terapipe|slimpipe|token[- ]level", text):
-        raise Untranslatable(f"the schedule {text[:60]!r} cuts sequences into parts, which no schedule here does")
+        raise NotACase(f"the schedule {text[:60]!r} cuts sequences into parts, which no schedule here does")
     for pattern, name in _SCHEDULES:
         if re.search(pattern, text):
             if name == "dualpipe_v" and "v" not in text.partition("dualpipe")[2][:2]:

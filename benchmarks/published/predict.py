@@ -17,7 +17,7 @@ from compare import validate as compare
 from explain import explain_case, explanation_lines
 from fourfold.cli.countdown import Countdown
 from fourfold.config import UserError, nearest
-from normalise import translate
+from normalise import normalise
 from row import Row, Unread
 from row_files import read_rows
 from scatter import write_scatters
@@ -115,7 +115,7 @@ def _explain(rows: list[Row], name: str, as_json: bool) -> int:
         like = nearest(name, ids)
         hint = f"did you mean {like}?" if like else f"ids are such as {', '.join(ids[:3])}"
         raise UserError(f"--explain {name}: no row has this id; {hint}")
-    case = translate(found[0])
+    case = normalise(found[0])
     if isinstance(case, Skip):
         raise UserError(f"--explain {name}: the row is skipped: {case.reason}")
     document = explain_case(case)

@@ -3,7 +3,7 @@
 import re
 
 from assertions import asserted, clauses_of, says
-from case import Offloaded, Untranslatable
+from case import NotACase, Offloaded
 from defaults import Filled
 from fourfold.cost.stack import Dispatcher
 from fourfold.validate.software import BLACKWELL, HOPPER
@@ -12,19 +12,19 @@ from software import Trainer
 
 
 def check_task(row: Row, filled: Filled) -> None:
-    """Raises `Untranslatable` for what is no step of pretraining."""
+    """Raises `NotACase` for what is no step of pretraining."""
     text = "; ".join((row.task or "", row.notes, row.precision or ""))
     adapters = r"\bq?lora\b|\bpeft\b|adapter"
     if row.analytical:
-        raise Untranslatable("the values of a formula, not a measurement")
+        raise NotACase("the values of a formula, not a measurement")
     if re.search(adapters, row.task or "", re.I) or asserted(text, adapters):
-        raise Untranslatable("adapters (LoRA) are trained, not the model")
+        raise NotACase("adapters (LoRA) are trained, not the model")
     if asserted(text, "microbenchmark"):
-        raise Untranslatable("one layer alone, not a step")
+        raise NotACase("one layer alone, not a step")
     if asserted(text, r"(?<!by )\binference\b|\bserving\b|decode only|\bprefill\b"):
-        raise Untranslatable("inference, not training")
+        raise NotACase("inference, not training")
     if row.model.num_experts and re.search(r"\b(unbalanced|natural) routing", text, re.I):
-        raise Untranslatable("its routing is left unbalanced, and the loads are not stated")
+        raise NotACase("its routing is left unbalanced, and the loads are not stated")
     if re.search(r"\bsft\b|finetun|fine-tun", row.task or "", re.I):
         filled.approximate("sft")
     if (row.task or "").startswith("optimizer"):
@@ -46,7 +46,7 @@ def recomputes_what_is_not_offloaded(policy: str) -> bool:
 
 
 def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
-    """What lies in the host's memory. Raises `Untranslatable` where parameters do, or nobody knows what."""
+    """What lies in the host's memory. Raises `NotACase` where parameters do, or nobody knows what."""
     policy = row.recompute or ""
     text = "; ".join((policy, row.notes, row.precision or "", row.task or ""))
     said = [
@@ -59,7 +59,7 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
         if not all(
             re.search(_OF_OPTIMIZER, clause) and not re.search("(?<!not )param|infinity", clause) for clause in said
         ):
-            raise Untranslatable("state is offloaded to the host, which is not simulated")
+            raise NotACase("state is offloaded to the host, which is not simulated")
         found = "optimizer"
     if found is not None:
         filled.approximate(f"offload_{found}")

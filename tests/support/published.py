@@ -7,11 +7,11 @@ from case import PublishedCase
 from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
 from fourfold.validate import case_prices, case_spec
-from normalise import translate
+from normalise import normalise
 from row_files import read_rows
 
 ROWS = {row.id: row for row in read_rows([Path(__file__).parents[1] / "benchmarks" / "published" / "rows"])[0]}
-CASES = {name: case for name, row in ROWS.items() if isinstance(case := translate(row), PublishedCase)}
+CASES = {name: case for name, row in ROWS.items() if isinstance(case := normalise(row), PublishedCase)}
 
 
 def prices_of(case: PublishedCase) -> Prices:

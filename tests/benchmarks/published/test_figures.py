@@ -7,7 +7,7 @@ import pytest
 from case import PublishedCase
 from flops import active_parameters, step_flops
 from fourfold.config import ModelConfig
-from normalise import translate
+from normalise import normalise
 from tests.support.published import CASES, ROWS
 
 
@@ -58,7 +58,7 @@ def test_mixtral_has_13_billion_active_parameters() -> None:
 )
 def test_megatron_counts_half_of_the_attention_matrix_since_2025(source: str, said: str, convention: str) -> None:
     row = replace(ROWS["papers:1"], source=source, framework="", notes="", flops_convention=said)
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert case.measured.mfu_convention == convention
 
@@ -93,7 +93,7 @@ def test_memory_and_what_it_counts() -> None:
     kinds = {name: (c.measured.memory_bytes, c.measured.memory_kind) for name, c in CASES.items()}
     assert kinds["sweep:0"] == (20 * 2**30, "allocated"), "nanotron's GB are GiB"
     assert kinds["papers:5"] == (40 * 2**30, "unstated"), "so are those of Megatron's forks"
-    other = translate(replace(ROWS["papers:5"], source="a trainer by FSDP, 2024"))
+    other = normalise(replace(ROWS["papers:5"], source="a trainer by FSDP, 2024"))
     assert isinstance(other, PublishedCase)
     assert other.measured.memory_bytes == 40e9
     assert kinds["papers:23"] == (60 * 2**30, "allocated")

@@ -14,7 +14,7 @@ from fit_rows import TimedRows
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of
 from fourfold.config.hardware import device_names
 from fourfold.cost.fitted import Fitted, fitted
-from normalise import translate
+from normalise import normalise
 from tests.support.published import ROWS
 
 PRIOR = tomllib.loads(
@@ -23,7 +23,7 @@ PRIOR = tomllib.loads(
 
 
 def case(file: str, source: str) -> PublishedCase:
-    found = translate(replace(ROWS["torchtitan:1"], file=file, source=source, notes="", id=f"{file}:{source}"))
+    found = normalise(replace(ROWS["torchtitan:1"], file=file, source=source, notes="", id=f"{file}:{source}"))
     assert isinstance(found, PublishedCase)
     return found
 

@@ -8,7 +8,7 @@ from as_case import as_case
 from case import PublishedCase
 from fourfold.cost.memory import kept_bytes
 from fourfold.validate import case_spec
-from normalise import translate
+from normalise import normalise
 from settle import predict_case
 from tests.support.published import CASES, ROWS, prices_of
 
@@ -24,11 +24,11 @@ def test_number_formats() -> None:
 
 def test_a_format_that_is_not_known_is_remarked() -> None:
     row = ROWS["papers:0"]
-    case = translate(replace(row, precision="posit16"))
+    case = normalise(replace(row, precision="posit16"))
     assert isinstance(case, PublishedCase)
     assert case.precision.compute == "bf16"
     assert any("'posit16'" in entry for entry in case.defaults)
-    stated = translate(replace(row, precision="bf16"))
+    stated = normalise(replace(row, precision="bf16"))
     assert not any("names no number format" in entry for entry in getattr(stated, "defaults", ()))
 
 
@@ -48,7 +48,7 @@ def test_a_format_that_is_not_known_is_remarked() -> None:
 def test_formats_of_states_and_sums_are_not_those_of_products(
     text: str, compute: str, low: str | None, gradients: str
 ) -> None:
-    case = translate(replace(ROWS["torchtitan:6"], precision=text))
+    case = normalise(replace(ROWS["torchtitan:6"], precision=text))
     assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.low, case.precision.gradients) == (compute, low, gradients)
 
@@ -74,7 +74,7 @@ def test_formats_of_states_and_sums_are_not_those_of_products(
 )
 def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, master: str, gradients: str) -> None:
     row = replace(ROWS["torchtitan:6"], precision=text)
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.master, case.precision.gradients) == ("bf16", master, gradients)
     wide = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
@@ -99,7 +99,7 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
     ],
 )
 def test_in_what_gradients_are_summed(source: str, precision: str, notes: str, gradients: str) -> None:
-    case = translate(replace(ROWS["vendor:10"], source=source, precision=precision, notes=notes))
+    case = normalise(replace(ROWS["vendor:10"], source=source, precision=precision, notes=notes))
     assert isinstance(case, PublishedCase)
     assert case.precision.gradients == gradients
 
@@ -118,18 +118,18 @@ def test_in_what_gradients_are_summed(source: str, precision: str, notes: str, g
 def test_what_stands_before_a_bracket_names_the_format_of_products(
     precision: str, compute: str, low: str | None
 ) -> None:
-    case = translate(replace(ROWS["vendor:10"], precision=precision, notes=""))
+    case = normalise(replace(ROWS["vendor:10"], precision=precision, notes=""))
     assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.low) == (compute, low)
 
 
 def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_notes() -> None:
     row = replace(ROWS["torchtitan:6"], precision="bf16")
-    narrow = translate(replace(row, notes="training dtype bf16 without fp32 masters"))
+    narrow = normalise(replace(row, notes="training dtype bf16 without fp32 masters"))
     assert narrow.precision.master == "bf16"  # type: ignore[union-attr]
     held = []
     for notes in ("", "8-bit paged AdamW", "no 8-bit optimizer", "Adafactor (factored second moment)"):
-        case = translate(replace(row, notes=notes))
+        case = normalise(replace(row, notes=notes))
         assert isinstance(case, PublishedCase)
         assert (case.moment_bytes == 1.0) == (notes == "8-bit paged AdamW")
         held.append(predict_case(case).memory_bytes)
@@ -140,18 +140,18 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     row = replace(ROWS["torchtitan:6"], num_devices=1, global_sequences=1, microbatch_sequences=1, recompute="full")
     row = replace(row, sequence_length=1024)
     row = replace(row, layout=replace(row.layout, dp=1, zero=None, fsdp=False))
-    silent, said = (translate(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
+    silent, said = (normalise(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
     assert isinstance(silent, PublishedCase)
     assert isinstance(said, PublishedCase)
     assert predict_case(said).fits is False, "16 bytes a parameter"
     found = predict_case(silent)
     assert found.fits
     assert any("weights and moments in bf16" in text for text in found.taken)
-    kin = translate(replace(row, precision="bf16", source="Megatron-LM, 2025"))
+    kin = normalise(replace(row, precision="bf16", source="Megatron-LM, 2025"))
     assert isinstance(kin, PublishedCase)
     assert predict_case(kin).fits is False, "Megatron keeps masters in fp32"
     small = replace(row, precision="bf16", model=replace(row.model, num_layers=8), global_sequences=64)
-    many = translate(replace(small, microbatch_sequences=None, sequence_length=8192, recompute="none"))
+    many = normalise(replace(small, microbatch_sequences=None, sequence_length=8192, recompute="none"))
     assert isinstance(many, PublishedCase)
     assert many.layout.microbatch_sequences > 1
     assert not any("weights and moments" in text for text in predict_case(many).taken), "smaller microbatches first"
@@ -163,13 +163,13 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
     row = replace(row, layout=replace(row.layout, tp=1, sequence_parallel=False))
 
     def kept(**changes: object) -> float:
-        case = translate(replace(row, **changes))  # type: ignore[arg-type]
+        case = normalise(replace(row, **changes))  # type: ignore[arg-type]
         assert isinstance(case, PublishedCase)
         facts = case_spec(as_case(case))
         footprint = facts.footprint(facts.by_name["b1"])
         return kept_bytes(footprint, prices_of(case).stack) / footprint.saved_bytes
 
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     hidden, ffn = case.model.hidden_size, case.model.ffn_size
     keys = 2 * case.model.num_kv_heads * case.model.head_dim

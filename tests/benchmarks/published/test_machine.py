@@ -9,7 +9,7 @@ from case import PublishedCase, Skip
 from defaults import DEFAULTS
 from fourfold.config.hardware import load_device
 from machine import link_rate
-from normalise import translate
+from normalise import normalise
 from settle import predict_case
 from tests.support.published import CASES, ROWS
 
@@ -83,7 +83,7 @@ def test_link_rates_are_of_one_device_in_one_direction(text: str, rate: float | 
 )
 def test_devices_by_their_names(name: str, key: str) -> None:
     row = ROWS["torchtitan:6"]
-    case = translate(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
+    case = normalise(replace(row, hardware=replace(row.hardware, device=name, memory_gb=None)))
     assert isinstance(case, PublishedCase)
     assert case.device == key
     assert case.hardware == load_device(case.device)
@@ -92,7 +92,7 @@ def test_devices_by_their_names(name: str, key: str) -> None:
 @pytest.mark.parametrize(("stated", "held"), [(80.0, 80), (84.0, 80), (96.0, 96), (64.0, 64)])
 def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another(stated: float, held: int) -> None:
     row = ROWS["torchtitan:6"]
-    case = translate(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=stated)))
+    case = normalise(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=stated)))
     assert isinstance(case, PublishedCase)
     assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", held * 2**30)
     assert cluster_of(case).device == case.hardware
@@ -101,20 +101,20 @@ def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another
 def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:
     row = ROWS["torchtitan:6"]
     stated = replace(row.hardware, device="Tachyon X9", memory_gb=128.0, peak_bf16_flops=800e12)
-    case = translate(replace(row, hardware=stated))
+    case = normalise(replace(row, hardware=stated))
     assert isinstance(case, PublishedCase)
     assert case.hardware.peak("bf16") == 800e12
     assert DEFAULTS["stated_device"] in case.defaults
     slower = replace(stated, peak_bf16_flops=400e12)
-    fast, slow = predict_case(case), predict_case(translate(replace(row, hardware=slower)))  # type: ignore[arg-type]
+    fast, slow = predict_case(case), predict_case(normalise(replace(row, hardware=slower)))  # type: ignore[arg-type]
     assert fast.step_seconds < slow.step_seconds
-    assert isinstance(translate(replace(row, hardware=replace(stated, peak_bf16_flops=None))), Skip)
+    assert isinstance(normalise(replace(row, hardware=replace(stated, peak_bf16_flops=None))), Skip)
 
 
 @pytest.mark.parametrize("name", ["Trainium3", "NeuronCore of trn2.48xlarge"])
 def test_devices_that_only_resemble_one_of_the_tables_are_not_taken_for_it(name: str) -> None:
     row = ROWS["torchtitan:6"]
-    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None)))
+    case = normalise(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None)))
     assert isinstance(case, Skip)
     assert "device tables" in case.reason
 
@@ -124,11 +124,11 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     hardware = replace(
         row.hardware, device="TPU v5p", devices_per_node=4, memory_gb=95, internode="", nvlink_domain=None
     )
-    case = translate(replace(row, hardware=hardware))
+    case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.network.nvlink_domain == 8960
     assert [(tier.kind, tier.devices) for tier in cluster_of(case).tiers] == [("torus", case.num_devices)]
-    slices = translate(replace(row, hardware=replace(hardware, devices_per_node=32)))
+    slices = normalise(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, PublishedCase)
     assert slices.network.nvlink_domain == 32
 
@@ -148,7 +148,7 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
 )
 def test_a_rate_of_nobody_is_each_devices_where_that_is_usual(device: str, text: str, rate: float) -> None:
     row = ROWS["vendor:10"]
-    case = translate(
+    case = normalise(
         replace(
             row,
             hardware=replace(row.hardware, device=device, devices_per_node=4 if "GH" in device else 8, internode=text),
@@ -175,12 +175,12 @@ def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: in
     hardware = replace(
         row.hardware, device=device, devices_per_node=per_node, memory_gb=None, internode="", nvlink_domain=per_node
     )
-    case = translate(replace(row, hardware=hardware))
+    case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.num_devices > per_node
     assert cluster_of(case).tiers[-1].bytes_per_second == gigabytes * 1e9
     assert any(entry.startswith("network = ") and DEFAULTS["network"] in entry for entry in case.defaults)
-    alone = translate(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
+    alone = normalise(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
     assert isinstance(alone, PublishedCase)
     assert not any(entry.startswith("network = ") for entry in alone.defaults), "nothing crosses it"
 
@@ -188,7 +188,7 @@ def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: in
 def test_a_tile_is_a_device() -> None:
     row = ROWS["torchtitan:6"]
     name = "Intel Data Center GPU Max 1550 (one tile is one device)"
-    case = translate(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
+    case = normalise(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
     assert isinstance(case, PublishedCase)
     assert (case.device, case.hardware) == ("max-1550", load_device("max-1550"))
     assert case.stack == "torchtitan-xpu-2024"
@@ -206,6 +206,6 @@ def test_a_tile_is_a_device() -> None:
 def test_a_platform_with_kernels_of_its_own_is_another_stack(device: str, framework: str, stack: str) -> None:
     row = replace(ROWS["torchtitan:6"], source="a page", framework=framework, notes="")
     hardware = replace(row.hardware, device=device, peak_bf16_flops=None, memory_gb=None)
-    case = translate(replace(row, hardware=hardware))
+    case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.stack == stack

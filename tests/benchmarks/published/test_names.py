@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from case import PublishedCase
-from normalise import translate
+from normalise import normalise
 from row_files import read_rows
 
 COMMON: dict[str, Any] = {
@@ -33,7 +33,7 @@ def case(folder: Path, model: dict[str, Any], **more: Any) -> PublishedCase:
     file = folder / "a.json"
     file.write_text(json.dumps([COMMON | {"model": model} | more]))
     (row,), _ = read_rows([file])
-    found = translate(row)
+    found = normalise(row)
     assert isinstance(found, PublishedCase), found
     return found
 

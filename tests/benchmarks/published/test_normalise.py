@@ -14,12 +14,12 @@ from fourfold.model.spec import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import case_spec
 from machine import DEVICE_KEYS
-from normalise import translate
+from normalise import normalise
 from tests.support.published import CASES, ROWS
 
 
 def _reason(name: str) -> str:
-    skip = translate(ROWS[name])
+    skip = normalise(ROWS[name])
     assert isinstance(skip, Skip)
     return skip.reason
 
@@ -127,7 +127,7 @@ def test_experts_without_a_gate_become_gated_ones_of_as_many_weights() -> None:
     assert any("two thirds" in text for text in CASES["flags:2"].defaults)
     assert CASES["flags:2"].attention_dropout, "it is GPT's kind still"
     shared = replace(ROWS["flags:2"].model, moe_ffn_size=1024, shared_ffn_size=2048)
-    case = translate(replace(ROWS["flags:2"], model=shared))
+    case = normalise(replace(ROWS["flags:2"], model=shared))
     assert isinstance(case, PublishedCase)
     assert case.model.num_shared_experts == 2
 
@@ -170,7 +170,7 @@ def test_sharding() -> None:
     assert CASES["flags:6"].layout.zero == 3
     for source, zero in (("Megatron-LM README, 2022", 0), ("Megatron-LM README, 2024", 1), ("DeepSpeed blog, 2024", 0)):
         row = replace(ROWS["vendor:10"], source=source, notes="")
-        assert translate(row).layout.zero == zero  # type: ignore[union-attr]
+        assert normalise(row).layout.zero == zero  # type: ignore[union-attr]
 
 
 def test_schedules_in_our_words() -> None:
@@ -182,7 +182,7 @@ def test_schedules_in_our_words() -> None:
 
 
 def test_a_schedule_of_parts_of_sequences_is_not_asked() -> None:
-    found = translate(replace(ROWS["papers:5"], schedule="Seq1F1B, each sequence cut in 4 parts"))
+    found = normalise(replace(ROWS["papers:5"], schedule="Seq1F1B, each sequence cut in 4 parts"))
     assert isinstance(found, Skip)
     assert "cuts sequences into parts" in found.reason
 
@@ -212,7 +212,7 @@ def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str,
     asked = replace(
         row, layout=layout, num_devices=16, framework=framework, notes=notes, source="", sequence_length=65536
     )
-    case = translate(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
+    case = normalise(replace(asked, global_sequences=1, microbatch_sequences=1, accumulation=1))
     assert isinstance(case, PublishedCase), case
     assert case.layout.cp_method == method
     assert case_spec(as_case(case)).layout.cp_ulysses == {"ulysses": 16, "ring+ulysses:8": 8, "ring+ulysses:4": 4}.get(

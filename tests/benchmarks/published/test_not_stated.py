@@ -7,7 +7,7 @@ import pytest
 from case import PublishedCase, Skip
 from fourfold.cost.fitted import fitted
 from fourfold.model.spec import num_parameters
-from normalise import translate
+from normalise import normalise
 from row import StatedLayout
 from settle import predict_case, settle
 from tests.support.published import ROWS
@@ -15,16 +15,16 @@ from tests.support.published import ROWS
 
 def test_fsdp_without_a_stated_microbatch_runs_all_of_a_ranks_sequences() -> None:
     row = replace(ROWS["torchtitan:6"], microbatch_sequences=None, global_sequences=32)
-    assert translate(row).layout.microbatch_sequences == 4  # type: ignore[union-attr]
+    assert normalise(row).layout.microbatch_sequences == 4  # type: ignore[union-attr]
     many = replace(row, global_sequences=8 * 24, sequence_length=4096)
-    assert translate(many).layout.microbatch_sequences == 8  # type: ignore[union-attr]
-    assert translate(replace(many, sequence_length=8192)).layout.microbatch_sequences == 4  # type: ignore[union-attr]
+    assert normalise(many).layout.microbatch_sequences == 8  # type: ignore[union-attr]
+    assert normalise(replace(many, sequence_length=8192)).layout.microbatch_sequences == 4  # type: ignore[union-attr]
     pipeline = replace(ROWS["torchtitan:13"], microbatch_sequences=None)
-    assert translate(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
+    assert normalise(pipeline).layout.microbatch_sequences == 1  # type: ignore[union-attr]
 
 
 def _case(name: str, **changes: object) -> PublishedCase:
-    case = translate(replace(ROWS[name], **changes))  # type: ignore[arg-type]
+    case = normalise(replace(ROWS[name], **changes))  # type: ignore[arg-type]
     assert isinstance(case, PublishedCase)
     return case
 
@@ -59,7 +59,7 @@ def test_a_trainer_that_nobody_names_is_known_by_what_it_does() -> None:
 def test_maxtext_on_gpus_has_their_links() -> None:
     row = replace(ROWS["vendor:10"], source="MaxText, 2026")
     tpu = replace(row.hardware, device="TPU v5p", devices_per_node=4)
-    cases = [translate(row), translate(replace(row, hardware=tpu))]
+    cases = [normalise(row), normalise(replace(row, hardware=tpu))]
     assert [case.stack for case in cases if isinstance(case, PublishedCase)] == ["maxtext-gpu-2026", "maxtext-2026"]
 
 
@@ -82,7 +82,7 @@ def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
     row = replace(
         ROWS["torchtitan:1"], microbatch_sequences=None, accumulation=None, global_sequences=64, recompute="none"
     )
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert (case.microbatch_open, case.layout.microbatch_sequences, case.layout.num_microbatches) == (True, 8, 1)
     settled, found = settle(case, fitted())
@@ -94,11 +94,11 @@ def test_a_microbatch_that_is_not_stated_is_as_large_as_fits() -> None:
         layout, microbatch_sequences=2 * layout.microbatch_sequences, num_microbatches=layout.num_microbatches // 2
     )
     assert predict_case(replace(case, layout=twice, microbatch_open=False)).fits is False
-    assert not translate(replace(row, microbatch_sequences=8)).microbatch_open  # type: ignore[union-attr]
+    assert not normalise(replace(row, microbatch_sequences=8)).microbatch_open  # type: ignore[union-attr]
 
 
 def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory() -> None:
-    kept = translate(replace(ROWS["torchtitan:6"], recompute="full, except the block's input, kept (in host memory)"))
+    kept = normalise(replace(ROWS["torchtitan:6"], recompute="full, except the block's input, kept (in host memory)"))
     assert isinstance(kept, PublishedCase)
     assert kept.offloaded == "activations"
     found = predict_case(kept)
@@ -108,14 +108,14 @@ def test_activations_in_the_hosts_memory_leave_the_time_predicted_and_no_memory(
 
 def test_an_optimizer_in_the_hosts_memory_adds_its_traffic_and_parameters_there_are_refused() -> None:
     row = replace(ROWS["torchtitan:6"], notes="ZeRO-Offload: optimizer offloaded to the host")
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert case.offloaded == "optimizer"
     here, there = predict_case(replace(case, offloaded=None)), predict_case(case)
     traffic = num_parameters(case.model) / case.num_devices * 16 / 25e9
     assert there.step_seconds == pytest.approx(here.step_seconds + traffic, rel=0.01)
     assert there.memory_bytes is None
-    both = translate(replace(row, notes="parameters and the optimizer are offloaded"))
+    both = normalise(replace(row, notes="parameters and the optimizer are offloaded"))
     assert isinstance(both, Skip)
     assert "offloaded" in both.reason
 
@@ -124,12 +124,12 @@ def test_a_batch_that_is_not_stated_is_half_a_million_tokens() -> None:
     row = replace(
         ROWS["torchtitan:6"], global_sequences=None, accumulation=None, microbatch_sequences=2, sequence_length=4096
     )
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert case.tokens == 2**19
     assert case.layout.num_microbatches == 2**19 // (4096 * 2 * case.layout.dp)
     seconds = replace(row, figures=replace(row.figures, step_seconds=2.0))
-    assert "global batch" in translate(seconds).reason, "a stated time is of a batch that nobody knows"  # type: ignore[union-attr]
+    assert "global batch" in normalise(seconds).reason, "a stated time is of a batch that nobody knows"  # type: ignore[union-attr]
 
 
 def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
@@ -142,13 +142,13 @@ def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
         microbatch_sequences=1,
         global_sequences=8,
     )
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert (case.zero_open, case.layout.zero) == (True, 0)
     settled, found = settle(case, fitted())
     assert found.fits
     assert settled.layout.zero == 1
-    whole = translate(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
+    whole = normalise(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
     assert isinstance(whole, PublishedCase)
     assert settle(whole, fitted())[1].fits is False
 
@@ -158,7 +158,7 @@ def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_neede
     row = replace(stated, layout=layout, recompute=None, global_sequences=1, microbatch_sequences=1)
 
     def settled(sequence_length: int) -> tuple[str, int, bool | None]:
-        case = translate(replace(row, sequence_length=sequence_length, source="a trainer, 2024"))
+        case = normalise(replace(row, sequence_length=sequence_length, source="a trainer, 2024"))
         assert isinstance(case, PublishedCase)
         case, found = settle(case, fitted())
         return case.layout.recompute, case.layout.zero, found.fits
@@ -169,7 +169,7 @@ def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_neede
 
 def test_where_scores_are_written_megatron_makes_them_again_before_anything_else() -> None:
     row = replace(ROWS["vendor:0"], recompute=None)
-    case = translate(row)
+    case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert (case.attention, case.layout.recompute, case.even_stages) == ("flash", "none", True)
 
@@ -188,8 +188,8 @@ def test_where_scores_are_written_megatron_makes_them_again_before_anything_else
 
 def test_unbalanced_routing_is_not_asked() -> None:
     row = ROWS["vendor:0"]
-    skip = translate(replace(row, notes="UNBALANCED routing (not forced)"))
+    skip = normalise(replace(row, notes="UNBALANCED routing (not forced)"))
     assert isinstance(skip, Skip)
     assert "unbalanced" in skip.reason
-    assert isinstance(translate(replace(row, notes="real data, natural routing")), Skip)
-    assert isinstance(translate(replace(row, notes="forced balanced routing")), PublishedCase)
+    assert isinstance(normalise(replace(row, notes="real data, natural routing")), Skip)
+    assert isinstance(normalise(replace(row, notes="forced balanced routing")), PublishedCase)

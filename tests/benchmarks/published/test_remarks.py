@@ -7,14 +7,14 @@ import pytest
 from assertions import asserted
 from case import PublishedCase, Skip
 from defaults import DEFAULTS
-from normalise import translate
+from normalise import normalise
 from tests.support.published import ROWS, prices_of
 
 ROW = replace(ROWS["sweep:0"], source="Megatron-LM, 2025", notes="")
 
 
 def read(**changes: object) -> PublishedCase | Skip:
-    return translate(replace(ROW, **changes))  # type: ignore[arg-type]
+    return normalise(replace(ROW, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from case import PublishedCase, Skip
 from fourfold.config import UserError
-from normalise import translate
+from normalise import normalise
 from row_files import read_rows
 
 ROWS = Path(__file__).parent / "rows"
@@ -42,7 +42,7 @@ def test_a_folder_gives_all_rows_and_says_what_holds_none() -> None:
 
 def test_every_row_becomes_a_case_or_says_why_not() -> None:
     for row in read_rows([ROWS])[0]:
-        case = translate(row)
+        case = normalise(row)
         assert case.reason if isinstance(case, Skip) else case.id == row.id
 
 
@@ -84,7 +84,7 @@ def test_a_number_in_words_is_not_stated_and_the_case_says_so(tmp_path: Path) ->
     row = _first("sweep")
     row["parallel"]["vpp"] = "NA"
     row["model"]["tied"] = "unknown"
-    case = translate(_read(tmp_path, row)[0])
+    case = normalise(_read(tmp_path, row)[0])
     assert not isinstance(case, Skip)
     assert any("parallel.vpp" in text for text in case.defaults)
     assert any("model.tied" in text for text in case.defaults)
@@ -170,7 +170,7 @@ def test_any_change_to_a_row_gives_a_case_a_reason_or_one_message(
     if message is not None:
         assert message.startswith("changed.json: row ")
         return
-    case = translate(read[0])
+    case = normalise(read[0])
     if not isinstance(case, Skip):
         assert case.layout.pp * case.layout.cp * case.layout.tp * case.layout.dp == case.num_devices
         per_step = case.layout.microbatch_sequences * case.layout.num_microbatches * case.layout.dp
@@ -188,11 +188,11 @@ def test_words_that_a_row_has_under_keys_of_their_own_are_read_with_its_notes(tm
         ({"compile": True}, None, False),
     ):
         (tmp_path / "one.json").write_text(json.dumps([{**row, **more}]))
-        case = translate(read_rows([tmp_path / "one.json"])[0][0])
+        case = normalise(read_rows([tmp_path / "one.json"])[0][0])
         assert isinstance(case, PublishedCase)
         assert (case.offloaded, case.eager) == (offloaded, eager), more
     (tmp_path / "one.json").write_text(json.dumps([{**row, "source": "a page", "notes": "", "framework": "nanotron"}]))
-    assert translate(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]
+    assert normalise(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]
 
 
 def test_mfu_is_read_as_percents_or_as_a_share_and_tokens_of_all_devices_under_both_names(tmp_path: Path) -> None:
