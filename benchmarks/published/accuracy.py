@@ -1,7 +1,7 @@
 """Writes accuracy.md and accuracy_by_source.md: published runs predicted, by fitted constants and by those fitted without the file.
 
 python benchmarks/published/fit_constants.py DIR benchmarks/published/rows --write --cross cross.json
-python benchmarks/published/predict.py DIR benchmarks/published/rows --json --plots benchmarks/published/plots > fitted.json
+python benchmarks/published/predict.py DIR benchmarks/published/rows --json --plots plots > fitted.json
 python benchmarks/published/accuracy.py fitted.json cross.json
 """
 

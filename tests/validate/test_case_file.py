@@ -55,6 +55,14 @@ def test_layouts_of_one_model_cluster_and_batch_are_a_group() -> None:
     assert len({case.group for case in found.values()}) == 3
 
 
+def test_software_that_stands_above_keeps_its_name(tmp_path: Path) -> None:
+    text = 'software = "torchtitan-2025"\n' + HEAD
+    for case in ("{ eager = true }", '"fourfold"', '{ name = "megatron-2025", eager = true }'):
+        text += f"[[case]]\nsoftware = {case}\nmeasured = {{ mfu = 0.4 }}\n"
+    found = [(case.software.name, case.software.eager) for case in read(tmp_path, text)]
+    assert found == [("torchtitan-2025", True), ("fourfold", None), ("megatron-2025", True)]
+
+
 def test_a_case_may_start_from_a_run(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         '[model]\npreset = "tiny"\n[batch]\nglobal_sequences = 8\nsequence_length = 256\n[layout]\ntp = 2\n[run]\nseed = 3\n'

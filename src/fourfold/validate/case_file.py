@@ -113,7 +113,7 @@ def _check_software(software: Software, where: str) -> None:
             f"{', '.join(stack_names())}"
         )
     if software.is_own:
-        general = ("name", "gemm_dtype", "context_bytes", "slack")
+        general = ("name", "gemm_dtype", "context_bytes", "fragmentation")
         own = [key for key in software.model_fields_set if key not in general and getattr(software, key) is not None]
         if own:
             raise UserError(
@@ -132,10 +132,10 @@ def _section(table: Any, kind: type[Kind], where: str) -> Kind:
     try:
         return kind.model_validate(table)
     except ValidationError as error:
-        raise UserError("\n".join(dict.fromkeys(f"{where}{_said(item, kind)}" for item in error.errors()))) from None
+        raise UserError("\n".join(dict.fromkeys(f"{where}{_mistake(item, kind)}" for item in error.errors()))) from None
 
 
-def _said(item: Any, kind: type[Section]) -> str:
+def _mistake(item: Any, kind: type[Section]) -> str:
     if not item["loc"]:
         return f": {item['msg'].removeprefix('Value error, ')}"
     key = str(item["loc"][0])
@@ -153,6 +153,8 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
+        if key == "software" and isinstance(below, str):
+            below = {"name": below}
         both = isinstance(value, dict) and isinstance(below, dict) and key not in ("cluster", "measured")
         merged[key] = {**below, **value} if both and isinstance(below, dict) else value
     return merged

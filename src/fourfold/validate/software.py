@@ -37,7 +37,8 @@ class Software(Section):
     low-precision GEMM reads is kept for backward in its format.
 
     `optimizer_state_bytes`, `master_bytes`: bytes of each element of the two optimizer states and of the master weights.
-    `offload`: what lies in the host's memory; the device's memory is then not predicted."""
+    `context_bytes`: what a process holds before it allocates; `fragmentation`: what its allocator reserves beyond what is live, a
+    share. `offload`: what lies in the host's memory; the device's memory is then not predicted."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)] = OWN_STACK
     compute_dtype: Literal["fp16"] | None = None
@@ -56,7 +57,7 @@ class Software(Section):
     optimizer_state_bytes: Bytes | None = None
     master_bytes: Bytes | None = None
     context_bytes: Annotated[int, Field(ge=0, le=10**12)] | None = None
-    slack: Annotated[float, Field(ge=0, le=10)] | None = None
+    fragmentation: Annotated[float, Field(ge=0, le=10)] | None = None
     offload: Literal["activations", "optimizer"] | None = None
 
     @property
@@ -73,7 +74,7 @@ class Software(Section):
     @property
     def overrides(self) -> Said:
         """What holds for any software, fourfold's own too."""
-        return Said(self.gemm_dtype, self.context_bytes, self.slack)
+        return Said(self.gemm_dtype, self.context_bytes, self.fragmentation)
 
     def applied(self, constants: Stack, device: str) -> Stack:
         """The constants of its name with what is stated. `device`: the key of the device."""
