@@ -1,6 +1,8 @@
 """`fourfold validate`: the example and the tests' cases, a run's folder, one JSON document, one message for what is wrong."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,14 @@ def test_the_example_is_ranked_and_close(validate: Run) -> None:
     metrics = json.loads(validate(EXAMPLES / "cases.toml", "--json")[1])["metrics"]
     assert metrics["step"]["mean"] < 0.15
     assert metrics["memory"]["mean"] < 0.25
+
+
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys; from fourfold.cli.app import run; "
+        f"assert run(['validate', {str(CASES)!r}]) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
 
 
 def test_a_runs_folder_is_a_case(validate: Run, tmp_path: Path) -> None:
