@@ -7,7 +7,7 @@ import pytest
 from fourfold.config import UserError, load_run
 from fourfold.config.hardware import load_cluster
 from fourfold.launch.resolve import stated_vocab_size
-from fourfold.validate import Case, read_cases
+from fourfold.validate import Case, checked_prediction, read_cases
 
 CASES = Path(__file__).parent / "cases.toml"
 HEAD = """
@@ -134,3 +134,33 @@ def test_a_mistake_names_the_file_the_case_the_key_and_what_works(tmp_path: Path
         read(tmp_path, HEAD + text)
     for each in ("some.toml", *said):
         assert each in str(error.value)
+
+
+WILD = (
+    *("3", "-1", "0", "1.5", "inf", "nan", "true", '""', '"?"', "[]", "[3]", "{}", "{ x = 1 }"),
+    *("99999999999999999999", "1979-05-27"),
+)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "name", "source", "run", "cluster", "software", "measured", "attention_share", "device_memory_bytes", "about", "model",
+        "batch", "layout", "precision", "data", "optimizer", "software.name", "software.eager", "software.gemm_dtype",
+        "software.context_bytes", "measured.step_seconds", "measured.mfu", "measured.memory_counts", "measured.out_of_memory",
+        "model.num_layers", "model.vocab_size", "batch.global_sequences", "layout.tp", "layout.recompute", "cluster.tiers",
+    ],
+)  # fmt: skip
+def test_wild_values_are_a_case_or_one_mistake(tmp_path: Path, key: str) -> None:
+    for value in WILD:
+        section, _, inner = key.partition(".")
+        stated = {"measured": "{ step_seconds = 1.0 }", section: f"{{ {inner} = {value} }}" if inner else value}
+        text = HEAD + "[[case]]\n" + "".join(f"{name} = {each}\n" for name, each in stated.items())
+        found, said = [], "some.toml"
+        try:
+            found = read(tmp_path, text)
+        except UserError as error:
+            said = str(error)
+        assert "some.toml" in said, (key, value)
+        for case in found:
+            checked_prediction(case)
