@@ -34,7 +34,7 @@ SWEEPS = ("nanotron_playbook_sweep", "nanotron_playbook_failed")
 
 
 def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
-    """What was aimed at, and whether it is reached; means over rows, or files that reach it."""
+    """The aims, and whether they are reached; means over rows, or files that reach them."""
 
     def said(reached: bool, text: str) -> str:
         return f"{'reached' if reached else 'not'}: {text}"
@@ -72,7 +72,7 @@ def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
 def summaries(
     fitted: dict[str, Any], crossed: dict[str, Any], collected: bool
 ) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Of every source that this project collected, or of every other one and all together: metrics, fitted and cross-validated."""
+    """Metrics, fitted and cross-validated, of every source that this project collected, or of every other one and all together."""
     ours = {path.stem for path in ROWS.glob("*.json")}
     both = [
         (name, source["metrics"], crossed["by_source"][name]["metrics"])

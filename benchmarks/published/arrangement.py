@@ -48,7 +48,7 @@ def degrees_of(row: Row, filled: Filled) -> Degrees:
 
 USUAL_BATCH_TOKENS = 2**19
 MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
-"""Of a rank: what a trainer without pipeline is taken to run as one microbatch at most, where the source does not say."""
+"""Most sequences and tokens of one microbatch of a trainer without a pipeline, where the source does not say."""
 
 
 def layout_of(
@@ -115,7 +115,7 @@ def is_microbatch_open(row: Row) -> bool:
 
 
 def _most_at_once(sequences: int, length: int) -> int:
-    """Of a rank's sequences, what is taken to run at once: all if they are few, else the largest part that divides them."""
+    """How many of a rank's sequences are taken to run at once: all if they are few, else the largest part that divides them."""
     if sequences <= MOST_AT_ONCE:
         return sequences
     return max(d for d in range(1, MOST_AT_ONCE + 1) if sequences % d == 0 and (d == 1 or d * length <= MOST_TOKENS))

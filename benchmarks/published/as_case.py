@@ -74,7 +74,7 @@ def even_sizes(case: PublishedCase) -> list[int] | None:
 
 
 def software_of(case: PublishedCase) -> Software:
-    """What the case says of its software. Where weights and optimizer states are in 16 bits, there is no master copy."""
+    """The software of a case, key by key. Where weights and optimizer states are in 16 bits, there is no master copy."""
     precision = case.precision
     narrow = precision.master == precision.compute != "fp32"
     moment_bytes = case.moment_bytes if case.moment_bytes is not None else 2.0 if narrow else None

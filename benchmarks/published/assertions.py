@@ -11,7 +11,7 @@ _AFTER = re.compile(
 
 
 def clauses_of(text: str) -> list[str]:
-    """What commas, semicolons and full stops part, lower case."""
+    """The parts between commas, semicolons and full stops, lower case."""
     return _CLAUSES.split(text.lower())
 
 

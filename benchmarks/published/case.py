@@ -69,7 +69,7 @@ class Precision:
 
     @property
     def name(self) -> str:
-        """What products are computed in."""
+        """The format of the GEMMs."""
         return self.low or self.compute
 
 
@@ -86,8 +86,8 @@ class Network:
 
 @dataclass(frozen=True)
 class PublishedFigures:
-    """What the run measured. `step_from`: what the step time was computed from; `mfu` as reported, under `mfu_convention`.
-    `time_counts`: whether the step time may be compared (regression tests run in modes that no training uses)."""
+    """The measured figures. `step_from`: the figure that the step time was computed from; `mfu` as reported, under
+    `mfu_convention`. `time_counts`: whether the step time may be compared (regression tests run in modes that no training uses)."""
 
     step_seconds: float | None = None
     step_from: StepSource | None = None
@@ -124,10 +124,10 @@ class PublishedCase:
     network: Network
     measured: PublishedFigures
     peak_flops: float | None = None
-    """Of one device in this precision, as the source states it."""
+    """FLOP/s of one device in this precision, as the source states it."""
     from_memory: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
-    """What was filled in, or contradicts itself, in words."""
+    """Settings that were filled in, and contradictions, in words."""
 
     # What the source leaves open
 
@@ -146,7 +146,7 @@ class PublishedCase:
     attention_dropout: bool = False
     """Written attention drops scores out, as GPT's kind does."""
     attention_share: float = 1.0
-    """Of causal attention's work, what windows and documents leave."""
+    """Share of causal attention's work that windows and documents leave."""
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False
@@ -161,22 +161,22 @@ class PublishedCase:
     # What it holds
 
     offloaded: Offloaded | None = None
-    """What lies in the host's memory."""
+    """The part of the state that lies in the host's memory."""
     chunked_loss: bool = False
     """The logits of a few tokens are made at a time."""
     narrow_operands: bool = False
-    """What products read is kept for backward in the format multiplied in."""
+    """Operands of GEMMs are kept for backward in the format of the GEMM."""
     moment_bytes: float | None = None
-    """Of an element of the optimizer's moments, where the row says."""
+    """Bytes of an element of each optimizer state, where the row says."""
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.global_sequences * self.sequence_length
 
     @property
     def model_flops(self) -> float:
-        """Of a step, all devices together: `step_flops` by the convention `causal`, the same for every layout."""
+        """Model FLOPs of a step, all devices together: `step_flops` by the convention `causal`, the same for every layout."""
         model = replace(self.model, vocab_size=self.vocab_size)
         return step_flops(model, self.sequence_length, self.global_sequences)
 

@@ -17,7 +17,7 @@ _GATED_NAMES = re.compile(
     r"llama|qwen|mistral|mixtral|deepseek|moonlight|kimi|internlm|smollm|olmo|grok|gemma|yi-", re.I
 )
 _LLAMA_4 = 8192
-"""Of each of its experts, the shared one among them (released configurations)."""
+"""Feed-forward size of each of its experts, the shared one among them (released configurations)."""
 _ALTERNATING = re.compile(r"maverick", re.I)
 """Models of which every other block has experts."""
 _VOCABULARIES = (

@@ -75,7 +75,7 @@ class Model:
     matrix: Numbers
     nodes: list[Node]
     limits: list[tuple[list[int], float, float]]
-    """Of each constant: the departures it is made of, and the least and the most that they may add up to."""
+    """For each constant: the departures it is made of, and the least and the most that they may add up to."""
 
     @classmethod
     def of(cls, parts: list[TimedRows], prior: Table) -> "Model":
@@ -123,7 +123,7 @@ class Model:
         return dict(zip(self.nodes, map(float, found * spread), strict=True))
 
     def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
-        """Of the limits that are held, those that the rows press against: a held sum is beyond its end by the force on it."""
+        """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
         pressed = {}
         for which, end in ends.items():
             nodes, least, most = self.limits[which]
@@ -157,7 +157,7 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
 
 
 def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
-    """The prior moved to the rows of all files but one. What a framework that only that file has is known by is left out too."""
+    """The prior moved to the rows of all files but one. A framework that only that file has loses its prior too."""
     all_stacks = {case.stack for case in (*model.cases, *held.cases)}
     rows, held = [case for case in model.cases if case.file != file], held.without(file)
     known = {case.stack for case in (*rows, *held.cases)}

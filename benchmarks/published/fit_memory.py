@@ -34,7 +34,7 @@ class Held:
 
     @property
     def bounds(self) -> Numbers:
-        """Of each row: 0 where its memory was measured, 1 where it ran, -1 where it did not fit."""
+        """For each row: 0 where its memory was measured, 1 where it ran, -1 where it did not fit."""
         return np.array([0.0 if is_measured(case) else -1.0 if case.measured.failed else 1.0 for case in self.cases])
 
     def of_known(self) -> "Held":
@@ -62,7 +62,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
 
 
 def _live_bytes(case: PublishedCase, stack: Stack) -> float:
-    """Of what the source counts, what tensors hold: without the allocator's slack, and the context where the driver counted.
+    """Bytes of tensors in what the source counts: without the allocator's slack, and the context where the driver counted.
     Where nobody measured, what the device has room for."""
     if not is_measured(case):
         return case.hardware.memory_bytes - stack.context_bytes

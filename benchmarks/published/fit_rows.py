@@ -63,7 +63,7 @@ def lowered(case: PublishedCase) -> Lowered:
 
 
 def prepare(cases: list[PublishedCase], keeps: Callable[[PublishedCase, Prediction], bool]) -> list[Lowered]:
-    """What a source leaves open is taken as it is predicted, by the constants that ship; of those, the ones to keep."""
+    """The cases to keep, lowered. Settings that a source leaves open are settled by the constants that ship."""
     rows = []
     for case in cases:
         try:

@@ -1,4 +1,4 @@
-"""Which rows constants are fitted on, and which of them tell of links, families and devices."""
+"""The rows that constants are fitted on, and those of them that tell of links, families and devices."""
 
 import random
 from collections import defaultdict
@@ -11,8 +11,8 @@ from machine import DEVICE_KEYS
 
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
-on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. Of a device that no other
-rows have (GH200, H200, an A100 of 64 GB) they do tell."""
+on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. They do tell of a
+device that no other rows have (GH200, H200, an A100 of 64 GB)."""
 DISTURBED = (
     "aws_dsv3",
     "aws_kimi",
@@ -29,7 +29,7 @@ UNEXPLAINED = ("nanotron_playbook_failed",)
 """Files of runs that failed, for want of memory or otherwise."""
 SWEEP_FACTOR = 4.0
 NEAR = 0.7
-"""Of a device's memory: what is predicted to hold less is no news where it ran."""
+"""Share of a device's memory: a run that is predicted to hold less says nothing by having run."""
 
 
 def telling(cases: list[PublishedCase]) -> list[PublishedCase]:
@@ -47,7 +47,7 @@ def tuned_devices(cases: list[PublishedCase]) -> frozenset[str]:
 
 
 def says_nothing(part: str, case: PublishedCase, tuned: frozenset[str]) -> bool:
-    """Of links, of a family, of the device. `tuned`: as `tuned_devices`."""
+    """Whether a case tells nothing of links, of a family, or of the device. `tuned`: as `tuned_devices`."""
     if case.file not in COLLECTED or part == "stack":
         return False
     measured = family_of(case.device) in MEASURED

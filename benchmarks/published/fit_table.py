@@ -1,5 +1,5 @@
 """The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a stack's is its prior x
-its framework's departure x its own. What is not known of a leaf is thus its branch's, and a leaf with few rows stays near it."""
+its framework's departure x its own. A leaf of which nothing is known has its branch's, a leaf with few rows stays near it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -89,7 +89,7 @@ NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE
 
 
 def weights_of(cases: Iterable[PublishedCase]) -> Numbers:
-    """Of each row's residual: every file weighs by the square root of its rows."""
+    """The weight of each row's residual: every file weighs by the square root of its rows."""
     cases = list(cases)
     count: dict[str, int] = {}
     for case in cases:

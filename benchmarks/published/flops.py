@@ -39,7 +39,7 @@ def active_parameters(model: ModelConfig) -> float:
 
 
 def _block_weights(model: ModelConfig) -> float:
-    """Of all blocks' products for one token, modules of multi-token prediction included."""
+    """Weights of all blocks' GEMMs that one token passes, modules of multi-token prediction included."""
     hidden, layers = model.hidden_size, model.num_layers + model.mtp_layers
     matrices = 3 if model.gated else 2
     dense = sum(not model.is_moe(layer) for layer in range(layers))
@@ -64,7 +64,7 @@ def _attention_weights(model: ModelConfig) -> float:
 
 
 def _attention_flops(model: ModelConfig, sequence_length: int) -> float:
-    """Of the whole matrix, forward, for one token, all layers."""
+    """FLOPs of the full attention matrix, forward, for one token, all layers."""
     value = model.value_head_dim if model.is_latent else model.head_dim
     layers = model.num_layers + model.mtp_layers
     return 2.0 * layers * sequence_length * model.num_heads * (model.head_dim + value)

@@ -12,7 +12,7 @@ from software import Trainer
 
 
 def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Precision:
-    """Number formats; only what the text says, then the default. What stands before a bracket names the products' format."""
+    """Number formats; only what the text says, then the default. The words before a bracket name the GEMMs' format."""
     text, notes = _plain(row.precision or "").replace("32-bit", "fp32"), _plain(row.notes)
     if not text:
         text = filled.fill(
@@ -46,7 +46,7 @@ def are_states_open(row: Row) -> bool:
 
 
 def moment_bytes_of(row: Row) -> float | None:
-    """Of each element of the optimizer's moments, where the row says that it keeps them in 8 or 16 bits, or by rows and columns
+    """Bytes of each element of the optimizer states, where the row says that it keeps them in 8 or 16 bits, or by rows and columns
     alone (Adafactor, Shazeer & Stern 2018)."""
     text = _plain(f"{row.precision or ''}; {row.task or ''}; {row.notes}")
     if asserted(text, r"adafactor"):

@@ -97,11 +97,11 @@ NVLink, Infinity Fabric, Ethernet on the board, by their datasheets."""
 SAME_MEMORY = 0.08
 """How far a stated memory may be from a device's own and still be that, counted otherwise."""
 FLOPS_A_BYTE = 240
-"""Of a device that is known by its row alone: peak bf16 FLOP/s over bytes of memory a second, the middle of A100 to B200."""
+"""Peak bf16 FLOP/s over bytes of memory a second, of a device known by its row alone: the middle of A100 to B200."""
 
 
 def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
-    """Of the device tables, with the memory that the row states where that is another; or made of what the row itself states."""
+    """A device of the tables, with the memory that the row states where that is another; or one made of the row's own figures."""
     name, memory_gb = _known_device(hardware, row, filled), hardware.memory_gb
     if name is not None:
         device = load_device(name)
@@ -212,7 +212,7 @@ _SPELLED: tuple[tuple[str, str], ...] = (
     (r"\bdual[- ]rail", "2 rails"),
     (r"\bquad[- ]rail", "4 rails"),
 )
-"""Of rates and of how many there are, to one spelling."""
+"""Spellings of rates and of numbers of cards, to one spelling."""
 _WITHIN = re.compile(r"NVLink|NVSwitch|PCIe|xGMI|Infinity Fabric", re.IGNORECASE)
 """Links inside a node, of which a network's text may speak too."""
 _CARD = r"(?:rails?|NICs?|HCAs?|cards|adapters)\b"
@@ -249,7 +249,7 @@ def link_rate(text: str, devices_per_node: int) -> float | None:
 
 
 def _spelled(text: str) -> str:
-    """What it says of links between nodes, in one spelling."""
+    """The text on links between nodes, in one spelling."""
     text = re.sub(r"(\d+(?:\.\d+)?)\s*T(?:b/s|bps|bit/s)", lambda found: f"{1000 * float(found[1]):g} Gb/s", text)
     for pattern, plain in _SPELLED:
         text = re.sub(pattern, plain, text)
@@ -270,5 +270,5 @@ def _cards(text: str) -> tuple[float | None, float | None]:
 
 
 def _bits(unit: str) -> float:
-    """Of a unit of bits, or of bytes. `8x100 GB` is of bits whose case was lost."""
+    """Bits of a unit of bits or bytes. `8x100 GB` means bits whose case was lost."""
     return 8e9 if unit == "GB/s" else 1e9

@@ -1,4 +1,4 @@
-"""Which part of causal attention's work a published row's masks leave: sliding windows of its model, documents packed together."""
+"""The part of causal attention's work that a published row's masks leave: sliding windows, documents packed together."""
 
 import re
 

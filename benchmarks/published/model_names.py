@@ -1,4 +1,4 @@
-"""What rows call the sizes of their models: our key, and what else it goes by."""
+"""Names that rows give the sizes of their models: our key, and its other names."""
 
 from fields import Fields
 from row import StatedModel
@@ -30,7 +30,7 @@ _MODEL_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def stated_model(row: Fields) -> StatedModel:
-    """What a row states of its model."""
+    """The model as a row states it."""
     model = _with_window(row)
     full, mtp = model.table.get("full_attention_layers"), model.table.get("mtp")
     model = model.named(

@@ -40,7 +40,7 @@ from software import ON_GPU, Trainer, on_platform, stack_of, usual_stack
 
 
 def normalise(row: Row) -> PublishedCase | Skip:
-    """What the row asks the planner to predict, from its configuration alone; the measured figures go along for comparison."""
+    """The case that a row states, from its configuration alone, with its measured figures; or why it states none."""
     if row.unreadable is not None:
         return Skip(row.unreadable)
     try:
@@ -122,7 +122,7 @@ def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Trainer:
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:
-    """What the row's own MFU is a share of."""
+    """The peak that the row's own MFU is a share of."""
     if re.search(r"bf16 peak", f"{row.notes} {row.flops_convention}", re.I):
         return row.hardware.peak_bf16_flops
     return peak

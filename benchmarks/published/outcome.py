@@ -43,7 +43,7 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """Of one file, or of all: how many rows there are, were cases, were predicted; why the others were not; the metrics."""
+    """One file, or all: how many rows there are, were cases, were predicted; why the others were not; the metrics."""
 
     rows: int
     cases: int

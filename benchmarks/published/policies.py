@@ -81,7 +81,7 @@ _KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
 
 
 def attention_kernel_of(row: Row, stack: Trainer, filled: Filled) -> AttentionKernel | None:
-    """Which generation of flash attention the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
+    """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
     have anyway), or the one before."""
     for name, pattern in _KERNELS:
         if asserted(row.notes, pattern) and not (name == "flash 3" and stack.is_megatron_kin):

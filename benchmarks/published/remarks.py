@@ -1,4 +1,4 @@
-"""What the free text of a published row says of its run beside the settings that have a field of their own."""
+"""Free text of a published row: remarks on its run beside the settings that have a field of their own."""
 
 import re
 
@@ -46,7 +46,7 @@ def recomputes_what_is_not_offloaded(policy: str) -> bool:
 
 
 def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
-    """What lies in the host's memory. Raises `NotACase` where parameters do, or nobody knows what."""
+    """The part of the state in the host's memory. Raises `NotACase` where parameters do, or nobody knows what."""
     policy = row.recompute or ""
     text = "; ".join((policy, row.notes, row.precision or "", row.task or ""))
     said = [
@@ -67,7 +67,7 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
 
 
 def dispatcher_of(row: Row) -> Dispatcher | None:
-    """What brings tokens to experts, where the row says."""
+    """The dispatcher of tokens to experts, where the row names it."""
     if re.search(
         r"all-?to-?all dispatcher|dispatcher[:=]? (is |the |nccl )*all-?to-?all|(without|no|not) deepep|deepep (is )?(off|not)",
         row.notes,

@@ -1,9 +1,9 @@
-"""What a published row says, typed and nothing filled in: None (or an empty text) stands for what its source does not state."""
+"""A published row, typed and nothing filled in: None (or an empty text) where its source states nothing."""
 
 from dataclasses import dataclass
 
 GIGABYTES = "unstated, in GB"
-"""Of memory: what was counted is not said, and whether a GB is 1e9 bytes or 2^30 neither."""
+"""Kind of a memory figure whose counter is not stated, nor whether a GB is 1e9 bytes or 2^30."""
 
 
 @dataclass(frozen=True)

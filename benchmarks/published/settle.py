@@ -1,4 +1,4 @@
-"""What a source leaves open, settled as usual or, where that would not fit, ever lighter in memory; and the prediction of that."""
+"""Settings that a source leaves open, settled as usual or, where that would not fit, ever lighter in memory; then predicted."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,9 +17,9 @@ def predict_case(case: PublishedCase, constants: Fitted | None = None) -> Settle
 
 
 def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, SettledPrediction]:
-    """The case and its prediction. What the source leaves open is taken as usual; where that would not fit, as the first of
-    `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not taken:
-    whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
+    """The case and its prediction. Settings that the source leaves open are taken as usual; where that would not fit, as the first
+    of `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not
+    taken: whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
     usual, found = case, _predicted(case, constants)
     for lighter in _lighter(case):
         if found.fits is not False:

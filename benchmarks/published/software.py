@@ -1,4 +1,4 @@
-"""Which software ran a published row: a framework and its year, read from what the row says of it and of its source."""
+"""The software that ran a published row: a framework and its year, read from what the row says of it and of its source."""
 
 import re
 from dataclasses import dataclass, replace
@@ -117,9 +117,9 @@ _LIBRARIES: tuple[tuple[str, Trainer], ...] = (
     (r"\bjax\b|\bflax\b", Trainer("maxtext", 2024)),
     ("pytorch", Trainer("pytorch", 2024)),
 )
-"""What trainers are made of: a framework that is called so may still be one that its source names."""
+"""Libraries that trainers are made of: a framework that is called so may still be one that its source names."""
 _ON_TORCH: tuple[tuple[str, Trainer], ...] = ((r"hugging ?face|\btransformers\b|\bhf\b", Trainer("pytorch", 2024)),)
-"""What is named as a framework and runs on torch's own modules: its source may be a page that names others."""
+"""Frameworks that run on torch's own modules: the source may be a page that names others."""
 _MAKERS: tuple[tuple[str, Trainer], ...] = (
     ("nemotron", Trainer("megatron", 2024, True)),
     ("glm-130b|bloom", Trainer("megatron-deepspeed", 2022, True)),
@@ -144,7 +144,7 @@ _DATED_BY_PAPER = (
 
 def stack_of(source: str, notes: str = "", framework: str = "") -> Trainer:
     """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
-    `unknown` where none is known. What a framework or notes deny counts for nothing."""
+    `unknown` where none is known. A name that a framework or notes deny counts for nothing."""
     everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
     for says, text, known in (
         (asserted, framework, (*_TRAINERS, *_ON_TORCH)),
@@ -166,8 +166,8 @@ UNNAMED_YEAR = 2024
 
 
 def usual_stack(unknown: Trainer, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Trainer:
-    """Of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor parallelism on
-    many devices, and no FSDP; else as it is."""
+    """The stack of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor
+    parallelism on many devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):
         return Trainer("maxtext", year)

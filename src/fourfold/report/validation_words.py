@@ -10,7 +10,7 @@ WIDEST = 48
 
 
 def validation_lines(found: Validation) -> list[str]:
-    """What a person sees."""
+    """All lines for a terminal."""
     refused = [outcome for outcome in found.outcomes if outcome.prediction.refused is not None]
     lines = table(_HEAD, [_row(outcome) for outcome in found.outcomes])
     lines += ["", *_metric_lines(found.metrics)]

@@ -19,7 +19,7 @@ RATES = ("step_seconds", "tokens_per_second", "tokens_per_second_per_device", "m
 
 
 class MeasuredStep(Section):
-    """What a run measured: at most one of `RATES`, each a mean or median over steps; the peak memory of a device.
+    """Figures that a run measured: at most one of `RATES`, each a mean or median over steps; the peak memory of a device.
 
     `mfu`: a share of the device's peak in the format of the GEMMs, with causal attention and without recomputation, as `simulate`
     counts. `memory_counts`: live bytes of the allocator (`allocated`), its blocks (`reserved`), or all that the driver shows
@@ -117,7 +117,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the simulator says of a case. `memory_bytes`: of the rank and in the way that the case's figure counts; `fits`: whether
+    """A predicted step. `memory_bytes`: of the rank and in the way that the case's figure counts; `fits`: whether
     every rank's memory suffices; `refused`: why there is no prediction."""
 
     step_seconds: float | None = None

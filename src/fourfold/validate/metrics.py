@@ -72,7 +72,7 @@ class Feasibility:
 
     @property
     def share(self) -> float | None:
-        """Of the runs that ran, predicted to fit."""
+        """Share of the runs that ran which were predicted to fit."""
         return self.ran_predicted_to_fit / self.ran if self.ran else None
 
 

@@ -1,4 +1,4 @@
-"""What comes of a validation: every case measured and predicted, and the metrics of all, as one JSON document."""
+"""The result of a validation: every case measured and predicted, and the metrics of all, as one JSON document."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ class CaseOutcome:
 
     @property
     def pair(self) -> Pair:
-        """What the metrics read."""
+        """The figures that the metrics read."""
         case, prediction = self.case, self.prediction
         return Pair(
             group=case.group,

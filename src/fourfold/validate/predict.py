@@ -46,7 +46,7 @@ def checked_prediction(case: Case) -> Prediction:
 
 
 def case_spec(case: Case) -> Lowering:
-    """What lowering reads. Raises `UserError` where the layout cannot be."""
+    """The inputs of lowering. Raises `UserError` where the layout cannot be."""
     check_layers(case.model)
     layout = resolve_layout(case.run, case.model)
     check_devices(layout, case.cluster)

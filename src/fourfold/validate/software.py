@@ -73,7 +73,7 @@ class Software(Section):
 
     @property
     def overrides(self) -> Said:
-        """What holds for any software, fourfold's own too."""
+        """Overrides that hold for any software, fourfold's own too."""
         return Said(self.gemm_dtype, self.context_bytes, self.fragmentation)
 
     def applied(self, constants: Stack, device: str) -> Stack:
