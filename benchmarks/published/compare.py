@@ -1,12 +1,12 @@
 """Joins rows, cases and a predictor: `validate` is the whole comparison."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from case import PublishedCase, SettledPrediction, Skip
 from fourfold.config import UserError
+from fourfold.validate import refusal_of
 from normalise import normalise
 from outcome import PublishedOutcome, RowOutcome, SourceSummary, predicted_row, skipped_row
 from pairs import measure_published
@@ -67,11 +67,8 @@ def _checked(case: PublishedCase, predict: Predict) -> SettledPrediction:
         return SettledPrediction(refused=str(error))
     except Exception as error:
         return SettledPrediction(refused=f"the simulator fails on this layout: {type(error).__name__}: {error}"[:300])
-    for key in ("step_seconds", "memory_bytes"):
-        value = getattr(prediction, key)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            return SettledPrediction(refused=f"the prediction has {key} = {value}")
-    return prediction
+    reason = refusal_of(prediction)
+    return prediction if reason is None else SettledPrediction(refused=reason)
 
 
 def _summary(rows: Sequence[RowOutcome], judged: Sequence[tuple[PublishedCase, SettledPrediction]]) -> SourceSummary:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from defaults import DEFAULTS
+from fourfold.report.simulation_words import table as aligned
 from outcome import PublishedOutcome, SourceSummary
 
 _MOST_REASONS = 12
@@ -39,13 +40,7 @@ def table(
     rows = [(name, *made) for name, summary in summaries if (made := cells(summary)) is not None]
     if not rows:
         return [f"{head[0]}: nothing to compare"]
-    widths = [max(len(row[i]) for row in (tuple(head), *rows)) for i in range(len(head))]
-    return [_line(row, widths) for row in (tuple(head), *rows)]
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-    return "  ".join([row[0].ljust(widths[0]), *figures])
+    return aligned(head, rows)
 
 
 def _step(summary: SourceSummary) -> Sequence[str] | None:

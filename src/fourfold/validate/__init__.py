@@ -4,7 +4,14 @@ from fourfold.validate.case import Case, MeasuredStep, Prediction
 from fourfold.validate.case_file import read_cases
 from fourfold.validate.metrics import Errors, Metrics, Pair, measure, null_times
 from fourfold.validate.outcome import CaseOutcome, Validation, validate
-from fourfold.validate.predict import case_prices, case_spec, checked_prediction, host_update_seconds, predict_case
+from fourfold.validate.predict import (
+    case_prices,
+    case_spec,
+    checked_prediction,
+    host_update_seconds,
+    predict_case,
+    refusal_of,
+)
 from fourfold.validate.run_case import run_case
 from fourfold.validate.software import Software
 
@@ -26,6 +33,7 @@ __all__ = [
     "null_times",
     "predict_case",
     "read_cases",
+    "refusal_of",
     "run_case",
     "validate",
 ]

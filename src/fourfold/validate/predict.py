@@ -38,11 +38,17 @@ def checked_prediction(case: Case) -> Prediction:
         prediction = predict_case(case)
     except UserError as error:
         return Prediction(refused=str(error))
+    reason = refusal_of(prediction)
+    return prediction if reason is None else Prediction(refused=reason)
+
+
+def refusal_of(prediction: Prediction) -> str | None:
+    """Why figures are no prediction: one is not finite, or not above 0. None where they are one."""
     for key in ("step_seconds", "memory_bytes"):
         value = getattr(prediction, key)
         if value is not None and not (math.isfinite(value) and value > 0):
-            return Prediction(refused=f"the prediction has {key} = {value}")
-    return prediction
+            return f"the prediction has {key} = {value}"
+    return None
 
 
 def case_spec(case: Case) -> Lowering:
