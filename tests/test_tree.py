@@ -14,9 +14,7 @@ LONGEST, SHORTEST = 350, 40
 PACKAGE_FILES = ("__init__.py", "__main__.py")
 """What a package shows, and what `python -m` runs, is as short as it can be."""
 
-NAMED_TWICE = {
-    "Stack": "software that is priced, and software as a published row names it: the second leaves with the reading of rows",
-}
+NAMED_TWICE: dict[str, str] = {}
 SHORT = {
     "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
@@ -26,7 +24,7 @@ SHORT = {
     "config/errors.py": "errors, below everything else",
     "config/huggingface_values.py": "checks of single values, below every reader of a config.json",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
-    "cost/masks.py": "one formula, which prices and readers of rows share",
+    "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "data/unigram.py": "the loss of a model of its own",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
@@ -41,9 +39,6 @@ SHORT = {
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, put off by whoever makes many objects",
     "train/peak.py": "one measurement, for the denominator of MFU",
-    "validate/assertions.py": "what free text denies; leaves with the reading of rows",
-    "validate/masks.py": "masks that a row states; leaves with the reading of rows",
-    "validate/null_model.py": "the model that every prediction must beat",
 }
 
 
