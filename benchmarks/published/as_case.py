@@ -19,8 +19,8 @@ _DEGREES = (
 
 
 def as_case(case: PublishedCase) -> Case:
-    """The case with its layout in full, its cluster tier by tier and its software key by key. Raises `UserError` where no run file
-    can say it."""
+    """The case with its layout in full, its cluster level by level and its software key by key. Raises `UserError` where no run
+    file can say it."""
     layers, stages = case.model.num_layers, case.layout.pp * case.layout.virtual_stages
     if layers > MOST_LAYERS or stages * layers**2 > MOST_DIVISIONS:
         raise UserError(

@@ -165,7 +165,7 @@ class PublishedCase:
     chunked_loss: bool = False
     """The logits of a few tokens are made at a time."""
     narrow_operands: bool = False
-    """Operands of GEMMs are kept for backward in the format of the GEMM."""
+    """Activations that a GEMM reads are saved in its format."""
     moment_bytes: float | None = None
     """Bytes of an element of each optimizer state, where the row says."""
 

@@ -101,12 +101,12 @@ def _about(case: PublishedCase) -> dict[str, Any]:
         "reported_mfu": case.measured.mfu,
         "from_memory": list(case.from_memory),
         "left_open": left_open,
-        "assumed": [_brief(text) for text in case.defaults],
+        "assumed": [_short(text) for text in case.defaults],
     }
     return {key: value for key, value in about.items() if value not in (None, "", [])}
 
 
-def _brief(text: str) -> str:
+def _short(text: str) -> str:
     """A remark; what `DEFAULTS` says at length by its key, and the value that was taken."""
     for key, sentence in DEFAULTS.items():
         if text.endswith(sentence):

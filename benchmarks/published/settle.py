@@ -31,10 +31,10 @@ def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, Settl
     if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
         full = replace(case, layout=replace(case.layout, recompute="full"))
         found = replace(found, fits=_predicted(full, constants).fits)
-    return _said(case, usual), found
+    return _remarked(case, usual), found
 
 
-def _said(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
+def _remarked(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
     """With a remark where it is lighter than usual."""
     names = [
         name

@@ -98,7 +98,7 @@ def test_a_cluster_is_a_name_a_file_or_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", ["holds no cases", "[[case]]"]),
         ("case = 3", ["holds no cases"]),
@@ -129,10 +129,12 @@ def test_a_cluster_is_a_name_a_file_or_a_table(tmp_path: Path) -> None:
         ("[[case]]\nmeasured = { mfu = 0.4 }\nname = 3", ["case 1", "name = 3"]),
     ],
 )
-def test_a_mistake_names_the_file_the_case_the_key_and_what_works(tmp_path: Path, text: str, said: list[str]) -> None:
+def test_a_mistake_names_the_file_the_case_the_key_and_what_works(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path, HEAD + text)
-    for each in ("some.toml", *said):
+    for each in ("some.toml", *expected):
         assert each in str(error.value)
 
 
@@ -156,11 +158,11 @@ def test_wild_values_are_a_case_or_one_mistake(tmp_path: Path, key: str) -> None
         section, _, inner = key.partition(".")
         stated = {"measured": "{ step_seconds = 1.0 }", section: f"{{ {inner} = {value} }}" if inner else value}
         text = HEAD + "[[case]]\n" + "".join(f"{name} = {each}\n" for name, each in stated.items())
-        found, said = [], "some.toml"
+        found, message = [], "some.toml"
         try:
             found = read(tmp_path, text)
         except UserError as error:
-            said = str(error)
-        assert "some.toml" in said, (key, value)
+            message = str(error)
+        assert "some.toml" in message, (key, value)
         for case in found:
             checked_prediction(case)

@@ -25,8 +25,8 @@ def validate(capsys: pytest.CaptureFixture[str]) -> Run:
     def run(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = run_command(["validate", *map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -108,7 +108,7 @@ def test_the_folder_of_a_run_without_a_machine_or_steps_is_one_message(validate:
     assert "run.toml" in err
 
 
-def test_a_refused_case_is_said_and_fails_where_it_is_the_only_one(validate: Run, tmp_path: Path) -> None:
+def test_a_refused_case_is_named_and_fails_where_it_is_the_only_one(validate: Run, tmp_path: Path) -> None:
     text = (
         'cluster = "dgx-h100:8"\nmodel = { preset = "llama3.2-1b" }\nbatch = { global_sequences = 8, sequence_length = 2048 }\n'
         'precision = { compute = "bf16" }\n[[case]]\nname = "odd"\nmeasured = { mfu = 0.4 }\nlayout = { tp = 3 }\n'

@@ -38,8 +38,9 @@ _EXAMPLE = 'for example measured = { step_seconds = 2.35 }, cluster = "dgx-h100:
 
 
 def read_cases(path: Path, vocabulary: Vocabulary | None = None) -> list[Case]:
-    """The cases of a file, in order. What stands above the first `[[case]]` holds for all of them; what a case states wins, key by
-    key. Raises `UserError`, which names the file, the case, the key, its value and what is allowed."""
+    """The cases of a file, in order. Keys above the first `[[case]]` hold for all of them; a case's own keys win, one by one.
+
+    Raises `UserError`, which names the file, the case, the key, its value and what is allowed."""
     table = load_table(path)
     cases = table.pop("case", None)
     if not isinstance(cases, list) or not cases or not all(isinstance(case, dict) for case in cases):

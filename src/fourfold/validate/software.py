@@ -33,10 +33,10 @@ class Software(Section):
 
     `dispatcher`: token dispatch to experts; `overlap_dispatch`: half of it runs beside another microbatch's computation;
     `fused_experts`: what lies between two grouped GEMMs is part of them. `eager`: nothing is compiled. `cuda_graphs`: the whole
-    step is one graph. `chunked_loss`: the logits of a few tokens are made at a time. `low_precision_activations`: what a
-    low-precision GEMM reads is kept for backward in its format.
+    step is one graph. `chunked_loss`: the logits of a few tokens are made at a time. `low_precision_activations`: activations
+    that a low-precision GEMM reads are saved in its format.
 
-    `optimizer_state_bytes`, `master_bytes`: bytes of each element of the two optimizer states and of the master weights.
+    `optimizer_state_bytes`, `master_bytes`: bytes of each element of every optimizer state and of the master weights.
     `context_bytes`: what a process holds before it allocates; `fragmentation`: what its allocator reserves beyond what is live, a
     share. `offload`: what lies in the host's memory; the device's memory is then not predicted."""
 

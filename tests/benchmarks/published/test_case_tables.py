@@ -99,7 +99,7 @@ def on_torus(domain: int) -> PublishedCase:
     return replace(case, device="tpu-v5p", hardware=load_device("tpu-v5p"), network=network)
 
 
-def test_chips_of_a_pod_are_predicted_alike_on_the_whole_torus(tmp_path: Path) -> None:
+def test_chips_of_a_pod_are_predicted_alike_on_the_full_torus(tmp_path: Path) -> None:
     case = on_torus(8960)
     (tmp_path / "torus.toml").write_text(case_file_text([case_table(case)]))
     [again] = read_cases(tmp_path / "torus.toml")
@@ -107,6 +107,6 @@ def test_chips_of_a_pod_are_predicted_alike_on_the_whole_torus(tmp_path: Path) -
     assert predict_case(again) == predict_case(as_case(case))
 
 
-def test_a_part_of_a_torus_beside_a_network_cannot_be_said() -> None:
+def test_a_part_of_a_torus_beside_a_network_cannot_be_stated() -> None:
     with pytest.raises(UserError, match="torus"):
         case_table(on_torus(8))

@@ -20,8 +20,8 @@ def validate(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str
     def run(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = run_command([*map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -85,10 +85,10 @@ def test_a_row_is_explained(validate: Run) -> None:
     text = validate(ROWS, "--explain", "sweep:0")[1]
     assert "matrix products" in text
     assert "filled in" in text
-    for name, said in (("sweep:99", "sweep:"), ("papers:7", "is skipped")):
+    for name, reason in (("sweep:99", "sweep:"), ("papers:7", "is skipped")):
         code, _, err = validate(ROWS, "--explain", name)
         assert code != 0
-        assert said in err
+        assert reason in err
 
 
 def test_a_plot_names_the_largest_sources_and_how_many_share_a_colour() -> None:

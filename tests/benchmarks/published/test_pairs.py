@@ -30,9 +30,9 @@ def test_cases_of_a_device_and_a_precision_share_a_constant() -> None:
 
 def test_the_null_model_knows_no_layouts() -> None:
     split = CASES["vendor:1"]
-    whole = replace(split, model=replace(split.model, vocab_size=split.vocab_size), layout=CASES["sweep:1"].layout)
+    unsplit = replace(split, model=replace(split.model, vocab_size=split.vocab_size), layout=CASES["sweep:1"].layout)
     assert split.model.vocab_size > split.vocab_size, "padded for tp = 4"
-    flops = [pair_of(case, SettledPrediction()).device_flops for case in (split, whole)]
+    flops = [pair_of(case, SettledPrediction()).device_flops for case in (split, unsplit)]
     assert flops[0] == flops[1] > 0
 
 
