@@ -7,6 +7,14 @@ from assertions import asserted
 from case import LayoutRequest, NotACase
 from defaults import Filled
 from fourfold.config import ModelConfig
+from fourfold.layout.divisibility import (
+    max_stages,
+    sequence_multiple,
+    splits_experts,
+    splits_tokens,
+    spreads_experts,
+    tensor_fault,
+)
 from policies import recompute_of, schedule_of
 from row import Row
 from software import ON_GPU, Trainer
@@ -223,33 +231,36 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fil
     return filled.fill("cp_method", "all_gather" if stack.framework in GATHERS_CONTEXT else "ring")
 
 
+_SPLIT = {
+    "model.num_heads": "heads",
+    "model.vocab_size": "vocabulary",
+    "model.ffn_size": "feed-forward",
+    "model.num_shared_experts x model.moe_ffn_size": "shared experts",
+}
+
+
 def _check(layout: LayoutRequest, model: ModelConfig, sequence_length: int) -> None:
     """Refuses degrees that do not divide what they split."""
-    tp, cp, kv = layout.tp, layout.cp, model.num_heads if model.is_latent else model.num_kv_heads
-    split = [("heads", model.num_heads)]
-    if model.has_dense_blocks:
-        split.append(("feed-forward", model.ffn_size))
-    if model.num_shared_experts:
-        split.append(("shared experts", model.num_shared_experts * model.moe_ffn_size))
-    for what, size in split:
-        if size % tp:
-            raise NotACase(f"tp = {tp} does not divide the {what} of {size}")
-    if kv % tp and tp % kv:
-        raise NotACase(f"tp = {tp} neither divides {kv} key and value heads nor is a multiple of them")
-    if cp > 1 and sequence_length % (2 * cp):
+    tp, cp, ep, etp = layout.tp, layout.cp, layout.ep, layout.etp
+    fault = tensor_fault(model, tp)
+    if fault is not None:
+        key, size = fault
+        if key in _SPLIT:
+            raise NotACase(f"tp = {tp} does not divide the {_SPLIT[key]} of {size}")
+        raise NotACase(f"tp = {tp} neither divides {size} key and value heads nor is a multiple of them")
+    if sequence_length % sequence_multiple(cp):
         raise NotACase(f"2 x cp = {2 * cp} does not divide the sequence of {sequence_length}")
-    if layout.sequence_parallel and layout.microbatch_sequences * sequence_length // cp % tp:
+    tokens = layout.microbatch_sequences * sequence_length // cp
+    if layout.sequence_parallel and not splits_tokens(model, tokens, tp, True):
         raise NotACase(f"tp = {tp} does not divide the tokens of a microbatch")
-    if layout.pp * layout.virtual_stages > model.num_layers + 2:
-        raise NotACase(
-            f"{layout.pp} x {layout.virtual_stages} stages, but the model has {model.num_layers + 2} segments"
-        )
+    if layout.pp * layout.virtual_stages > max_stages(model):
+        raise NotACase(f"{layout.pp} x {layout.virtual_stages} stages, but the model has {max_stages(model)} segments")
     if not model.num_experts:
         return
     ranks = layout.dp_shard * cp * tp
-    if model.num_experts % layout.ep:
-        raise NotACase(f"ep = {layout.ep} does not divide {model.num_experts} experts")
-    if model.moe_ffn_size % layout.etp:
-        raise NotACase(f"etp = {layout.etp} does not divide the experts' size {model.moe_ffn_size}")
-    if ranks % (layout.ep * layout.etp):
-        raise NotACase(f"ep x etp = {layout.ep} x {layout.etp} does not divide dp x cp x tp = {ranks}")
+    if not splits_experts(model, ep):
+        raise NotACase(f"ep = {ep} does not divide {model.num_experts} experts")
+    if not splits_experts(model, ep, etp):
+        raise NotACase(f"etp = {etp} does not divide the experts' size {model.moe_ffn_size}")
+    if not spreads_experts(ranks, ep, etp):
+        raise NotACase(f"ep x etp = {ep} x {etp} does not divide dp x cp x tp = {ranks}")
