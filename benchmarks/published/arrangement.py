@@ -15,6 +15,7 @@ from fourfold.layout.divisibility import (
     spreads_experts,
     tensor_fault,
 )
+from fourfold.program.schedule import find_schedule, usual_schedule
 from policies import recompute_of, schedule_of
 from row import Row
 from software import ON_GPU, Trainer
@@ -159,17 +160,14 @@ def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Fil
         if model.num_layers % (pp * per_stage):
             raise NotACase(f"{per_stage} layers a stage x pp {pp} do not divide {model.num_layers} layers")
         virtual = model.num_layers // (pp * per_stage)
-    if stated in ("dualpipe_v", "zb_v"):
-        return stated, 2
-    if stated in ("gpipe", "zb_h1", "zb_h2"):
-        return stated, 1
-    if virtual is None and stated == "interleaved_1f1b":
+    if stated is not None and stated not in (usual_schedule(1).name, usual_schedule(2).name):
+        return stated, find_schedule(stated).min_virtual_stages
+    if virtual is None and stated == usual_schedule(2).name:
         virtual = filled.fill("virtual_stages", _usual_virtual(model.num_layers, pp, stack))
+    usual = usual_schedule(virtual or 1).name
     if stated is None:
-        filled.fill("schedule", "interleaved_1f1b" if (virtual or 1) > 1 else "1f1b")
-    if (virtual or 1) > 1:
-        return "interleaved_1f1b", virtual or 1
-    return "1f1b", 1
+        filled.fill("schedule", usual)
+    return usual, virtual or 1
 
 
 def _usual_virtual(layers: int, pp: int, stack: Trainer) -> int:
