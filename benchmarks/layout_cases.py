@@ -29,7 +29,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Case:
+class LayoutCase:
     """One row. `layout`: fourfold's; `peer`: what builds torch's contender, less the arguments that all share."""
 
     part: str
@@ -57,7 +57,7 @@ class LayoutWork(Work):
     """What both contenders of a row train: each is given the global batch and takes its own part of it."""
 
     global_batch: Batch = Batch(1, 1, 1)
-    case: Case | None = None
+    case: LayoutCase | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -94,7 +94,7 @@ def stage_sizes(shape: Shape, stages: int) -> list[int]:
     return blocks
 
 
-def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) -> Case:
+def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) -> LayoutCase:
     record = find_schedule(schedule)
     stages, torch_name = record.min_virtual_stages, f"Schedule{record.names['torch']}"
     sizes = stage_sizes(shape, pp * stages)
@@ -102,31 +102,31 @@ def pipeline(shape: Shape, schedule: str, pp: int, batch: Batch, dp: int = 1) ->
     microbatches = batch.sequences // batch.microbatch_sequences // dp
     peer = partial(Pipeline, schedule=schedule, sizes=sizes, microbatches=microbatches, pp=pp)
     if dp == 1:
-        return Case("pipeline", schedule, torch_name, pp, batch, layout, peer)
+        return LayoutCase("pipeline", schedule, torch_name, pp, batch, layout, peer)
     layout |= {"dp_shard": dp, "zero": 2}
     labels = f"pp {pp} x dp {dp}: {schedule}, ZeRO-2", f"{torch_name} x FSDP2 (no reshard)"
-    return Case("composition", *labels, pp * dp, batch, layout, peer)
+    return LayoutCase("composition", *labels, pp * dp, batch, layout, peer)
 
 
-def tensor(sequence: bool, tp: int, batch: Batch, dp: int = 1) -> Case:
+def tensor(sequence: bool, tp: int, batch: Batch, dp: int = 1) -> LayoutCase:
     layout = {"tp": tp, "sequence_parallel": sequence, "dp_shard": dp, "zero": 3 if dp > 1 else 0}
     peer = partial(TensorParallel, sequence=sequence, tp=tp, microbatch_sequences=batch.microbatch_sequences)
     kind = "tp + sp" if sequence else "tp"
     if dp == 1:
         labels = kind, "parallelize_module + SequenceParallel" if sequence else "parallelize_module"
-        return Case("tensor", *labels, tp, batch, layout, peer)
+        return LayoutCase("tensor", *labels, tp, batch, layout, peer)
     labels = f"{kind} {tp} x dp {dp}, ZeRO-3", "parallelize_module x FSDP2"
-    return Case("composition", *labels, tp * dp, batch, layout, peer)
+    return LayoutCase("composition", *labels, tp * dp, batch, layout, peer)
 
 
-def context(method: str, rotate: str, cp: int, batch: Batch) -> Case:
+def context(method: str, rotate: str, cp: int, batch: Batch) -> LayoutCase:
     """Parameters, gradients and optimizer state are split over the same ranks."""
     layout = {"cp": cp, "cp_method": method, "zero": 3}
     labels = f"{method}, ZeRO-3", f"ring attention ({rotate}) x FSDP2"
-    return Case("context", *labels, cp, batch, layout, partial(ContextParallel, rotate=rotate))
+    return LayoutCase("context", *labels, cp, batch, layout, partial(ContextParallel, rotate=rotate))
 
 
-def cases(shape: Shape) -> list[Case]:
+def cases(shape: Shape) -> list[LayoutCase]:
     """All rows."""
     many, one, long = Batch(8, 128, 1), Batch(2, 256, 2), Batch(1, 1024, 1)
     rows = [pipeline(shape, name, pp, many) for pp in (2, 4) for name in PIPELINES]

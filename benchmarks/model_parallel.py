@@ -19,7 +19,7 @@ from pathlib import Path
 from bubble import bubble_lines
 from data_parallel import parity_faults, summary, versions
 from generality import generality_lines
-from layout_cases import Batch, Case, LayoutWork, cases
+from layout_cases import Batch, LayoutCase, LayoutWork, cases
 from measure import INSPECTED_STEPS, REFERENCE, Progress, compare, inspect, on_fresh_ranks
 from plain_llama import Shape
 from torch_context import attempt
@@ -38,7 +38,7 @@ COLUMNS = [
 COLUMNS += ["peak MB", "torch peak MB"]
 
 
-def cells(case: Case, result: dict, inspections: dict[str, dict]) -> list[str]:
+def cells(case: LayoutCase, result: dict, inspections: dict[str, dict]) -> list[str]:
     """One row of the table, in the order of COLUMNS."""
     peaks = [f"{inspections[n]['peak_bytes'] / 1e6:.0f}" if n in inspections else "-" for n in result["names"]]
     spread = f"{result['median_ratio']:.3f} ({result['min_ratio']:.3f}–{result['max_ratio']:.3f})"

@@ -14,9 +14,7 @@ LONGEST, SHORTEST = 350, 40
 PACKAGE_FILES = ("__init__.py", "__main__.py")
 """What a package shows, and what `python -m` runs, is as short as it can be."""
 
-NAMED_TWICE = {
-    "Stack": "software that is priced, and software as a published row names it: the second leaves with the reading of rows",
-}
+NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
@@ -28,23 +26,17 @@ SHORT = {
     "config/errors.py": "errors, below everything else",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
-    "cost/masks.py": "one formula, which prices and readers of rows share",
+    "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "data/unigram.py": "the loss of a model of its own",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
     "plan/batch.py": "one question of the planner: which batches layouts can divide",
-    "program/buffers.py": "the list of buffers' names",
     "program/fault.py": "the record that all of the verifier's rules make",
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
-    "program/schedule/interleaved.py": "one schedule, one file",
-    "program/schedule/zero_bubble.py": "one schedule, one file",
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, put off by whoever makes many objects",
     "train/peak.py": "one measurement, for the denominator of MFU",
-    "validate/assertions.py": "what free text denies; leaves with the reading of rows",
-    "validate/masks.py": "masks that a row states; leaves with the reading of rows",
-    "validate/null_model.py": "the model that every prediction must beat",
 }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flops import step_flops
 from fourfold.config import ModelConfig, load_run
 from fourfold.cost.memory import DROPOUT_BYTES
 from fourfold.hardware import load_cluster, load_device
@@ -21,7 +22,6 @@ from fourfold.simulate.campaign import Assumptions, campaign
 from fourfold.simulate.run_prices import prices_for, transport_on
 from fourfold.simulate.step import predict_step, simulate
 from fourfold.simulate.summary import StepSummary
-from fourfold.validate.flops import step_flops
 from tests.support.programs import make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, unit_blocks
 

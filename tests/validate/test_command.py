@@ -1,6 +1,8 @@
-"""`fourfold validate` on rows made by hand: one JSON document, reasons for what is skipped, one message for what is wrong."""
+"""`fourfold validate`: the example and the tests' cases, a run's folder, one JSON document, one message for what is wrong."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,180 +10,121 @@ from typing import Any
 import pytest
 
 from fourfold.cli.app import run as run_command
-from fourfold.validate.scatter import Scatter, scatter_svg
+from fourfold.config import dump_run, load_run
+from fourfold.launch.resolve import resolve_run
 
-ROWS = Path(__file__).parent / "rows"
+CASES = Path(__file__).parent / "cases.toml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def validate(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def validate(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command; (exit code, stdout, stderr)."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
         code = run_command(["validate", *map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
 
-Run = Callable[..., tuple[int, str, str]]
+def trained(folder: Path, *overrides: str, seconds: tuple[float, ...] = (9.0, 2.0, 1.0, 3.0)) -> Path:
+    """A folder as a run leaves it."""
+    config = resolve_run(load_run(EXAMPLES / "stdlib.toml", overrides), 2, 4096).config
+    folder.mkdir()
+    (folder / "run.toml").write_text(dump_run(config))
+    rows = [{"step": i, "step_seconds": s, "peak_memory_bytes": 5e7} for i, s in enumerate(seconds)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "step_sec')
+    return folder
 
 
-def test_json_is_one_document_with_every_row(validate: Run) -> None:
-    code, out, _ = validate(ROWS, "--json")
+def test_json_is_one_document_with_every_case_and_the_metrics(validate: Run) -> None:
+    code, out, _ = validate(CASES, "--json")
     document = json.loads(out)
     assert code == 0
-    assert len(document["rows"]) == 56
-    assert [file["file"] for file in document["unread"]] == ["tables.json"]
-    predicted = 0
-    for row in document["rows"]:
-        assert {"id", "predicted_step_seconds", "predicted_memory_bytes", "skipped", "step_error"} <= set(row)
-        if row["skipped"] is None:
-            predicted += 1
-            assert row["predicted_step_seconds"] > 0
-            assert row["predicted_memory_bytes"] > 0
-        else:
-            assert row["predicted_step_seconds"] is None
-            assert row["predicted_memory_bytes"] is None
-    assert predicted == document["overall"]["predicted"] >= 30
-    assert document["overall"]["metrics"]["step"]["count"] > 20
+    assert [case["name"] for case in document["cases"]] == ["fsdp", "tp", "ddp", "own", "too large"]
+    for case in document["cases"]:
+        assert case["predicted_step_seconds"] > 0
+        assert case["refused"] is None
+    fsdp, large = document["cases"][0], document["cases"][-1]
+    assert fsdp["step_error"] == pytest.approx(fsdp["predicted_step_seconds"] / 0.35 - 1)
+    assert fsdp["memory_error"] == pytest.approx(fsdp["predicted_peak_memory_bytes"] / 30e9 - 1)
+    assert fsdp["measured_mfu"] == pytest.approx(fsdp["predicted_mfu"] * (1 + fsdp["step_error"]))
+    assert (large["out_of_memory"], large["predicted_to_fit"], large["step_error"]) == (True, False, None)
+    metrics = document["metrics"]
+    assert (metrics["step"]["count"], metrics["memory"]["count"]) == (4, 2)
+    assert (metrics["ranking"]["groups"], metrics["ranking"]["layouts"]) == (1, 3)
+    assert (metrics["fit"]["failed"], metrics["fit"]["failed_predicted_not_to_fit"]) == (1, 1)
 
 
-def test_processes_give_what_one_gives(validate: Run) -> None:
-    one = json.loads(validate(ROWS / "sweep.json", "--json")[1])
-    two = json.loads(validate(ROWS / "sweep.json", "--json", "--jobs", 2)[1])
-    assert one == two
-
-
-def test_the_tables_name_files_errors_and_reasons(validate: Run) -> None:
-    code, out, _ = validate(ROWS)
+def test_the_example_is_ranked_and_close(validate: Run) -> None:
+    code, out, _ = validate(EXAMPLES / "cases.toml")
     assert code == 0
-    for text in ("step time", "skill", "order of layouts", "memory", "skipped: ", "TPU v9", "not read: tables.json"):
+    for text in ("tp 2, pp 2", "out of memory", "5 steps", "skill", "5 in 1 groups", "rank correlation", "5 of 5 runs"):
         assert text in out
+    metrics = json.loads(validate(EXAMPLES / "cases.toml", "--json")[1])["metrics"]
+    assert metrics["step"]["mean"] < 0.15
+    assert metrics["memory"]["mean"] < 0.25
 
 
-def test_rows_can_be_chosen(validate: Run) -> None:
-    def ids(*options: object) -> list[str]:
-        return [row["id"] for row in json.loads(validate(ROWS, "--json", *options)[1])["rows"]]
-
-    assert {name.partition(":")[0] for name in ids("--source", "SWEEP")} == {"sweep"}
-    assert len(ids("--limit", 7)) == 7
-    code, _, err = validate(ROWS, "--source", "nowhere")
-    assert code != 0
-    assert err.count("\n") == 1
-    assert "sweep" in err
+def test_it_needs_no_torch() -> None:
+    code = (
+        "import sys; from fourfold.cli.app import run; "
+        f"assert run(['validate', {str(CASES)!r}]) == 0; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
 
 
-def test_a_row_is_explained(validate: Run) -> None:
-    code, out, _ = validate(ROWS, "--explain", "sweep:0", "--json")
-    document = json.loads(out)
+def test_a_runs_folder_is_a_case(validate: Run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", "layout.dp_shard=2")
+    code, out, _ = validate(folder, "--cluster", "dgx-h100:2", "--json")
+    [case] = json.loads(out)["cases"]
     assert code == 0
-    assert sum(document["seconds"].values()) == pytest.approx(document["predicted"]["step_seconds"])
-    held = sum(document["memory"]["bytes"].values())
-    assert held == pytest.approx(document["predicted"]["memory_bytes"], rel=0.1)
-    assert document["layout"]["tp"] == 2
-    text = validate(ROWS, "--explain", "sweep:0")[1]
-    assert "matrix products" in text
-    assert "filled in" in text
-    for name, said in (("sweep:99", "sweep:"), ("papers:7", "is skipped")):
-        code, _, err = validate(ROWS, "--explain", name)
-        assert code != 0
-        assert said in err
+    assert case["measured_step_seconds"] == 2.0, "the median without the first step"
+    assert (case["measured_peak_memory_bytes"], case["num_devices"], case["software"]) == (5e7, 2, "fourfold")
+    assert case["predicted_step_seconds"] > 0
+    both = json.loads(validate(folder, CASES, "--cluster", "dgx-h100:2", "--json")[1])
+    assert len(both["cases"]) == 6
 
 
-def test_a_plot_names_the_largest_sources_and_how_many_share_a_colour() -> None:
-    def drawn(number: int) -> str:
-        pairs = tuple((1.0 + i, 2.0 + i, f"source-{i}") for i in range(number) for _ in range(number - i))
-        return scatter_svg(Scatter("all", "s", pairs))
-
-    few, many = drawn(8), drawn(11)
-    assert all(f">source-{i}<" in few for i in range(8))
-    assert "other sources" not in few
-    assert all((f">source-{i}<" in many) == (i < 7) for i in range(11))
-    assert ">4 other sources<" in many
+def test_a_run_that_says_its_cluster_needs_no_option(validate: Run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run", "layout.dp_shard=2", 'cluster.preset="dgx-h100:8"')
+    assert validate(folder)[0] == 0
 
 
-def test_plots_are_drawings_of_points(validate: Run, tmp_path: Path) -> None:
-    code, _, _ = validate(ROWS, "--plots", tmp_path / "made" / "here")
-    assert code == 0
-    drawings = sorted(path.name for path in (tmp_path / "made" / "here").iterdir())
-    assert {"step-time.svg", "memory.svg", "step-time-sweep.svg"} <= set(drawings)
-    svg = (tmp_path / "made" / "here" / "step-time-sweep.svg").read_text()
-    assert svg.startswith("<svg")
-    assert svg.count("<circle") == 4 + 1, "four rows that ran, and the legend"
-    (tmp_path / "file").write_text("")
-    code, _, err = validate(ROWS / "sweep.json", "--plots", tmp_path / "file")
-    assert code != 0
-    assert err.startswith("error: --plots")
+def test_the_folder_of_a_run_without_a_machine_or_steps_is_one_message(validate: Run, tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    code, _, err = validate(folder)
+    assert code == 2
+    assert "fourfold calibrate" in err
+    code, _, err = validate(trained(tmp_path / "short", seconds=(1.0,)), "--cluster", "dgx-h100:2")
+    assert code == 2
+    assert "fewer than two steps" in err
+    code, _, err = validate(tmp_path)
+    assert code == 2
+    assert "run.toml" in err
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("[1, 2]", "allowed: a table"),
-        ('[{"n_gpus": -3}]', "n_gpus = -3"),
-        ('[{"model": []}]', "model = []"),
-        ('[{"id": {}}]', "id = {}"),
-        ("[{}]", "not stated"),
-        ('[{"n_gpus": 1e400}]', "n_gpus"),
-        ('{"rows": [{}], "note": "x"}', "not stated"),
-    ],
-)
-def test_a_bad_row_is_skipped_with_its_reason(validate: Run, tmp_path: Path, content: str, reason: str) -> None:
-    (tmp_path / "odd.json").write_text(content)
-    code, out, _ = validate(tmp_path, ROWS / "sweep.json", "--json")
-    rows = json.loads(out)["rows"]
-    assert code == 0
-    assert len([row for row in rows if row["file"] == "sweep"]) == 6
-    odd = [row for row in rows if row["file"] == "odd"]
-    assert odd
-    assert all(reason in row["skipped"] for row in odd)
+def test_a_refused_case_is_named_and_fails_where_it_is_the_only_one(validate: Run, tmp_path: Path) -> None:
+    text = (
+        'cluster = "dgx-h100:8"\nmodel = { preset = "llama3.2-1b" }\nbatch = { global_sequences = 8, sequence_length = 2048 }\n'
+        'precision = { compute = "bf16" }\n[[case]]\nname = "odd"\nmeasured = { mfu = 0.4 }\nlayout = { tp = 3 }\n'
+    )
+    (tmp_path / "odd.toml").write_text(text)
+    code, out, _ = validate(tmp_path / "odd.toml")
+    assert code == 1
+    assert "not predicted: odd: layout.tp = 3" in out
+    (tmp_path / "both.toml").write_text(text + '[[case]]\nname = "good"\nmeasured = { mfu = 0.4 }\n')
+    assert validate(tmp_path / "both.toml")[0] == 0
 
 
-@pytest.mark.parametrize("content", ["", "[", "3", "null", '"text"', "[" * 100_000])
-def test_a_bad_file_is_an_error_alone_and_not_read_beside_others(validate: Run, tmp_path: Path, content: str) -> None:
-    file = tmp_path / "bad.json"
-    file.write_text(content)
-    code, out, err = validate(file)
-    assert code != 0
-    assert (out, err.count("\n")) == ("", 1)
-    assert "bad.json" in err
-    code, out, _ = validate(file, ROWS / "sweep.json", "--json")
-    assert code == 0
-    assert [unread["file"] for unread in json.loads(out)["unread"]] == ["bad.json"]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["nowhere"], [ROWS, "--limit", 0], [ROWS, "--jobs", 0], [ROWS, "--jobs", "many"], [ROWS, "--plot", "x"]],
-)
+@pytest.mark.parametrize("arguments", [[], ["nowhere.toml"], [CASES, "--cluster"], [CASES, "--jsn"]])
 def test_wrong_use_is_one_message(validate: Run, arguments: list[Any]) -> None:
     code, out, err = validate(*arguments)
-    assert code != 0
+    assert code == 2
     assert out == ""
     assert err.startswith("error: ")
     assert "Traceback" not in err
-
-
-def test_fields_that_are_missing_or_wild_never_raise(validate: Run, tmp_path: Path) -> None:
-    """Every field of a row left out, set to null, to a text, to a large number: a reason or a prediction."""
-    row = json.loads((ROWS / "sweep.json").read_text())[0]
-    made = []
-    for key in row:
-        without = {k: v for k, v in row.items() if k != key}
-        made += [without, {**row, key: None}, {**row, key: "?"}, {**row, key: 10**6}, {**row, key: []}]
-        if isinstance(row[key], dict):
-            for inner in row[key]:
-                table = {k: v for k, v in row[key].items() if k != inner}
-                for value in (None, "?", 0, 10**5, -1, 1.5, True, [], {}):
-                    made.append({**row, key: {**table, inner: value}})
-                made.append({**row, key: table})
-    (tmp_path / "wild.json").write_text(json.dumps(made))
-    code, out, err = validate(tmp_path / "wild.json", "--json")
-    rows = json.loads(out)["rows"]
-    assert code == 0, err
-    assert len(rows) == len(made)
-    failed = [row["skipped"] for row in rows if row["skipped"] and "simulator fails" in row["skipped"]]
-    assert failed == []

@@ -9,25 +9,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fourfold.validate import Case, Prediction, measure, null_times
+from fourfold.validate import Pair, measure, null_times
 from fourfold.validate.metrics import errors, ranking, spearman
-from fourfold.validate.null_model import device_work
-from tests.support.published import CASES
 
 POSITIVE = st.floats(0.01, 100)
 
 
-def _timed(seconds: Sequence[float], **changes: object) -> list[Case]:
-    """Cases of one cell with these measured step times."""
-    base = CASES["sweep:0"]
+def _timed(seconds: Sequence[float], predicted: Sequence[float] | None = None, **changes: object) -> list[Pair]:
+    """Runs of one group with these measured step times."""
+    pair = Pair(group="cell", null_group=("h100-sxm", "bf16"), device_flops=2e15)
     return [
-        replace(base, id=str(i), measured=replace(base.measured, step_seconds=t, **changes))  # type: ignore[arg-type]
+        replace(pair, measured_seconds=t, predicted_seconds=predicted[i] if predicted else None, **changes)  # type: ignore[arg-type]
         for i, t in enumerate(seconds)
     ]
-
-
-def _predicted(seconds: Sequence[float]) -> list[Prediction]:
-    return [Prediction(step_seconds=t) for t in seconds]
 
 
 def test_errors_by_hand() -> None:
@@ -78,62 +72,39 @@ def test_a_layout_predicted_not_to_fit_is_not_chosen() -> None:
 
 @given(st.lists(POSITIVE, min_size=1, max_size=15), POSITIVE)
 def test_no_other_constant_beats_the_null_model(measured: list[float], factor: float) -> None:
-    cases = _timed(measured)
-    times, seconds = null_times(cases), np.array(measured)
-    other = np.array([device_work(c) for c in cases]) / device_work(cases[0]) * factor
+    pairs = _timed(measured)
+    times, seconds = null_times(pairs), np.array(measured)
+    other = np.array([p.device_flops for p in pairs]) / pairs[0].device_flops * factor
     assert errors(times, seconds).mean <= errors(other, seconds).mean + 1e-9  # type: ignore[operator]
 
 
 def test_the_null_model_has_one_constant_for_each_device_and_precision() -> None:
-    hopper = CASES["sweep:0"]
-    others = [
-        hopper,
-        replace(hopper, device="b200"),
-        replace(hopper, precision=replace(hopper.precision, low="fp8")),
-    ]
-    cases = [replace(c, measured=replace(c.measured, step_seconds=t)) for c, t in zip(others, (4, 2, 3), strict=True)]
-    assert null_times(cases) == pytest.approx([4, 2, 3])
-
-
-def test_the_null_model_knows_no_layouts() -> None:
-    split = CASES["vendor:1"]
-    whole = replace(split, model=replace(split.model, vocab_size=split.vocab_size), layout=CASES["sweep:1"].layout)
-    assert split.model.vocab_size > split.vocab_size, "padded for tp = 4"
-    assert device_work(split) == device_work(whole)
+    groups = (("h100-sxm", "bf16"), ("b200", "bf16"), ("h100-sxm", "fp8"))
+    pairs = [replace(p, null_group=group) for p, group in zip(_timed([4, 2, 3]), groups, strict=True)]
+    assert null_times(pairs) == pytest.approx([4, 2, 3])
 
 
 def test_the_null_model_has_a_skill_of_one() -> None:
-    cases = _timed([1.0, 2.0, 4.0, 7.0])
-    found = measure(cases, _predicted(list(null_times(cases))))
+    measured = [1.0, 2.0, 4.0, 7.0]
+    found = measure(_timed(measured, list(null_times(_timed(measured)))))
     assert found.skill == pytest.approx(1)
-    exact = measure(cases, _predicted([1.0, 2.0, 4.0, 7.0]))
+    exact = measure(_timed(measured, measured))
     assert (exact.skill, exact.step.bias, exact.ranking.correlation_mean) == (0, 0, pytest.approx(1))
 
 
-def test_the_healthy_part_is_small_and_near_the_best() -> None:
-    cases = _timed([1.0, 2.9, 3.1])
-    assert measure(cases, _predicted([1.0, 1.0, 1.0])).healthy.count == 2
-    large = [replace(c, num_devices=72) for c in cases]
-    assert measure(large, _predicted([1.0, 1.0, 1.0])).healthy.count == 0
-
-
 def test_memory_and_fit() -> None:
-    ran = _timed([1.0, 1.0], memory_bytes=10e9)
-    failed = _timed([1.0, 1.0], memory_bytes=10e9, failed=True)
-    found = measure(
-        [*ran, *failed],
-        [
-            Prediction(memory_bytes=11e9, fits=True),
-            Prediction(memory_bytes=8e9, fits=False),
-            Prediction(memory_bytes=90e9, fits=False),
-            Prediction(memory_bytes=9e9, fits=True),
-        ],
-    )
+    ran = _timed([1.0, 1.0], measured_bytes=10e9)
+    failed = _timed([1.0, 1.0], measured_bytes=10e9, failed=True)
+    held = ((11e9, True), (8e9, False), (90e9, False), (9e9, True))
+    pairs = [replace(p, predicted_bytes=size, fits=fits) for p, (size, fits) in zip([*ran, *failed], held, strict=True)]
+    found = measure(pairs)
     assert (found.memory.count, found.memory.mean, found.memory.bias) == (2, pytest.approx(0.15), pytest.approx(-0.05))
     assert (found.fit.ran, found.fit.share) == (2, 0.5)
     assert (found.fit.failed, found.fit.failed_predicted_not_to_fit) == (2, 1)
 
 
-def test_times_that_do_not_count_are_left_out() -> None:
-    cases = _timed([1.0, 2.0], time_counts=False)
-    assert measure(cases, _predicted([1.0, 2.0])).step.count == 0
+def test_runs_without_both_times_are_left_out() -> None:
+    pairs = _timed([1.0, 2.0], [1.0, 2.0])
+    half = [replace(pairs[0], measured_seconds=None), replace(pairs[1], predicted_seconds=None)]
+    assert measure(half).step.count == 0
+    assert measure([*half, *pairs]).step.count == 2

@@ -1,120 +1,49 @@
-"""`fourfold validate`: published runs, predicted from their configuration alone, beside what was measured."""
+"""`fourfold validate`: measured runs, stated as cases or left behind as folders, beside their predictions."""
 
-import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import json as json_text
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from fourfold.cli.countdown import Countdown
-from fourfold.config import UserError, nearest
-from fourfold.validate import Case, Prediction, Row, Skip, Unread, read_rows, summary_lines, translate
+from fourfold.config import UserError
+from fourfold.launch.resolve import stated_vocab_size
+from fourfold.launch.run_folder import RUN_FILE, RunFolder, read_jsonl
+from fourfold.report.validation_words import validation_lines
+from fourfold.simulate.collection import without_collection
+from fourfold.validate import Case, checked_prediction, read_cases, run_case
 from fourfold.validate import validate as compare
-from fourfold.validate.explain import explain_case, explanation_lines
-from fourfold.validate.predict import predict_case
-from fourfold.validate.scatter import write_scatters
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-_MOST_JOBS = 256
 
 
-def validate(
-    *paths: Path,
-    source: str | None = None,
-    limit: int | None = None,
-    jobs: int = 1,
-    explain: str | None = None,
-    plots: Path | None = None,
-    json: Flag = False,
-) -> int:
-    """Predict published runs from their configuration alone and compare with what was measured.
+@without_collection()
+def validate(*paths: Path, cluster: str | None = None, json: Flag = False) -> int:
+    """Predict runs that were measured and compare: errors of step time and memory, order of layouts, regret.
 
-    Prints, by file and over all: errors of step time and memory, skill against one constant efficiency for each device and
-    precision, order of layouts, regret, what was skipped and why. A row that cannot be read or predicted is skipped with its
-    reason.
+    Cases are stated in the run file's words, each with its cluster, its software and what was measured; examples/cases.toml shows
+    how. Several layouts of one model, cluster and batch are ranked against each other.
 
     Parameters
     ----------
     paths
-        Files of JSON rows, or folders of such files.
-    source
-        Only rows whose file, source or id contains this text.
-    limit
-        Only so many rows, spread evenly over all.
-    jobs
-        Processes that predict side by side.
-    explain
-        One row, by its id: the case, the settings that were filled in, where its seconds and bytes go.
-    plots
-        Write scatter plots, predicted against measured, into this folder.
+        Files of [[case]] tables, and folders of runs that fourfold trained.
+    cluster
+        Predict the runs of the folders on this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
     json
         Print one JSON document and nothing else.
     """
     if not paths:
-        raise UserError("no file is given; give files or folders of JSON rows: fourfold validate DIR")
-    for name, value, most in (("--limit", limit, 10**9), ("--jobs", jobs, _MOST_JOBS)):
-        if value is not None and not 1 <= value <= most:
-            raise UserError(f"{name} {value}: allowed: 1 to {most}; a value that works: {name} 2")
-    rows, unread = read_rows(paths, strict=False)
-    rows = _chosen(rows, source)
-    if explain is not None:
-        return _explain(rows, explain, json)
-    if limit is not None and len(rows) > limit:
-        rows = [rows[index * len(rows) // limit] for index in range(limit)]
-    if not rows and not unread:
-        raise UserError("the files hold no rows; give a file with a list of runs")
-    _validate(rows, unread, jobs, plots, json)
-    return 0
+        raise UserError("no case is given; what works: fourfold validate examples/cases.toml, or the folder of a run")
+    found = compare([case for path in paths for case in _cases(path, cluster)], checked_prediction)
+    print(json_text.dumps(found.to_json(), indent=1, allow_nan=False) if json else "\n".join(validation_lines(found)))
+    return 0 if any(outcome.prediction.refused is None for outcome in found.outcomes) else 1
 
 
-def _chosen(rows: list[Row], source: str | None) -> list[Row]:
-    if source is None:
-        return rows
-    wanted = source.lower()
-    kept = [row for row in rows if any(wanted in text.lower() for text in (row.file, row.source, row.id))]
-    if not kept:
-        files = ", ".join(dict.fromkeys(row.file for row in rows))
-        raise UserError(f"--source {source}: no row's file, source or id contains it; the files are {files[:500]}")
-    return kept
-
-
-def _validate(rows: list[Row], unread: list[Unread], jobs: int, plots: Path | None, as_json: bool) -> None:
-    with Countdown("rows predicted") as countdown:
-        if jobs == 1:
-            outcome = compare(rows, predict_case, countdown, unread)
-        else:
-            with ProcessPoolExecutor(jobs) as pool:
-
-                def each(predict: Callable[[Case], Prediction], cases: Sequence[Case]) -> Iterable[Prediction]:
-                    return pool.map(predict, cases, chunksize=max(1, min(16, len(cases) // (4 * jobs))))
-
-                outcome = compare(rows, predict_case, countdown, unread, each)
-    written = write_scatters(outcome, plots) if plots is not None else []
-    if as_json:
-        _print_json(outcome.to_json())
-    else:
-        print("\n".join([*summary_lines(outcome), *(f"wrote {path}" for path in written)]))
-
-
-def _explain(rows: list[Row], name: str, as_json: bool) -> int:
-    found = [row for row in rows if row.id == name]
-    if not found:
-        ids = [row.id for row in rows]
-        like = nearest(name, ids)
-        hint = f"did you mean {like}?" if like else f"ids are such as {', '.join(ids[:3])}"
-        raise UserError(f"--explain {name}: no row has this id; {hint}")
-    case = translate(found[0])
-    if isinstance(case, Skip):
-        raise UserError(f"--explain {name}: the row is skipped: {case.reason}")
-    document = explain_case(case)
-    if as_json:
-        _print_json(document)
-    else:
-        print("\n".join(explanation_lines(document)))
-    return 0
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=1, allow_nan=False))
+def _cases(path: Path, cluster: str | None) -> list[Case]:
+    if not path.is_dir():
+        return read_cases(path, stated_vocab_size)
+    folder = RunFolder(path)
+    if not folder.run_file.is_file():
+        raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
+    return [run_case(str(path), folder.require_config(), read_jsonl(folder.metrics), cluster)]

@@ -21,14 +21,19 @@ AUTO = "auto"
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Reads a run file, or the run `preset:NAME`, and applies the overrides in order. Raises `UserError` naming the key and what
     is allowed."""
-    text = run_preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    table = load_table(path)
     for override in overrides:
         _apply_override(table, override)
     return parse_run(table, source=str(path))
+
+
+def load_table(path: Path) -> dict[str, Any]:
+    """The table of a TOML file, or of the run `preset:NAME`, as it stands. Raises `UserError`."""
+    text = run_preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not valid TOML: {str(error)[:200]}") from None
 
 
 def _text(path: Path) -> str:

@@ -15,7 +15,7 @@ from fourfold.program.spec import StepSpec, Transport
 
 OWN_STACK = "fourfold"
 Products = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
-_FORMATS: dict[Products, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+PEAK_FORMATS: dict[Products, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 """Formats of matrix products, and whose peak they have; all but the first have a scale for every block of numbers."""
 
 
@@ -33,7 +33,7 @@ class Said:
 
     def of(self, stack: Stack) -> Stack:
         if self.products is not None:
-            stack = replace(stack, products=_FORMATS[self.products], fine_scales=self.products != "fp8")
+            stack = replace(stack, products=PEAK_FORMATS[self.products], fine_scales=self.products != "fp8")
         context = stack.context_bytes if self.context_bytes is None else self.context_bytes
         return replace(stack, context_bytes=context, slack=stack.slack if self.slack is None else self.slack)
 
@@ -55,9 +55,13 @@ def prices_for(
     if measured is not None:
         measured = replace(measured, stack=said.of(measured.stack))
     prices = measured or fitted_prices(fitted(), cluster, spec, stack, compute, stack.products or compute)
+    return replace(prices, masked_share=document_share(config))
+
+
+def document_share(config: RunConfig) -> float:
+    """The share of causal attention's work that the run's document mask leaves."""
     data = config.data
-    documents = data.document_tokens if data.document_mask else None
-    return replace(prices, masked_share=share_left(config.batch.sequence_length, documents))
+    return share_left(config.batch.sequence_length, data.document_tokens if data.document_mask else None)
 
 
 def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) -> None:
@@ -73,8 +77,8 @@ def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) 
             "precision.compute=bf16, or plan's --dtype bf16"
         )
     device = cluster.device
-    if _FORMATS[said.products] not in device.peak_flops_per_second:
-        has = [name for name, peak in _FORMATS.items() if peak in device.peak_flops_per_second]
+    if PEAK_FORMATS[said.products] not in device.peak_flops_per_second:
+        has = [name for name, peak in PEAK_FORMATS.items() if peak in device.peak_flops_per_second]
         allowed = (
             f"allowed there: {', '.join(has)}" if has else "it has none in fewer bits than 16; leave --products out"
         )

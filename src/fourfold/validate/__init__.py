@@ -1,40 +1,39 @@
-"""Published measurements beside predictions: rows of JSON, cases to predict, errors and ranks of what was predicted."""
+"""Measured runs beside predictions: cases in the run file's words, what is predicted of them, errors, skill and ranks."""
 
-from fourfold.validate.case import Case, LayoutRequest, Measured, Network, Precision, Prediction, Skip
-from fourfold.validate.defaults import DEFAULTS
-from fourfold.validate.machine import DEVICE_KEYS
-from fourfold.validate.metrics import Metrics, measure
-from fourfold.validate.null_model import null_times
-from fourfold.validate.outcome import Outcome, RowOutcome, Summary
-from fourfold.validate.row import Row, Unread
-from fourfold.validate.rows import read_rows
-from fourfold.validate.run import Predict, Progress, validate
-from fourfold.validate.text import defaults_lines, summary_lines
-from fourfold.validate.translate import translate
+from fourfold.validate.case import Case, MeasuredStep, Prediction
+from fourfold.validate.case_file import read_cases
+from fourfold.validate.metrics import Errors, Metrics, Pair, measure, null_times
+from fourfold.validate.outcome import CaseOutcome, Validation, validate
+from fourfold.validate.predict import (
+    case_prices,
+    case_spec,
+    checked_prediction,
+    host_update_seconds,
+    predict_case,
+    refusal_of,
+)
+from fourfold.validate.run_case import run_case
+from fourfold.validate.software import Software
 
 __all__ = [
-    "DEFAULTS",
-    "DEVICE_KEYS",
     "Case",
-    "LayoutRequest",
-    "Measured",
+    "CaseOutcome",
+    "Errors",
+    "MeasuredStep",
     "Metrics",
-    "Network",
-    "Outcome",
-    "Precision",
-    "Predict",
+    "Pair",
     "Prediction",
-    "Progress",
-    "Row",
-    "RowOutcome",
-    "Skip",
-    "Summary",
-    "Unread",
-    "defaults_lines",
+    "Software",
+    "Validation",
+    "case_prices",
+    "case_spec",
+    "checked_prediction",
+    "host_update_seconds",
     "measure",
     "null_times",
-    "read_rows",
-    "summary_lines",
-    "translate",
+    "predict_case",
+    "read_cases",
+    "refusal_of",
+    "run_case",
     "validate",
 ]

@@ -1,223 +1,126 @@
-"""A published run as the planner asks for it: model, layout, batch, number formats, machine; or why it cannot be asked."""
+"""A measured run stated in the run file's words: what ran, on which cluster, by which software, and what it took."""
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from fourfold.config import ModelConfig
-from fourfold.cost.stack import Dispatcher
-from fourfold.hardware import Device
-from fourfold.validate.flops import step_flops
+from pydantic import Field, model_validator
 
-MemoryKind = Literal["allocated", "reserved", "device", "unstated"]
-ALTERNATE, ATTENTION_CORE = "alternate", ("core_attn",)
-Offloaded = Literal["activations", "optimizer"]
-AttentionKernel = Literal["flash 2", "flash 3"]
-StepSource = Literal["stated", "tokens", "samples", "days", "flops", "mfu"]
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.config.section import Section
+from fourfold.hardware import Cluster
+from fourfold.model.spec import step_flops_per_token
+from fourfold.program.spec import Transport
+from fourfold.simulate.run_prices import PEAK_FORMATS, transport_on
+from fourfold.validate.software import Software
 
-
-@dataclass(frozen=True)
-class LayoutRequest:
-    """Degrees and arrangement in the words of a run file's `[layout]`, with the number of microbatches a step.
-
-    `recompute`: `none`, `selective`, `full` or `alternate` (every other block full); `recompute_modules`: the parts that the
-    source names as recomputed, in its words, where it is selective (`core_attn` is the attention matrix alone)."""
-
-    pp: int
-    virtual_stages: int
-    schedule: str
-    dp_replicate: int
-    dp_shard: int
-    zero: int
-    cp: int
-    tp: int
-    sequence_parallel: bool
-    ep: int
-    etp: int
-    microbatch_sequences: int
-    num_microbatches: int
-    recompute: str = "none"
-    recompute_modules: tuple[str, ...] = ()
-    cp_method: str = "ring"
-
-    def policies(self, num_layers: int) -> str | list[str]:
-        """`recompute` as a run file states it. The attention core alone, which fused attention does not keep, is none."""
-        if self.recompute == ALTERNATE:
-            return ["full" if block % 2 else "none" for block in range(num_layers)]
-        return "none" if self.recompute == "selective" and self.recompute_modules == ATTENTION_CORE else self.recompute
-
-    def with_half_microbatches(self) -> "LayoutRequest":
-        """The same batch in twice as many microbatches of half as many sequences."""
-        half, twice = self.microbatch_sequences // 2, 2 * self.num_microbatches
-        return replace(self, microbatch_sequences=half, num_microbatches=twice)
-
-    @property
-    def dp(self) -> int:
-        """Ranks that read different sequences."""
-        return self.dp_replicate * self.dp_shard
+Figure = Annotated[float, Field(gt=0, lt=1e15)]
+RATES = ("step_seconds", "tokens_per_second", "tokens_per_second_per_device", "mfu")
 
 
-@dataclass(frozen=True)
-class Precision:
-    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of matrix products in fewer bits: `fp8` (one scale a
-    tensor), `fp8-block`, `mxfp8`, `nvfp4`. `master`: of the optimizer's copy; `gradients`: in which they are summed."""
+class MeasuredStep(Section):
+    """Figures that a run measured: at most one of `RATES`, each a mean or median over steps; the peak memory of a device.
 
-    compute: str = "bf16"
-    low: str | None = None
-    master: str = "fp32"
-    gradients: str = "fp32"
+    `mfu`: a share of the device's peak in the format of the GEMMs, with causal attention and without recomputation, as `simulate`
+    counts. `memory_counts`: live bytes of the allocator (`allocated`), its blocks (`reserved`), or all that the driver shows
+    (`device`). `memory_rank`: the pipeline rank whose memory it is. `out_of_memory`: the run ended for want of memory."""
 
-    @property
-    def name(self) -> str:
-        """What products are computed in."""
-        return self.low or self.compute
+    step_seconds: Figure | None = None
+    tokens_per_second: Figure | None = None
+    tokens_per_second_per_device: Figure | None = None
+    mfu: Annotated[float, Field(gt=0, le=1)] | None = None
+    peak_memory_bytes: Figure | None = None
+    memory_counts: Literal["allocated", "reserved", "device"] = "allocated"
+    memory_rank: Literal["largest", "first", "last"] = "largest"
+    out_of_memory: bool = False
 
-
-@dataclass(frozen=True)
-class Network:
-    """`nvlink_domain`: devices that reach one another by NVLink (a node where it is not stated); `internode_bytes_per_second`: of
-    one device in one direction, None where the source's text (`internode`) does not say."""
-
-    devices_per_node: int
-    nvlink_domain: int
-    internode_bytes_per_second: float | None = None
-    internode: str = ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What the run measured. `step_from`: what the step time was computed from; `mfu` as reported, under `mfu_convention`.
-    `time_counts`: whether the step time may be compared (regression tests run in modes that no training uses)."""
-
-    step_seconds: float | None = None
-    step_from: StepSource | None = None
-    memory_bytes: float | None = None
-    memory_kind: MemoryKind = "unstated"
-    last_rank_alone: bool = False
-    mfu: float | None = None
-    mfu_convention: str | None = None
-    failed: bool = False
-    time_counts: bool = True
+    @model_validator(mode="after")
+    def _one_rate(self) -> "MeasuredStep":
+        stated = [name for name in RATES if getattr(self, name) is not None]
+        if len(stated) > 1:
+            raise ValueError(f"{' and '.join(stated)} are both stated; keep the one that the source measured")
+        return self
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run to predict: what a row says in the planner's words, and what it was measured to take."""
+    """One measured run. `run`: its sections, the layout in full; `model`: its `[model]`, complete. `attention_share`: share of
+    causal attention's work that windows and documents leave; None: what the run's `[data]` says."""
 
-    id: str
-    file: str
+    name: str
     source: str
-    stack: str
-    """Framework, platform and year."""
-    model_name: str
+    run: RunConfig
     model: ModelConfig
-    vocab_size: int
-    """Before padding."""
-    layout: LayoutRequest
-    sequence_length: int
-    global_sequences: int
-    precision: Precision
-    device: str
-    """The key of `hardware`, which may be of no table, and has the memory that the row states."""
-    hardware: Device
-    num_devices: int
-    network: Network
-    measured: Measured
-    peak_flops: float | None = None
-    """Of one device in this precision, as the source states it."""
-    from_memory: tuple[str, ...] = ()
-    defaults: tuple[str, ...] = ()
-    """What was filled in, or contradicts itself, in words."""
+    cluster: Cluster
+    software: Software
+    measured: MeasuredStep
+    attention_share: float | None = None
 
-    # What the source leaves open
+    @property
+    def transport(self) -> Transport:
+        """How its reductions travel: over gloo in fourfold's own runs on a CPU alone."""
+        return transport_on(self.cluster) if self.software.is_own else "native"
 
-    recompute_open: bool = False
-    microbatch_open: bool = False
-    zero_open: bool = False
-    states_open: bool = False
-    """In what format weights and moments are."""
-
-    # How it runs
-
-    attention: str = "flash"
-    """`flash`, `unfused` or `math` kernels."""
-    attention_kernel: AttentionKernel | None = None
-    """`flash 2` or `flash 3`, where the row names one."""
-    attention_dropout: bool = False
-    """Written attention drops scores out, as GPT's kind does."""
-    attention_share: float = 1.0
-    """Of causal attention's work, what windows and documents leave."""
-    dispatcher: Dispatcher | None = None
-    merged_experts: bool = False
-    fused_experts: bool = False
-    """As in `cost.Stack`, where the source says."""
-    even_stages: bool = False
-    """All pipeline stages have the same number of blocks, embedding and head come on top."""
-    eager: bool = False
-    """The source says that nothing is compiled."""
-    graphed: bool = False
-    """A step's kernels are started as one graph."""
-
-    # What it holds
-
-    offloaded: Offloaded | None = None
-    """What lies in the host's memory."""
-    chunked_loss: bool = False
-    """The logits of a few tokens are made at a time."""
-    narrow_operands: bool = False
-    """What products read is kept for backward in the format multiplied in."""
-    moment_bytes: float | None = None
-    """Of an element of the optimizer's moments, where the row says."""
+    @property
+    def num_devices(self) -> int:
+        """Ranks of the layout."""
+        layout = self.run.layout
+        return layout.pp * layout.dp_replicate * (layout.dp_shard or 1) * layout.cp * layout.tp
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
-        return self.global_sequences * self.sequence_length
+        """Tokens of a step."""
+        return self.run.batch.global_sequences * self.run.batch.sequence_length
 
     @property
-    def model_flops(self) -> float:
-        """Of a step, all devices together: `step_flops` by the convention `causal`, the same for every layout."""
-        model = replace(self.model, vocab_size=self.vocab_size)
-        return step_flops(model, self.sequence_length, self.global_sequences)
+    def gemm_dtype(self) -> str:
+        """The format of its GEMMs."""
+        return self.software.gemm_dtype or self.software.compute_dtype or self.run.precision.compute
 
     @property
-    def num_nodes(self) -> int:
-        return -(-self.num_devices // self.network.devices_per_node)
+    def device_flops(self) -> float:
+        """Model FLOPs of a step on one device."""
+        return step_flops_per_token(self.model, self.run.batch.sequence_length) * self.tokens / self.num_devices
 
     @property
-    def cell(self) -> tuple[str | int, ...]:
-        """Cases with the same value differ in their layouts alone: same source, model, devices and batch."""
+    def peak_flops(self) -> float:
+        """FLOP/s of one device at its peak, in the format of the GEMMs."""
+        low = self.software.gemm_dtype
+        return self.cluster.device.peak(PEAK_FORMATS[low] if low is not None else self.gemm_dtype)
+
+    @property
+    def measured_seconds(self) -> float | None:
+        """Seconds of a step, from whichever figure is stated."""
+        measured = self.measured
+        if measured.tokens_per_second is not None:
+            return self.tokens / measured.tokens_per_second
+        if measured.tokens_per_second_per_device is not None:
+            return self.tokens / (measured.tokens_per_second_per_device * self.num_devices)
+        if measured.mfu is not None:
+            return self.device_flops / (measured.mfu * self.peak_flops)
+        return measured.step_seconds
+
+    @property
+    def group(self) -> Hashable:
+        """Cases with the same value differ in their layouts alone."""
+        run, cluster = self.run, self.cluster
+        machine = (cluster.device.key, cluster.tiers, self.num_devices)
         return (
-            self.file,
-            self.source,
-            self.stack,
-            self.model_name,
-            self.model.num_layers,
-            self.device,
-            self.precision.name,
-            self.num_devices,
-            self.global_sequences,
-            self.sequence_length,
+            self.model,
+            machine,
+            self.software,
+            run.batch.global_sequences,
+            run.batch.sequence_length,
+            run.precision,
         )
 
 
 @dataclass(frozen=True)
-class Skip:
-    """Why a row is no case, in plain words."""
-
-    reason: str
-
-
-class Untranslatable(Exception):
-    """Raised within the translation; its text is the reason of a `Skip`."""
-
-
-@dataclass(frozen=True)
 class Prediction:
-    """What the planner says of a case. `fits`: whether its memory does; `refused`: why there is no prediction; `taken`: what of the
-    layout was taken other than the case says, in words."""
+    """A predicted step. `memory_bytes`: of the rank and in the way that the case's figure counts; `fits`: whether
+    every rank's memory suffices; `refused`: why there is no prediction."""
 
     step_seconds: float | None = None
     memory_bytes: float | None = None
     fits: bool | None = None
     refused: str | None = None
-    taken: tuple[str, ...] = ()

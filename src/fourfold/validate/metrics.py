@@ -1,21 +1,40 @@
-"""How good predictions are: errors, skill, order of layouts, regret, memory, and whether what ran was predicted to fit."""
+"""How good predictions are: errors, skill over a constant-MFU null model, order of layouts, regret, memory, and fit."""
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fourfold.validate.case import Case, Prediction
-from fourfold.validate.null_model import null_times
 
 Numbers = NDArray[np.float64]
 SMALLEST_GROUP = 3
 EXACT = 1e-9
 """A null model that is fitted on one run a group has no error, and there is no skill beside it."""
-HEALTHY_NODES = 8
-HEALTHY_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One run, measured and predicted; None where a figure is not known.
+
+    `group`: runs with the same value differ in their layouts alone. `null_group`: device and number format, whose runs share one
+    constant of the null model. `device_flops`: model FLOPs of a step on one device. `fits`: whether the prediction says that the
+    memory suffices. `failed`: the run ended without a step, for want of memory or otherwise."""
+
+    group: Hashable
+    null_group: Hashable
+    device_flops: float
+    measured_seconds: float | None = None
+    predicted_seconds: float | None = None
+    measured_bytes: float | None = None
+    predicted_bytes: float | None = None
+    fits: bool | None = None
+    failed: bool = False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the step was both measured and predicted."""
+        return bool(self.measured_seconds) and self.predicted_seconds is not None
 
 
 @dataclass(frozen=True)
@@ -43,7 +62,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Feasibility:
     """Runs that ran, how many of them were predicted to fit; runs that failed for any reason, how many of them were not."""
 
     ran: int = 0
@@ -53,45 +72,36 @@ class Fit:
 
     @property
     def share(self) -> float | None:
-        """Of the runs that ran, predicted to fit."""
+        """Share of the runs that ran which were predicted to fit."""
         return self.ran_predicted_to_fit / self.ran if self.ran else None
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of one set of runs. `null_mean`: mean error of the null model on the same pairs; `skill` = step.mean / null_mean.
-    `healthy`: the runs on at most `HEALTHY_NODES` nodes within `HEALTHY_FACTOR` of the best measured of their group."""
+    """Metrics of one set of runs. `null_mean`: mean error of the null model on the same pairs; `skill` = step.mean / null_mean."""
 
     step: Errors = Errors()
     null_mean: float | None = None
     skill: float | None = None
-    healthy: Errors = Errors()
     memory: Errors = Errors()
     ranking: Ranking = Ranking()
-    fit: Fit = Fit()
+    fit: Feasibility = Feasibility()
 
 
-def measure(cases: Sequence[Case], predictions: Sequence[Prediction]) -> Metrics:
-    """All metrics of predictions, one a case, in the same order."""
-    pairs = list(zip(cases, predictions, strict=True))
-    timed = [(c, p) for c, p in pairs if _counts(c) and p.step_seconds is not None]
-    if not timed:
-        return replace(Metrics(), memory=_memory(pairs), fit=_fit(pairs))
-    kept = [c for c, _ in timed]
-    measured = np.array([c.measured.step_seconds for c in kept], dtype=float)
-    predicted = np.array([p.step_seconds for _, p in timed], dtype=float)
-    step = errors(predicted, measured)
-    null = errors(null_times(kept), measured).mean
-    healthy = _healthy(kept, measured)
-    feasible = np.array([p.fits is not False for _, p in timed])
+def measure(pairs: Sequence[Pair]) -> Metrics:
+    """All metrics of a set of runs."""
+    timed = [pair for pair in pairs if pair.is_timed]
+    measured = np.array([pair.measured_seconds for pair in timed], dtype=float)
+    predicted = np.array([pair.predicted_seconds for pair in timed], dtype=float)
+    feasible = np.array([pair.fits is not False for pair in timed], dtype=bool)
+    step, null = errors(predicted, measured), errors(null_times(timed), measured).mean
     return Metrics(
         step=step,
         null_mean=null,
         skill=step.mean / null if null and null > EXACT and step.mean is not None else None,
-        healthy=errors(predicted[healthy], measured[healthy]),
         memory=_memory(pairs),
-        ranking=ranking([c.cell for c in kept], predicted, measured, feasible),
-        fit=_fit(pairs),
+        ranking=ranking([pair.group for pair in timed], predicted, measured, feasible),
+        fit=_feasibility(pairs),
     )
 
 
@@ -109,7 +119,7 @@ def ranking(
 ) -> Ranking:
     """Order and regret within groups. `feasible`: False where the layout is predicted not to fit: it is not chosen, unless none
     of its group is. Equal predictions: the regret is the mean over what may be chosen."""
-    members = _members(groups)
+    members = members_of(groups)
     large = [ids for ids in members if len(ids) >= SMALLEST_GROUP]
     if not large:
         return Ranking()
@@ -152,37 +162,44 @@ def _regret(predicted: Numbers, measured: Numbers, allowed: NDArray[np.bool_]) -
     return float(measured[chosen].mean() / measured.min() - 1)
 
 
-def _members(groups: Sequence[Hashable]) -> list[list[int]]:
+def members_of(groups: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of each group's members, in order of first appearance."""
     found: dict[Hashable, list[int]] = defaultdict(list)
     for index, group in enumerate(groups):
         found[group].append(index)
     return list(found.values())
 
 
-def _counts(case: Case) -> bool:
-    return bool(case.measured.step_seconds) and case.measured.time_counts
+def null_times(pairs: Sequence[Pair]) -> Numbers:
+    """Seconds of a step by the null model: device_flops / c, one c for each `null_group`, fitted on these very runs so that the
+    mean absolute relative error is least. Every run needs a measured step time."""
+    work = np.array([pair.device_flops for pair in pairs], dtype=float)
+    measured = np.array([pair.measured_seconds for pair in pairs], dtype=float)
+    times = np.zeros(len(pairs))
+    for members in members_of([pair.null_group for pair in pairs]):
+        times[members] = work[members] * _best_factor(work[members] / measured[members])
+    return times
 
 
-def _healthy(cases: Sequence[Case], measured: Numbers) -> list[int]:
-    healthy: list[int] = []
-    for ids in _members([c.cell for c in cases]):
-        best = measured[ids].min()
-        healthy += [i for i in ids if cases[i].num_nodes <= HEALTHY_NODES and measured[i] <= HEALTHY_FACTOR * best]
-    return sorted(healthy)
+def _best_factor(ratios: Numbers) -> float:
+    """The f that minimises the mean of |f x ratio - 1|: the median of 1 / ratio, weighted by ratio."""
+    order = np.argsort(1 / ratios)
+    weights = ratios[order]
+    middle = int(np.searchsorted(np.cumsum(weights), weights.sum() / 2))
+    return float(1 / ratios[order][min(middle, len(order) - 1)])
 
 
-def _memory(pairs: Sequence[tuple[Case, Prediction]]) -> Errors:
+def _memory(pairs: Sequence[Pair]) -> Errors:
     known = [
-        (p.memory_bytes, c.measured.memory_bytes)
-        for c, p in pairs
-        if p.memory_bytes is not None and c.measured.memory_bytes and not c.measured.failed
+        (pair.predicted_bytes, pair.measured_bytes)
+        for pair in pairs
+        if pair.predicted_bytes is not None and pair.measured_bytes and not pair.failed
     ]
     table = np.array(known, dtype=float).reshape(-1, 2)
     return errors(table[:, 0], table[:, 1])
 
 
-def _fit(pairs: Sequence[tuple[Case, Prediction]]) -> Fit:
-    judged = [(c.measured.failed, p.fits) for c, p in pairs if p.fits is not None]
-    ran = [fits for failed, fits in judged if not failed]
-    failed = [fits for failed, fits in judged if failed]
-    return Fit(len(ran), sum(ran), len(failed), len(failed) - sum(failed))
+def _feasibility(pairs: Sequence[Pair]) -> Feasibility:
+    ran = [pair.fits for pair in pairs if pair.fits is not None and not pair.failed]
+    failed = [pair.fits for pair in pairs if pair.fits is not None and pair.failed]
+    return Feasibility(len(ran), sum(ran), len(failed), len(failed) - sum(failed))

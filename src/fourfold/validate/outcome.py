@@ -1,142 +1,95 @@
-"""The result of a validation: one record a row, metrics by file and of all, and their JSON form."""
+"""The result of a validation: every case measured and predicted, and the metrics of all, as one JSON document."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fourfold.validate.case import Case, Prediction
-from fourfold.validate.metrics import Metrics
-from fourfold.validate.row import Row, Unread
+from fourfold.validate.metrics import Metrics, Pair, measure
 
 
 @dataclass(frozen=True)
-class RowOutcome:
-    """One row, measured and predicted; None where a figure is not known. `mfu`: model FLOPs (causal) / (step time x devices x the
-    row's peak), both sides by the same formula; `reported_mfu` as the source has it. Errors are predicted / measured - 1."""
+class CaseOutcome:
+    """One case beside its prediction."""
 
-    id: str
-    source: str
-    file: str
-    stack: str | None = None
-    device: str | None = None
-    num_devices: int | None = None
-    measured_step_seconds: float | None = None
-    measured_step_from: str | None = None
-    predicted_step_seconds: float | None = None
-    measured_tokens_per_second_per_device: float | None = None
-    predicted_tokens_per_second_per_device: float | None = None
-    measured_mfu: float | None = None
-    predicted_mfu: float | None = None
-    reported_mfu: float | None = None
-    measured_memory_bytes: float | None = None
-    measured_memory_kind: str | None = None
-    predicted_memory_bytes: float | None = None
-    step_error: float | None = None
-    memory_error: float | None = None
-    predicted_to_fit: bool | None = None
-    failed: bool = False
-    time_counts: bool = True
-    skipped: str | None = None
-    defaults: tuple[str, ...] = ()
-    from_memory: tuple[str, ...] = ()
+    case: Case
+    prediction: Prediction
 
+    @property
+    def pair(self) -> Pair:
+        """The figures that the metrics read."""
+        case, prediction = self.case, self.prediction
+        return Pair(
+            group=case.group,
+            null_group=(case.cluster.device.key, case.gemm_dtype),
+            device_flops=case.device_flops,
+            measured_seconds=case.measured_seconds,
+            predicted_seconds=prediction.step_seconds,
+            measured_bytes=case.measured.peak_memory_bytes,
+            predicted_bytes=prediction.memory_bytes,
+            fits=prediction.fits,
+            failed=case.measured.out_of_memory,
+        )
 
-@dataclass(frozen=True)
-class Summary:
-    """Of one file, or of all: how many rows there are, were cases, were predicted; why the others were not; the metrics."""
+    @property
+    def step_error(self) -> float | None:
+        """Predicted / measured - 1."""
+        return _error(self.prediction.step_seconds, self.case.measured_seconds)
 
-    rows: int
-    cases: int
-    predicted: int
-    skipped: Mapping[str, int]
-    metrics: Metrics
+    @property
+    def memory_error(self) -> float | None:
+        """Predicted / measured - 1."""
+        return _error(self.prediction.memory_bytes, self.case.measured.peak_memory_bytes)
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """Everything that `validate` finds."""
-
-    rows: tuple[RowOutcome, ...]
-    by_source: Mapping[str, Summary]
-    overall: Summary
-    unread: tuple[Unread, ...] = ()
+    def mfu(self, seconds: float | None) -> float | None:
+        """Model FLOPs utilisation of a step that takes so long."""
+        return self.case.device_flops / (seconds * self.case.peak_flops) if seconds else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain tables, lists, numbers and texts; a figure that is not known is null."""
+        """Plain values; a figure that is not known is null."""
+        case, prediction = self.case, self.prediction
+        figures = {"measured": case.measured_seconds, "predicted": prediction.step_seconds}
+        rate = case.tokens / case.num_devices
         return {
-            "rows": [asdict(row) for row in self.rows],
-            "by_source": {name: _summary_json(summary) for name, summary in self.by_source.items()},
-            "overall": _summary_json(self.overall),
-            "unread": [asdict(file) for file in self.unread],
+            "name": case.name,
+            "source": case.source,
+            "cluster": case.cluster.key,
+            "software": case.software.name,
+            "num_devices": case.num_devices,
+            **{f"{which}_step_seconds": seconds for which, seconds in figures.items()},
+            **{
+                f"{which}_tokens_per_second_per_device": rate / seconds if seconds else None
+                for which, seconds in figures.items()
+            },
+            **{f"{which}_mfu": self.mfu(seconds) for which, seconds in figures.items()},
+            "measured_peak_memory_bytes": case.measured.peak_memory_bytes,
+            "predicted_peak_memory_bytes": prediction.memory_bytes,
+            "step_error": self.step_error,
+            "memory_error": self.memory_error,
+            "predicted_to_fit": prediction.fits,
+            "out_of_memory": case.measured.out_of_memory,
+            "refused": prediction.refused,
         }
 
 
-def _summary_json(summary: Summary) -> dict[str, Any]:
-    table = asdict(summary)
-    table["metrics"]["fit"]["share"] = summary.metrics.fit.share
-    return table
+@dataclass(frozen=True)
+class Validation:
+    """All cases and their metrics."""
+
+    outcomes: tuple[CaseOutcome, ...]
+    metrics: Metrics
+
+    def to_json(self) -> dict[str, Any]:
+        """One document: `cases` in order, and `metrics`."""
+        metrics = asdict(self.metrics)
+        metrics["fit"]["share"] = self.metrics.fit.share
+        return {"cases": [outcome.to_json() for outcome in self.outcomes], "metrics": metrics}
 
 
-def skipped_row(row: Row, reason: str) -> RowOutcome:
-    """A row that is no case."""
-    figures = row.figures
-    return RowOutcome(
-        id=row.id,
-        source=row.source,
-        file=row.file,
-        num_devices=row.num_devices,
-        measured_step_seconds=figures.step_seconds,
-        measured_step_from="stated" if figures.step_seconds else None,
-        measured_tokens_per_second_per_device=figures.tokens_per_second_per_device,
-        reported_mfu=figures.mfu,
-        measured_memory_bytes=figures.memory_bytes,
-        measured_memory_kind=figures.memory_kind or None,
-        failed=figures.failed,
-        skipped=reason,
-        from_memory=row.from_memory,
-    )
-
-
-def predicted_row(case: Case, prediction: Prediction) -> RowOutcome:
-    """A case and its prediction."""
-    measured = case.measured
-    flops = case.model_flops / case.num_devices
-    rate = case.tokens / case.num_devices
-
-    def mfu(seconds: float | None) -> float | None:
-        return flops / (seconds * case.peak_flops) if seconds and case.peak_flops else None
-
-    return RowOutcome(
-        id=case.id,
-        source=case.source,
-        file=case.file,
-        stack=case.stack,
-        device=case.device,
-        num_devices=case.num_devices,
-        measured_step_seconds=measured.step_seconds,
-        measured_step_from=measured.step_from,
-        predicted_step_seconds=prediction.step_seconds,
-        measured_tokens_per_second_per_device=_over(rate, measured.step_seconds),
-        predicted_tokens_per_second_per_device=_over(rate, prediction.step_seconds),
-        measured_mfu=mfu(measured.step_seconds),
-        predicted_mfu=mfu(prediction.step_seconds),
-        reported_mfu=measured.mfu,
-        measured_memory_bytes=measured.memory_bytes,
-        measured_memory_kind=measured.memory_kind if measured.memory_bytes else None,
-        predicted_memory_bytes=prediction.memory_bytes,
-        step_error=_error(prediction.step_seconds, measured.step_seconds),
-        memory_error=_error(prediction.memory_bytes, measured.memory_bytes),
-        predicted_to_fit=prediction.fits,
-        failed=measured.failed,
-        time_counts=measured.time_counts,
-        skipped=prediction.refused,
-        defaults=(*case.defaults, *prediction.taken),
-        from_memory=case.from_memory,
-    )
-
-
-def _over(amount: float, seconds: float | None) -> float | None:
-    return amount / seconds if seconds else None
+def validate(cases: Sequence[Case], predict: Callable[[Case], Prediction]) -> Validation:
+    """Predicts every case and compares."""
+    outcomes = tuple(CaseOutcome(case, predict(case)) for case in cases)
+    return Validation(outcomes, measure([outcome.pair for outcome in outcomes]))
 
 
 def _error(predicted: float | None, measured: float | None) -> float | None:

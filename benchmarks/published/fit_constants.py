@@ -1,0 +1,281 @@
+"""Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
+
+    python benchmarks/published/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 60] [--sweep-rows 150]
+        [--rounds 3] [--jobs 2] [--start src/fourfold/cost/fitted.toml]
+
+DIR holds files of rows, as for `predict.py`. `prior_constants.toml` is where the fit starts, or, with fewer rounds to
+go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
+each held to none: a device with few rows stays near its family, a stack near its framework, a framework near what is known of
+its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so that no
+sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. What is written leaves out what an
+entry inherits, and a year that is its framework's only one (`fit_file.py`).
+
+`--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
+takes an unknown stack for: the framework's constants; of a framework that only it has, those of what its name begins with
+(Megatron's, of a fork of it), else those of a trainer that nobody names. It predicts every row.
+"""
+
+import argparse
+import json
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from case import PublishedCase, SettledPrediction, Skip
+from compare import validate as compare
+from fit_file import PRIOR, lone_years_joined, read, rounded, write
+from fit_memory import Held, fit_memory, held_rows
+from fit_rows import Shared, TimedRows, say, timed_rows
+from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
+from fit_table import (
+    LIMITS,
+    NAMES,
+    Constants,
+    Node,
+    Numbers,
+    Table,
+    constants_of,
+    copied,
+    family_of,
+    moved_by,
+    nodes_of,
+    weights_of,
+)
+from fourfold.config import UserError
+from fourfold.cost.fitted import Fitted, framework_of, kin_of
+from normalise import normalise
+from outcome import PublishedOutcome
+from row_files import read_rows
+from settle import predict_case
+from software import Trainer, usual_stack
+
+OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
+FIRM = 1e6
+"""How firmly a constant is held to the limit that it would pass."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The step times of rows as a linear function of departures, in logarithms: `errors` + `matrix` x departures."""
+
+    cases: list[PublishedCase]
+    errors: Numbers
+    matrix: Numbers
+    nodes: list[Node]
+    limits: list[tuple[list[int], float, float]]
+    """For each constant: the departures it is made of, and the least and the most that they may add up to."""
+
+    @classmethod
+    def of(cls, parts: list[TimedRows], prior: Table) -> "Model":
+        """From where the rows were looked at back to the prior; what a row says nothing of stays as it was looked at with."""
+        before, nodes, entries = Constants(prior), {}, []
+        cases = [case for part in parts for case in part.cases]
+        tuned = tuned_devices(cases)
+        errors, slopes, values = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("errors", "slopes", "values")
+        )
+        for row, case in enumerate(cases):
+            for column, (part, name) in enumerate(NAMES):
+                slope, start = slopes[row, column], before.of(part, case, name)
+                if start <= 0 or not slope or says_nothing(part, case, tuned):
+                    continue
+                errors[row] += slope * (np.log(start) - values[row, column])
+                for node in nodes_of(part, case, name):
+                    if node.level == "family" and says_nothing("family", case, tuned):
+                        continue
+                    entries.append((row, nodes.setdefault(node, len(nodes)), slope))
+        matrix = np.zeros((len(cases), len(nodes)))
+        for row, column, slope in entries:
+            matrix[row, column] += slope
+        return cls(cases, errors, matrix, list(nodes), _limits(nodes, before))
+
+    def departures(self, file: str | None = None) -> dict[Node, float]:
+        """The departures that are best without the rows of that file, each held to none: the soft L1 of the errors, by
+        reweighting."""
+        kept = np.array([case.file != file for case in self.cases])
+        spread = np.array([node.spread for node in self.nodes])
+        matrix, errors = self.matrix[kept] * spread, self.errors[kept]
+        weights = weights_of([case for case in self.cases if case.file != file]) / OUTLIER
+        found, ends = np.zeros(len(spread)), dict[int, float]()
+        for _ in range(REWEIGHTED):
+            now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
+            held = matrix.T @ (matrix * now[:, None]) + HOLD**2 * np.eye(len(spread))
+            wanted = -matrix.T @ (now * errors)
+            for which, end in ends.items():
+                row = np.zeros(len(spread))
+                row[self.limits[which][0]] = spread[self.limits[which][0]]
+                held += FIRM * np.outer(row, row)
+                wanted += FIRM * end * row
+            found = np.linalg.solve(held, wanted)
+            ends = self._pressed(ends, found * spread) | self._passed(found * spread)
+        return dict(zip(self.nodes, map(float, found * spread), strict=True))
+
+    def _pressed(self, ends: dict[int, float], departures: Numbers) -> dict[int, float]:
+        """The held limits that the rows press against: a held sum is beyond its end by the force on it."""
+        pressed = {}
+        for which, end in ends.items():
+            nodes, least, most = self.limits[which]
+            beyond = float(departures[nodes].sum()) - end
+            if least == most or (beyond > 0) == (end == most):
+                pressed[which] = end
+        return pressed
+
+    def _passed(self, departures: Numbers) -> dict[int, float]:
+        """The limits that these pass, and where they end."""
+        sums = [float(departures[nodes].sum()) for nodes, _, _ in self.limits]
+        ends = [min(most, max(least, each)) for each, (_, least, most) in zip(sums, self.limits, strict=True)]
+        return {which: end for which, (each, end) in enumerate(zip(sums, ends, strict=True)) if abs(each - end) > 1e-3}
+
+
+def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], float, float]]:
+    branch = {"device": "family", "stack": "framework"}
+    found = []
+    for node, index in nodes.items():
+        if node.name not in LIMITS or node.level == "family":
+            continue
+        part = {"link": "link", "device": "device"}.get(node.level, "stack")
+        start = before.value(part, node.owner, node.name)
+        if start <= 0:
+            continue
+        above = family_of(node.owner) if node.level == "device" else framework_of(node.owner)
+        made_of = [index, *(nodes[up] for up in [Node(branch.get(node.level, ""), above, node.name)] if up in nodes)]
+        low, high = LIMITS[node.name]
+        found.append((made_of, float(np.log(low / start)) if low else -np.inf, float(np.log(high / start))))
+    return found
+
+
+def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
+    """The prior moved to the rows of all files but one. A framework that only that file has loses its prior too."""
+    all_stacks = {case.stack for case in (*model.cases, *held.cases)}
+    rows, held = [case for case in model.cases if case.file != file], held.without(file)
+    known = {case.stack for case in (*rows, *held.cases)}
+    gone, table = all_stacks - known, copied(prior)
+    for stack in gone:
+        table["stack"].pop(stack, None)
+        if framework_of(stack) not in map(framework_of, known):
+            table["stack"].pop(framework_of(stack), None)
+    before, table = table, moved_by(table, model.departures(file), known)
+    fit_memory(held, before, table)
+    return table
+
+
+def informed(table: Table, rows: list[PublishedCase], held: list[PublishedCase]) -> Table:
+    """Which rows every entry was fitted on: how many step times, how many peaks of memory, and their files."""
+    tuned = tuned_devices(rows)
+
+    def said(mine: list[PublishedCase], memory: int = 0) -> dict:
+        measured = {"memory_rows": memory} if memory else {}
+        return {"rows": len(mine), **measured, "files": sorted({row.file for row in mine})}
+
+    def of_device(device: str) -> dict:
+        kin = [row for row in rows if family_of(row.device) == family_of(device)]
+        return said(
+            [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
+        )
+
+    def of_stack(stack: str) -> dict:
+        measured = sum(stack in (case.stack, framework_of(case.stack)) for case in held if is_measured(case))
+        return said([row for row in rows if stack in (row.stack, framework_of(row.stack))], measured)
+
+    return {
+        "link": said([row for row in rows if not says_nothing("link", row, tuned)]),
+        "device": {device: of_device(device) for device in sorted(table["device"])},
+        "stack": {stack: of_stack(stack) for stack in sorted(table["stack"])},
+    }
+
+
+def joined(parts: list[Held]) -> Held:
+    return Held([case for part in parts for case in part.cases], np.concatenate([part.parts for part in parts]))
+
+
+def errors_by_file(model: Model) -> list[tuple[str, float]]:
+    """Mean |error| of each file's rows at the best departures."""
+    found = model.departures()
+    error = np.abs(np.exp(model.errors + model.matrix @ np.array([found[node] for node in model.nodes])) - 1)
+    files = np.array([case.file for case in model.cases])
+    return [(str(file), float(error[files == file].mean())) for file in np.unique(files)]
+
+
+def predict_by_file(case: PublishedCase, constants: dict[str, Fitted]) -> SettledPrediction:
+    known = constants.get(case.file) or constants[""]
+    return predict_case(named_as_known(case, known), known)
+
+
+def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
+    """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
+    if not set(kin_of(case.stack)).isdisjoint(map(framework_of, known.stacks)):
+        return case
+    layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
+    unknown = Trainer("unknown", int(year) if year.isdecimal() else 0)
+    usual = usual_stack(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
+    return replace(case, stack=usual.name)
+
+
+def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> PublishedOutcome:
+    """Every row predicted with constants that were fitted without its file."""
+    files = sorted({case.file for case in (*model.cases, *held.cases)})
+    with ProcessPoolExecutor(jobs) as pool:
+        tables = dict(
+            zip(("", *files), pool.map(partial(fitted_table, model, held, prior), (None, *files)), strict=True)
+        )
+    constants = {file: constants_of(rounded(table)) for file, table in tables.items()}
+    predict = partial(predict_by_file, constants=constants)
+    with ProcessPoolExecutor(jobs) as pool:
+        return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
+
+
+def _progress():  # type: ignore[no-untyped-def]
+    begun = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        if done % 200 == 0:
+            say(f"{done} of {total}, {(time.monotonic() - begun) / done * (total - done):.0f} s left")
+
+    return show
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--write", action="store_true", help="write fitted.toml and fitted_on.json")
+    parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
+    parser.add_argument("--rows", type=int, default=60)
+    parser.add_argument("--sweep-rows", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--start", type=Path, default=PRIOR, help="the constants that rows are first looked at with")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    if options.rounds < 1:
+        parser.error("--rounds: 1 at least")
+    try:
+        rows, _ = read_rows(options.folders, strict=False)
+    except UserError as error:
+        parser.error(str(error))
+    cases = [case for case in map(normalise, rows) if not isinstance(case, Skip)]
+    cases = telling(cases)
+    prior = read(PRIOR)
+    timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
+    weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)
+    table = read(options.start)
+    for number in range(options.rounds):
+        parts = timed.at(table)
+        model, held = Model.of(parts, prior), joined(weighed.at(table))
+        error = np.abs(np.exp(np.concatenate([part.errors for part in parts])) - 1)
+        say(f"round {number}: {len(error)} rows, mean |error| {error.mean():.3f}, {len(model.nodes)} departures")
+        table = fitted_table(model, held, prior)
+    for file, error in errors_by_file(model):
+        say(f"{file}: {error:.3f} by the linear model")
+    if options.write:
+        table = lone_years_joined(table)
+        write(table, informed(table, model.cases, held.cases))
+    if options.cross:
+        outcome = cross(model, held, prior, rows, options.jobs)
+        options.cross.write_text(json.dumps(outcome.to_json()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Recomputation, schedule and kernels of attention, from the words of published rows to ours."""
+
+import re
+
+from assertions import asserted
+from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, NotACase
+from defaults import Filled
+from remarks import is_mlperf, recomputes_what_is_not_offloaded
+from row import Row
+from software import Trainer
+
+
+def is_recompute_open(row: Row) -> bool:
+    """Whether the source leaves out what is recomputed."""
+    text = (row.recompute or "").lower()
+    return not text or "not stated" in text or "see recipe" in text or text == "null"
+
+
+def recompute_of(row: Row, stack: Trainer, filled: Filled) -> tuple[str, tuple[str, ...]]:
+    """(policy, modules that are recomputed where it is selective)."""
+    text = (row.recompute or "").lower()
+    if is_recompute_open(row):
+        full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
+        policy = "full" if full or "recompute=full" in row.notes else "none"
+        return filled.fill("recompute", "selective" if stack.is_xla else policy), ()
+    if text.startswith(("full", "true")) or re.search(r"\brest recomputed|recomputes? (all|everything|the rest)", text):
+        return "full", ()
+    if text.startswith(("none", "no ", "false")):
+        return "none", ()
+    if text.startswith("selective"):
+        named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
+        if stack.framework == "torchtitan":
+            if row.model.num_experts:
+                return filled.fill("recompute", "full", "recompute_experts"), ()
+            return filled.fill("recompute", ALTERNATE, "recompute_products"), ()
+        modules = tuple(named) or ATTENTION_CORE
+        filled.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
+        return "selective", modules
+    if recomputes_what_is_not_offloaded(text):
+        return "full", ()
+    filled.approximate("recompute_modules")
+    named = [word for word in re.findall(r"[a-z_\-]+", text) if not word.startswith("recompute")]
+    return "selective", tuple(named[:20])
+
+
+_SCHEDULES: tuple[tuple[str, str], ...] = (
+    (r"dualpipe", "dualpipe_v"),
+    (r"zb[-_ ]?v|zero[- ]bubble v", "zb_v"),
+    (r"zb[-_ ]?(2p|h2)", "zb_h2"),
+    (r"zb[-_ ]?(1p|h1)|zero[- ]bubble", "zb_h1"),
+    (r"interleav|vpp", "interleaved_1f1b"),
+    (r"gpipe|all forward", "gpipe"),
+    (r"1f1b|pipedream", "1f1b"),
+)
+
+
+def schedule_of(row: Row, filled: Filled) -> str | None:
+    """Our name of the stated schedule. None where none is stated, or it is not known."""
+    text = (row.schedule or "").lower()
+    if re.search(r"seq1f1b|terapipe|slimpipe|token[- ]level", text):
+        raise NotACase(f"the schedule {text[:60]!r} cuts sequences into parts, which no schedule here does")
+    for pattern, name in _SCHEDULES:
+        if re.search(pattern, text):
+            if name == "dualpipe_v" and "v" not in text.partition("dualpipe")[2][:2]:
+                filled.approximate("dualpipe")
+            if re.search(r"zb[-_ ]?[12]p|zero[- ]bubble(?! v)", text):
+                filled.approximate("zero_bubble")
+            return name
+    if text:
+        filled.note(f"the schedule {text[:60]!r} is not known and is taken as 1F1B")
+    return None
+
+
+_KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
+    (
+        "flash 3",
+        r"\bfa-?[34]\b|flash[- ]?att(n|ention)?[- ]?v?[34]\b|cudnn (flash |fused )?(att|kernel|sdpa)|sdpa with the cudnn",
+    ),
+    ("flash 2", r"\bfa-?2\b|flash[- ]?att(n|ention)?[- ]?v?2\b"),
+)
+
+
+def attention_kernel_of(row: Row, stack: Trainer, filled: Filled) -> AttentionKernel | None:
+    """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
+    have anyway), or the one before."""
+    for name, pattern in _KERNELS:
+        if asserted(row.notes, pattern) and not (name == "flash 3" and stack.is_megatron_kin):
+            return filled.fill("attention_kernel", name)
+    return None
+
+
+FUSED_SINKS = (2026, 6)
+"""Release (year and month) since which Megatron's makers have a fused kernel for attention with learned sinks in what they release;
+in MLPerf they had one before."""
+
+
+def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
+    """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
+    if row.attention is not None:
+        return row.attention
+    words = f"{row.source} {row.notes}".lower()
+    if re.search(r"\bmath (attention|backend)", words):
+        return "math"
+    if re.search(r"\b(unfused|naive) (attention|backend)|(no|without|not) (flash|fused[- ]att)", words):
+        return "unfused"
+    if asserted(words, r"\beager attention\b"):
+        return "unfused"
+    if re.search(r"flash[- ]?att", words):
+        return "flash"
+    has_sinks = re.search(r"gpt-?oss", row.model.name, re.I) and not is_mlperf(row)
+    if has_sinks and stack.is_megatron_kin and (stack.year, stack.release) < FUSED_SINKS:
+        return filled.fill("attention", "unfused", "attention_sinks")
+    written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
+    return "unfused" if written else filled.fill("attention", "flash")

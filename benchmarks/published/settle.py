@@ -1,0 +1,90 @@
+"""Settings that a source leaves open, settled as usual or, where that would not fit, ever lighter in memory; then predicted."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from as_case import as_case
+from case import ATTENTION_CORE, PublishedCase, SettledPrediction
+from fourfold.config import UserError
+from fourfold.cost.fitted import Fitted, fitted
+from fourfold.validate import predict_case as predict_run
+
+
+def predict_case(case: PublishedCase, constants: Fitted | None = None) -> SettledPrediction:
+    """Raises `UserError` where the layout cannot be."""
+    settled, found = settle(case, constants or fitted())
+    return replace(found, taken=settled.defaults[len(case.defaults) :])
+
+
+def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, SettledPrediction]:
+    """The case and its prediction. Settings that the source leaves open are taken as usual; where that would not fit, as the first
+    of `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not
+    taken: whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
+    usual, found = case, _predicted(case, constants)
+    for lighter in _lighter(case):
+        if found.fits is not False:
+            break
+        try:
+            case, found = lighter, _predicted(lighter, constants)
+        except UserError:  # a layout that cannot be is none to fall back on
+            continue
+    if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
+        full = replace(case, layout=replace(case.layout, recompute="full"))
+        found = replace(found, fits=_predicted(full, constants).fits)
+    return _remarked(case, usual), found
+
+
+def _remarked(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
+    """With a remark where it is lighter than usual."""
+    names = [
+        name
+        for name in ("microbatch_sequences", "zero", "recompute")
+        if getattr(case.layout, name) != getattr(usual.layout, name)
+    ]
+    taken = ", ".join(f"{name} = {getattr(case.layout, name)}" for name in names)
+    if case.precision != usual.precision:
+        taken = ", ".join(filter(None, (f"weights and moments in {case.precision.compute}", taken)))
+    if not taken:
+        return case
+    return replace(
+        case, defaults=(*case.defaults, f"{taken}: what is usual would not fit, and the source leaves it open")
+    )
+
+
+def _lighter(case: PublishedCase) -> Iterator[PublishedCase]:
+    """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
+    selective recomputation, in Megatron and its kin of the matrix of scores alone first; parameters sharded too, without a
+    pipeline and outside Megatron and its kin; on one device, outside the same, weights and moments in 16 bits, with all of that
+    once more."""
+    yield from _lighter_layouts(case)
+    compute = case.precision.compute
+    wide = case.precision.master == "fp32" != compute
+    if case.states_open and wide and case.num_devices == 1 and not case.even_stages:
+        narrow = replace(case, precision=replace(case.precision, master=compute, gradients=compute))
+        yield narrow
+        yield from _lighter_layouts(narrow)
+
+
+def _lighter_layouts(case: PublishedCase) -> Iterator[PublishedCase]:
+    layout = case.layout
+    while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
+        layout = layout.with_half_microbatches()
+        yield replace(case, layout=layout)
+    shared = case.zero_open and layout.dp_shard * layout.cp > 1
+    if shared and layout.zero == 0:
+        layout = replace(layout, zero=1)
+        yield replace(case, layout=layout)
+    if case.recompute_open and layout.recompute == "none":
+        layout = replace(layout, recompute="selective")
+        if case.even_stages and case.attention != "flash":
+            layout = replace(layout, recompute_modules=ATTENTION_CORE)
+            yield replace(case, layout=layout)
+            layout = replace(layout, recompute_modules=(*ATTENTION_CORE, "mlp"))
+        yield replace(case, layout=layout)
+    if shared and layout.zero < 3 and layout.pp == 1 and not case.even_stages:
+        layout = replace(layout, zero=3)
+        yield replace(case, layout=layout)
+
+
+def _predicted(case: PublishedCase, constants: Fitted) -> SettledPrediction:
+    return SettledPrediction(**vars(predict_run(as_case(case), constants)))

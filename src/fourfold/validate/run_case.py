@@ -1,0 +1,48 @@
+"""A finished run as a case: its own run file, and the median step and the peak memory of its `metrics.jsonl`."""
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+from fourfold.config import RunConfig, UserError
+from fourfold.hardware import THIS, load_cluster
+from fourfold.huggingface import resolve_model
+from fourfold.validate.case import Case, MeasuredStep
+from fourfold.validate.software import Software
+
+
+def run_case(name: str, run: RunConfig, metrics: Iterable[Mapping[str, Any]], cluster: str | None = None) -> Case:
+    """The case of a run of fourfold's own. `run`: as its folder's `run.toml` has it, complete; `metrics`: the objects of its
+    `metrics.jsonl`, whose first step is left out: it warms up. `cluster` None: the run's own.
+
+    Raises `UserError` where fewer than two steps were measured, or nothing says how fast the machine is."""
+    steps = {row["step"]: row for row in metrics if isinstance(row.get("step"), int)}
+    warm = [steps[step] for step in sorted(steps)][1:]
+    seconds = [value for row in warm if (value := _positive(row.get("step_seconds"))) is not None]
+    if not seconds:
+        raise UserError(
+            f"{name}: its metrics.jsonl has fewer than two steps; what works: the folder of a run that trained"
+        )
+    machine = cluster if cluster is not None else run.cluster.preset
+    if machine == THIS:
+        raise UserError(
+            f"{name}: nothing says how fast its machine is; what works: fourfold calibrate --out this-machine.toml, then "
+            "fourfold validate RUN_DIR --cluster this-machine.toml"
+        )
+    peaks = [value for row in warm if (value := _positive(row.get("peak_memory_bytes"))) is not None]
+    return Case(
+        name=name,
+        source=f"{name}/metrics.jsonl, median of {len(seconds)} steps",
+        run=run,
+        model=resolve_model(run.model),
+        cluster=load_cluster(machine),
+        software=Software(),
+        measured=MeasuredStep(
+            step_seconds=median(seconds), peak_memory_bytes=max(peaks, default=None), memory_rank="first"
+        ),
+    )
+
+
+def _positive(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < 1e15 else None

@@ -1,0 +1,189 @@
+"""The fit of constants: it finds what made the rows, stays within its limits and leaves out what it says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import fit_file
+from case import PublishedCase
+from fit_constants import HOLD, OUTLIER, Model, fitted_table, informed, named_as_known
+from fit_memory import LARGEST, UNITS, Held, fit_memory
+from fit_rows import TimedRows
+from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of
+from fourfold.cost.fitted import Fitted, fitted
+from fourfold.hardware import device_names
+from normalise import normalise
+from tests.support.published import ROWS
+
+PRIOR = fit_file.read(fit_file.PRIOR)
+
+
+def case(file: str, source: str) -> PublishedCase:
+    found = normalise(replace(ROWS["torchtitan:1"], file=file, source=source, notes="", id=f"{file}:{source}"))
+    assert isinstance(found, PublishedCase)
+    return found
+
+
+def timed(rows: list[tuple[PublishedCase, float]], name: str = "product_speed") -> TimedRows:
+    """Rows whose time is inverse to one constant of the stack, and off by a factor."""
+    column = NAMES.index(("stack", name))
+    slopes = np.zeros((len(rows), len(NAMES)))
+    slopes[:, column] = -1.0
+    constants = Constants(PRIOR)
+    values = np.array([[np.log(max(constants.of(part, c, n), 1e-30)) for part, n in NAMES] for c, _ in rows])
+    return TimedRows([c for c, _ in rows], np.log([factor for _, factor in rows]), slopes, values)
+
+
+def test_what_made_the_rows_is_found_and_a_framework_shares_it() -> None:
+    rows = [(case(f"file{i}", f"torchtitan, {year}"), 1.04) for i in range(40) for year in (2024, 2026)]
+    model = Model.of([timed(rows)], PRIOR)
+    found = model.departures()
+    shared = found[Node("framework", "torchtitan", "product_speed")]
+    total = {year: shared + found[Node("stack", f"torchtitan-{year}", "product_speed")] for year in (2024, 2026)}
+    assert total[2024] == pytest.approx(np.log(1.04), rel=0.1), "slower by that factor: faster constants"
+    assert total[2026] == pytest.approx(total[2024])
+    assert shared > 0.005
+    table = moved_by(PRIOR, found, {"torchtitan-2024", "torchtitan-2026"})
+    before, after = Constants(PRIOR), Constants(table)
+    for stack in ("torchtitan-2024", "torchtitan-2026", "torchtitan-2030"):
+        assert after.value("stack", stack, "product_speed") > before.value("stack", stack, "product_speed") * 1.005, (
+            stack
+        )
+    assert after.value("stack", "nanotron-2025", "product_speed") == before.value(
+        "stack", "nanotron-2025", "product_speed"
+    )
+
+
+def test_a_constant_ends_at_its_limit_and_the_rest_is_made_of_others() -> None:
+    """Rows that two constants explain alike: what one may not take, the other takes."""
+    rows = [(case(f"file{i}", "torchtitan, 2026"), 2.0) for i in range(60)]
+    both, alone = timed(rows, "fused"), timed(rows, "fused")
+    both.slopes[:, NAMES.index(("stack", "product_speed"))] = -1.0
+
+    def sums(part: TimedRows) -> dict[str, float]:
+        found = Model.of([part], PRIOR).departures()
+        names = {node.name for node in found}
+        return {name: sum(each for node, each in found.items() if node.name == name) for name in names}
+
+    start = Constants(PRIOR).value("stack", "torchtitan-2026", "fused")
+    most = np.log(LIMITS["fused"][1] / start)
+    assert sums(alone)["fused"] == pytest.approx(most, abs=2e-3)
+    assert sums(both)["fused"] == pytest.approx(most, abs=2e-3)
+    assert sums(both)["product_speed"] > 0.1
+
+
+def test_a_limit_that_was_passed_on_the_way_alone_is_left_again() -> None:
+    """Where the fit ends, no constant's move that stays within the limits makes it better."""
+    draw = np.random.default_rng(81)
+    rows = [(case(f"file{i}", "torchtitan, 2026"), float(np.exp(draw.normal(0, 1.5)))) for i in range(12)]
+    part = timed(rows, "fused")
+    for name in ("fused", "product_speed", "attention_speed", "link_speed"):
+        part.slopes[:, NAMES.index(("stack", name))] = draw.normal(0, 1.5, 12)
+    model = Model.of([part], PRIOR)
+    found = np.array(list(model.departures().values()))
+    spread = np.array([node.spread for node in model.nodes])
+
+    def cost(departures: np.ndarray) -> float:
+        errors = (model.errors + model.matrix @ departures) / OUTLIER
+        return float(
+            np.sum(weights_of(model.cases) ** 2 * (np.sqrt(1 + errors**2) - 1))
+            + np.sum((HOLD * departures / spread) ** 2) / 2
+        )
+
+    def allowed(departures: np.ndarray) -> bool:
+        return all(least - 1e-3 <= departures[nodes].sum() <= most + 1e-3 for nodes, least, most in model.limits)
+
+    assert allowed(found)
+    moves = [found + 0.05 * sign * row for row in np.diag(spread) for sign in (-1, 1)]
+    assert all(cost(each) > cost(found) - 1e-3 for each in moves if allowed(each))
+
+
+def test_a_file_that_is_left_out_informs_nothing() -> None:
+    rows = [
+        (case("kept", "torchtitan, 2024"), 1.0),
+        *((case("gone", "halo, throughput, 2026"), 1.3) for _ in range(30)),
+    ]
+    model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
+    whole = fitted_table(model, held, PRIOR)
+    assert informed(whole, model.cases, held.cases)["stack"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
+    assert Constants(whole).value("stack", "halo-2026", "product_speed") > 0.91
+    without = fitted_table(model, held, PRIOR, "gone")
+    assert not [name for name in without["stack"] if name.startswith("halo")]
+    assert Constants(without).value("stack", "halo-2026", "product_speed") == PRIOR["stack"]["default"]["product_speed"]
+
+
+@pytest.mark.parametrize(
+    ("stack", "name"),
+    [
+        ("megatron-fork-2023", "megatron-fork-2023"),
+        ("megatron-2026", "megatron-2026"),
+        ("halo-2026", "unknown-2026"),
+        ("megatronlike-2023", "unknown-2023"),
+    ],
+)
+def test_a_stack_that_is_left_out_is_what_its_name_begins_with_or_nobodys(stack: str, name: str) -> None:
+    known = Fitted({}, {"default": {}, "megatron": {}, "megatron-2024": {}}, {})
+    assert named_as_known(replace(case("file", "torchtitan, 2024"), stack=stack), known).stack == name
+
+
+def test_software_that_nobody_knows_is_not_fitted() -> None:
+    model = Model.of([timed([(case("file", "somebody's trainer"), 1.5) for _ in range(20)])], PRIOR)
+    assert not [node for node in model.nodes if node.level in ("framework", "stack")]
+    assert not [name for name in fitted().stacks if name.startswith("unknown")]
+
+
+@pytest.mark.parametrize("moved", ["saved_bytes", "unit_bytes"])
+def test_memory_constants_are_recovered(moved: str) -> None:
+    """Rows of several shapes made with more of one constant than the prior has."""
+    one, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
+    wanted = {name: start.value("stack", one.stack, name) for name in UNITS}
+    wanted[moved] += 2.0
+    rows = []
+    for activations, head, units in ((0.5, 0.1, 0.2), (0.1, 0.5, 0.1), (0.3, 0.3, 0.6), (0.6, 0.0, 0.0)) * 10:
+        of = {"saved_bytes": activations, "gathered_bytes": 0.0, "logits_bytes": head, "unit_bytes": units}
+        parts = np.array([0.4, *(of[name] for name in UNITS)])
+        rows.append(parts / (0.4 + sum(of[name] * wanted[name] / UNITS[name] for name in UNITS)))
+    table = copied(PRIOR)
+    fit_memory(Held([one] * len(rows), np.array(rows)), PRIOR, table)
+    for name in ("saved_bytes", "logits_bytes", "unit_bytes"):
+        assert Constants(table).value("stack", one.stack, name) == pytest.approx(wanted[name], rel=0.1, abs=0.2), name
+
+
+@pytest.mark.parametrize(("failed", "moves"), [(False, -1), (True, 1)])
+def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) -> None:
+    """Predicted to need 1.3 x the memory, those that ran push down and those that failed say nothing; with 0.7 x, the reverse."""
+    measured, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
+    bounded = replace(measured, measured=replace(measured.measured, memory_bytes=None, failed=failed))
+    was = {name: start.value("stack", measured.stack, name) for name in UNITS}
+
+    def fitted_share(needed: float) -> float:
+        head = {"logits_bytes": 0.5 * needed * UNITS["logits_bytes"] / was["logits_bytes"]}
+        parts = np.array([0.5 * needed, *(head.get(name, 0.0) for name in UNITS)])
+        table = copied(PRIOR)
+        fit_memory(Held([bounded] * 20, np.array([parts] * 20)), PRIOR, table)
+        constants = Constants(table)
+        now = [1.0, *(constants.value("stack", measured.stack, name) / UNITS[name] for name in UNITS)]
+        return float((1 + constants.value("stack", measured.stack, "extra")) * (parts @ now))
+
+    extra = 1 + start.value("stack", measured.stack, "extra")
+    pushed, left = (1.3, 0.7) if moves < 0 else (0.7, 1.3)
+    assert moves * (fitted_share(pushed) - pushed * extra) > 0.1
+    assert fitted_share(left) == pytest.approx(left * extra)
+
+
+def test_what_ships_stands_within_the_limits() -> None:
+    tables = {"prior": PRIOR, "fitted": {"device": fitted().devices, "stack": fitted().stacks, "link": fitted().links}}
+    for name, table in tables.items():
+        for part in ("device", "stack"):
+            for owner, entry in table[part].items():
+                if owner == "fourfold":  # its programs say what it does: nothing of it is fitted
+                    continue
+                for key, (low, high) in LIMITS.items():
+                    assert low <= entry.get(key, low) <= high, (name, owner, key)
+                for key, high in LARGEST.items():
+                    assert 0 <= entry.get(key, 0.0) <= high * UNITS.get(key, 1.0), (name, owner, key)
+
+
+def test_every_device_has_a_family() -> None:
+    assert {member for members in FAMILIES.values() for member in members} == set(device_names())

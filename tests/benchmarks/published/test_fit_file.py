@@ -1,0 +1,103 @@
+"""The files of the fit: what is written reads back as it was, without what is inherited; every entry has its rows."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fit_file import (
+    FITTED,
+    INFORMED,
+    PRIOR,
+    constants_text,
+    departures,
+    informed_text,
+    lone_years_joined,
+    read,
+    rounded,
+)
+from fit_table import Table, constants_of, copied, put
+from fourfold.hardware import device_names
+
+SHIPPED = read(FITTED)
+
+
+def resolved(table: Table) -> dict[str, dict]:
+    """All that a table says of names that it lists and of others."""
+    constants = constants_of(table)
+    unlisted = ("unknown", "megatron-fork-2024", "nemo-2019", "nemo-2026.03", "nemo-2031", "torchtitan-rocm-2025")
+    return {
+        "stack": {name: asdict(constants.stack(name)) for name in (*SHIPPED["stack"], *unlisted)},
+        "device": {name: asdict(constants.device(name)) for name in device_names()},
+        "link": asdict(constants.link_constants) | {"share": constants.link_share},
+    }
+
+
+def in_full(table: Table) -> Table:
+    """Every entry with all of its constants, inherited or not."""
+    constants, full = constants_of(table), copied(table)
+    for name in full["stack"]:
+        full["stack"][name] = {key: each for key, each in constants.entry(name).items() if each is not None}
+    for name in full["device"]:
+        full["device"][name] = {key: getattr(constants.device(name), key) for key in ("low_share", "product_share")} | {
+            **full["device"][name]
+        }
+    return full
+
+
+def test_what_ships_is_what_the_fit_writes() -> None:
+    assert constants_text(SHIPPED) == FITTED.read_text(encoding="utf-8")
+    informed = json.loads(INFORMED.read_text(encoding="utf-8"))
+    assert informed_text(informed) == INFORMED.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("table", [SHIPPED, rounded(read(PRIOR))], ids=["shipped", "prior"])
+def test_what_is_inherited_is_not_written_and_reads_back_the_same(table: Table, tmp_path: Path) -> None:
+    full = in_full(table)
+    assert full != table
+    (tmp_path / "fitted.toml").write_text(constants_text(full), encoding="utf-8")
+    written = read(tmp_path / "fitted.toml")
+    assert written == departures(table)
+    assert resolved(written) == resolved(table)
+    assert constants_text(written) == constants_text(full)
+
+
+def test_a_framework_of_one_year_has_that_years_constants() -> None:
+    """Every other entry resolves as before, forks of the framework too."""
+    stacks = {
+        "default": {"fused": 0.5, "link_speed": 0.9},
+        "alone": {"fused": 0.6},
+        "alone-2024": {"fused": 0.8, "dispatcher": "deepep"},
+        "alone-fork": {"link_speed": 0.7},
+        "both": {"fused": 0.1},
+        "both-2024": {"fused": 0.2},
+        "both-2025": {"fused": 0.3},
+        "without-2024": {"fused": 0.4},
+    }
+    table = {"link": {}, "device": {}, "stack": stacks}
+    before, after = constants_of(table), constants_of(departures(lone_years_joined(table)))
+    assert set(stacks) - set(after.stacks) == {"alone-2024", "without-2024"}
+    assert {name: after.entry(name) for name in stacks if name != "alone"} == {
+        name: before.entry(name) for name in stacks if name != "alone"
+    }
+    assert after.entry("alone") == after.entry("alone-2030") == before.entry("alone-2024")
+    assert after.stacks["without"] == {"fused": 0.4}
+    assert departures(lone_years_joined(SHIPPED)) == SHIPPED
+
+
+def test_a_year_that_gets_an_entry_does_what_it_did_before() -> None:
+    """Only the constant that is set departs, and words and switches that were the nearest year's."""
+    table, before = copied(SHIPPED), constants_of(SHIPPED).entry("nemo-2031")
+    put(table, "stack", "nemo-2031", "fused", 0.9)
+    assert constants_of(table).entry("nemo-2031") == {**before, "fused": 0.9}
+    assert set(departures(table)["stack"]["nemo-2031"]) == {"fused", "dispatcher", "fused_experts"}
+
+
+def test_every_entry_says_its_rows() -> None:
+    informed = json.loads(INFORMED.read_text(encoding="utf-8"))
+    for part in ("device", "stack"):
+        assert set(informed[part]) == set(SHIPPED[part])
+    for entry in (informed["link"], *informed["device"].values(), *informed["stack"].values()):
+        assert entry["rows"] >= 0
+        assert bool(entry["files"]) == bool(entry["rows"])
