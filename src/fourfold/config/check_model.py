@@ -176,7 +176,19 @@ def _balancing(model: ModelConfig) -> str | None:
     return None
 
 
+def _own_block(model: ModelConfig) -> str | None:
+    """A person's own block takes the place of what these keys say."""
+    for key in ("num_experts", "key_value_rank", "mtp_layers"):
+        value = getattr(model, key)
+        if model.block is not None and value:
+            return (
+                f"model.block = {model.block!r} has no {key}, and model.{key} = {value}; a value that works: {key} = 0"
+            )
+    return None
+
+
 _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
+    _own_block,
     _heads,
     _rotary_scaling,
     _norms_and_biases,

@@ -84,6 +84,9 @@ class ModelConfig:
     positions: str = "rope"
     """`rope`, or `learned`: a table of `max_position` rows is added to the embedding (GPT-2)."""
 
+    block: str | None = None
+    """A person's own block, `python:MODULE:NAME`, in place of attention and feed-forward; it reads what dimensions it likes."""
+
     @property
     def is_latent(self) -> bool:
         """Multi-head latent attention."""

@@ -59,6 +59,8 @@ class ModelSection(Section):
     """Folder of safetensors weights that training starts from. Left out: random weights."""
     family: str | None = None
     """Hugging Face architecture to export as. Left out: the one that the dimensions describe."""
+    block: str | None = None
+    """Your own block in place of the built-in ones: `"python:MODULE:NAME"` of an `OwnBlock`. It is imported by every command."""
     num_layers: Layers | None = None
     """Decoder blocks."""
     hidden_size: PositiveInt | None = None

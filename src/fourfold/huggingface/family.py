@@ -110,6 +110,8 @@ class Family:
         """The model's values that the family cannot have, by key."""
         result = {key: getattr(model, key) for key, value in self.fixed.items() if getattr(model, key) != value}
         result.update({key: 0 for key in self.needs if not getattr(model, key)})
+        if model.block is not None:
+            result["block"] = model.block
         for kind, key in (("llama3", "rope_scaling"), ("yarn", "yarn_scaling")):
             if getattr(model, key) is not None and kind not in self.rope_types:
                 result[key] = getattr(model, key)

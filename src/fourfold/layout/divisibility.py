@@ -5,7 +5,9 @@ from fourfold.config import ModelConfig
 
 def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
     """The first size, (key, value), that `tp` does not split evenly: heads, vocabulary, feed-forwards. Key and value heads may
-    also divide `tp`: several ranks then hold copies of them. None: all are split."""
+    also divide `tp`: several ranks then hold copies of them. A person's own block is never split. None: all are split."""
+    if model.block is not None:
+        return ("model.block", 1) if tp > 1 else None
     kv = model.num_heads if model.is_latent else model.num_kv_heads
     sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
     if model.has_dense_blocks:

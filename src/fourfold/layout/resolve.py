@@ -98,6 +98,11 @@ def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
     fault = tensor_fault(model, tp)
     if fault is not None:
         key, size = fault
+        if key == "model.block":
+            raise UserError(
+                f"layout.tp = {tp}: tensor parallelism does not split model.block = {model.block!r}; a value that works: 1 "
+                f"(layout.cp, layout.pp and layout.zero = 3 divide its memory)"
+            )
         fit = f"a value that works: {_largest(tp, lambda d: splits_tensors(model, d))}"
         if key == "model.num_kv_heads":
             raise UserError(f"layout.tp = {tp} neither divides {key} = {size} nor is a multiple of it; {fit}")
@@ -112,6 +117,10 @@ def _check_context(section: LayoutSection, model: ModelConfig, sequence_length: 
     match = re.fullmatch(r"ring\+ulysses:(\d+)", method)
     if method not in CP_METHODS[:3] and not match:
         raise UserError(f"layout.cp_method = {method!r} is unknown; allowed: {', '.join(map(repr, CP_METHODS))}")
+    if model.block is not None and cp > 1 and method != "all_gather":
+        raise UserError(
+            f"layout.cp_method = {method!r}: model.block = {model.block!r} sees whole sequences; a value that works: 'all_gather'"
+        )
     ulysses = cp if method == "ulysses" else int(match[1]) if match else 1
     heads = model.num_heads // section.tp
     if ulysses < 1 or cp % ulysses:

@@ -12,6 +12,7 @@ from fourfold.model.weights import (
     HeadWeights,
     LatentWeights,
     ModuleWeights,
+    OwnWeights,
     PlainFeedForwardWeights,
     RoutedWeights,
     Weight,
@@ -32,6 +33,9 @@ def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, Weigh
         names = [f"model.layers.{last + k}.shared_head.norm.weight" for k in range(model.mtp_layers)]
         bias = _norm_bias(own, model, "model.norm")
         return HeadWeights(own.weight("model.norm.weight"), table, bias, tuple(own.weight(name) for name in names))
+    if model.block is not None:
+        prefix = f"model.layers.{segment.layer}."
+        return OwnWeights({each.name.removeprefix(prefix): own.weight(each.name) for each in segment.parameters})
     block = _bind_block(segment, own, model, units)
     if not segment.depth:
         return block

@@ -8,11 +8,13 @@ from fourfold.model.feed_forward import gated_backward, gated_forward, plain_bac
 from fourfold.model.latent import latent_backward, latent_forward
 from fourfold.model.multi_token import combine_backward, combine_forward
 from fourfold.model.operations import Array
+from fourfold.model.own.segment import own_backward, own_forward
 from fourfold.model.weights import (
     BlockWeights,
     FeedForwardWeights,
     LatentWeights,
     ModuleWeights,
+    OwnWeights,
     PlainFeedForwardWeights,
 )
 
@@ -20,7 +22,7 @@ from fourfold.model.weights import (
 def block_forward(
     env: Environment,
     x: Array,
-    w: BlockWeights | ModuleWeights,
+    w: BlockWeights | ModuleWeights | OwnWeights,
     batch: Microbatch,
     saved: Saved,
     balancing: Balancing | None = None,
@@ -31,6 +33,8 @@ def block_forward(
 
     `balancing`: what a router reads and records; None: nothing beside its weights.
     """
+    if isinstance(w, OwnWeights):
+        return own_forward(env, x, w, batch, saved)
     if isinstance(w, ModuleWeights):
         combined = combine_forward(env, x, w, batch, depth, saved)
         out = block_forward(env, combined, w.block, batch, saved, balancing)
@@ -52,7 +56,7 @@ def block_backward(
     env: Environment,
     grad: Array,
     x: Array,
-    w: BlockWeights | ModuleWeights,
+    w: BlockWeights | ModuleWeights | OwnWeights,
     batch: Microbatch,
     saved: Saved,
     balancing: Balancing | None = None,
@@ -60,6 +64,8 @@ def block_backward(
 ) -> Array:
     """The gradient of `x`, the block's input, from that of its output; adds the weights' gradients, at once or, where they are
     matmuls and `deferring`, later. Empties `saved`."""
+    if isinstance(w, OwnWeights):
+        return own_backward(env, grad, w, batch, saved)
     if isinstance(w, ModuleWeights):
         rows = x.shape[0]
         combined = saved.take("combined")

@@ -53,6 +53,11 @@ class Saved:
         self._rebuilt = frozenset(rebuilt)
         self._keeps = keeps
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a backward follows."""
+        return self._keeps
+
     def keep(self, **arrays: Array) -> None:
         if self._keeps:
             for name, array in arrays.items():
@@ -70,3 +75,8 @@ class Saved:
     def see(self, name: str) -> Array:
         """The array, kept on."""
         return self._arrays[name]
+
+    def bytes_of(self, name: str) -> int:
+        """The size of an array, 0 where there is none of that name."""
+        array = self._arrays.get(name)
+        return 0 if array is None else int(array.nbytes)

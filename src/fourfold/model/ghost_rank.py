@@ -197,7 +197,7 @@ class GhostRank:
         rebuilt = SELECTIVE if policy == "selective" else ()
         x = self.hidden(max(1, self.segment.depth))
         saved, forward = self._forward(x, Saved(rebuilt))
-        attended = saved.see("attention").nbytes
+        attended = saved.bytes_of("attention")
         recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes
         whole = self._backward(x, saved)
         if policy == "full":

@@ -5,10 +5,12 @@ A segment's forward and backward call methods of arrays (views, elementwise arit
 bytes, launches, collectives and live memory. So a pass is written once, and what is executed is what is priced.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from fourfold.config import ModelConfig
 
 Array = Any
 """A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
@@ -85,6 +87,25 @@ class Operations(Protocol):
         self, grad: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
     ) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
+        ...
+
+    # A person's own block
+
+    def run_own(
+        self,
+        model: ModelConfig,
+        inputs: list[Array],
+        document_lengths: Sequence[Sequence[int]] | None,
+        weights: Mapping[str, Any],
+        keeps: bool,
+    ) -> tuple[Array, Any]:
+        """The block that `model.block` names, on inputs x [batch, seq, hidden], cos and sin -> x of the next, and what backward
+        needs, None unless it `keeps`. `weights`: `Weight`s by name."""
+        ...
+
+    def run_own_backward(self, given: list[Any], weights: Mapping[str, Any]) -> Array:
+        """The gradient of x; adds those of the weights. `given`: the output's gradient and what the forward kept, taken out of
+        the list."""
         ...
 
     # Elementwise kernels and reductions beyond arrays' own methods

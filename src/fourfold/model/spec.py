@@ -6,6 +6,8 @@ from math import prod, sqrt
 from typing import Literal
 
 from fourfold.config import ModelConfig
+from fourfold.model.own.declare import own_parameters
+from fourfold.model.own.replay import own_flops_per_token
 
 Domain = Literal["dense", "expert"]
 POSITIONS = "model.embed_positions.weight"
@@ -121,6 +123,8 @@ def _bias(name: str, width: int) -> ParameterSpec:
 
 def _block(model: ModelConfig, layer: int) -> Segment:
     prefix, name = f"model.layers.{layer}.", f"b{layer}"
+    if model.block is not None:
+        return Segment(name, "block", (_own(model, prefix, name),), (name,), layer)
     moe = model.is_moe(layer)
     attention = _latent_attention(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
     norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
@@ -130,6 +134,13 @@ def _block(model: ModelConfig, layer: int) -> Segment:
     if moe:
         own.append(UnitSpec(f"{name}.experts", "expert", _experts(model, prefix)))
     return Segment(name, "block", tuple(own), tuple(unit.name for unit in own), layer, moe)
+
+
+def _own(model: ModelConfig, prefix: str, name: str) -> UnitSpec:
+    """What a person's own block declares: every rank has it whole."""
+    declared = own_parameters(model)
+    parameters = [ParameterSpec(prefix + p.name, p.shape, p.init_std, p.weight_decay, None) for p in declared]
+    return UnitSpec(name, "dense", tuple(sorted(parameters, key=_place)))
 
 
 def _module_prefix(model: ModelConfig, index: int) -> str:
@@ -261,18 +272,24 @@ def step_flops_per_token(
 ) -> float:
     """Model FLOPs of one training step per token: 6 for each weight of a matmul that the token passes (forward 2, backward 4), and
     attention, 6 * num_layers * num_heads * (key + value width) * sequence_length for the full matrix (Chowdhery et al. 2022,
-    appendix B). An MTP module is a block with a projection, and one more pass over the unembedding.
+    appendix B). An MTP module is a block with a projection, and one more pass over the unembedding. A person's own block counts
+    the matmuls and the attention of its trace.
 
     `convention`, one of `FLOPS_CONVENTIONS`: `causal` counts half of the attention matrix, `full` all of it; `hardware` is `full`
     and what `recompute` (none, selective, full) repeats (Narayanan et al. 2021, equation 3, for full); `6nd` is 6 for each
     parameter that the token passes, embedding included, and no attention.
     """
+    blocks: float
     blocks, head = matmul_weights(model)
     if convention == "6nd":
         embedding = 0 if model.tie_embeddings else model.vocab_size * model.hidden_size
         return 6.0 * (blocks + head + embedding)
-    widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
-    attention = 2.0 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
+    if model.block is not None:
+        own, half = (model.num_layers * flops for flops in own_flops_per_token(model, sequence_length))
+        blocks, attention = own / 2.0, 2.0 * half
+    else:
+        widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
+        attention = 2.0 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
     if convention == "causal":
         attention /= 2
     passes = 4.0 if convention == "hardware" and recompute == "full" else 3.0

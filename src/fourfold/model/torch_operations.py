@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fourfold.model.operations import Item
+from fourfold.model.own.autograd import run_own as run_own
+from fourfold.model.own.autograd import run_own_backward as run_own_backward
 from fourfold.model.torch_attention import attend as attend
 from fourfold.model.torch_attention import attend_backward as attend_backward
 from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulate

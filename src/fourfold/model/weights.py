@@ -1,7 +1,7 @@
 """Weights as views of flat buffers: what a segment's function reads, and where its gradients are added."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -273,4 +273,11 @@ class ModuleWeights:
     block: BlockWeights
 
 
-Weights = EmbeddingWeights | BlockWeights | ModuleWeights | HeadWeights
+@dataclass(frozen=True)
+class OwnWeights:
+    """A person's own block: its parameters by the names that it declares."""
+
+    parameters: Mapping[str, Weight]
+
+
+Weights = EmbeddingWeights | BlockWeights | ModuleWeights | OwnWeights | HeadWeights

@@ -15,16 +15,17 @@ Said = tuple[str, list[str]]
 """The text, and what it leaves out or changes."""
 
 
-def _other_optimizer(request: Request) -> list[str]:
-    name = request.optimizer.name
-    return (
-        [] if name == AdamWSection.spec.name else [f"optimizer {name}: is priced here, but not stated there: state it"]
-    )
+def _own_code(request: Request) -> list[str]:
+    """What their files cannot name: another optimizer than theirs, a person's own block."""
+    name, block = request.optimizer.name, request.model.block
+    optimizer = f"optimizer {name}: is priced here, but not stated there: state it"
+    own = f"model.block = {block!r}: is priced here; their model has to have the same block"
+    return ([] if name == AdamWSection.spec.name else [optimizer]) + ([] if block is None else [own])
 
 
 def megatron(request: Request, layout: Candidate) -> Said:
     """Command-line flags of `pretrain_gpt.py`."""
-    missing = _other_optimizer(request)
+    missing = _own_code(request)
     flags = [
         f"--tensor-model-parallel-size {layout.tp}",
         f"--pipeline-model-parallel-size {layout.pp}",
@@ -101,7 +102,7 @@ def _every_block_instead(layout: Candidate) -> str:
 
 def torchtitan(request: Request, layout: Candidate) -> Said:
     """The sections of a job's TOML file."""
-    missing = _other_optimizer(request)
+    missing = _own_code(request)
     if layout.zero in (0, 1):
         missing.append(
             "ZeRO-0: torchtitan has replicas or FSDP: data_parallel_shard_degree = 1 replicates all states"
@@ -163,7 +164,7 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
 
 def deepspeed(request: Request, layout: Candidate) -> Said:
     """The JSON configuration; degrees beside data parallelism are the client's."""
-    missing = _other_optimizer(request)
+    missing = _own_code(request)
     if layout.pp > 1:
         missing.append(
             f"pp = {layout.pp}: wrap the model in PipelineModule(num_stages={layout.pp}), which runs 1F1B alone"

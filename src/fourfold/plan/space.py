@@ -69,7 +69,7 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
                         tokens = microbatch * request.sequence_length // cp
                         if not splits_tokens(model, tokens, tp, sequence_parallel=True):
                             continue
-                        for policy in RECOMPUTE:
+                        for policy in RECOMPUTE if model.block is None else ("none", "full"):
                             yield BlockShape(tp, cp, method, ep, etp, microbatch, policy)
 
 
@@ -77,6 +77,8 @@ def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
     """Of the mixed ones that whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
     if cp == 1:
         return ["ring"]
+    if request.model.block is not None:
+        return ["all_gather"]
     model, inside = request.model, request.cluster.node_devices // tp
     degrees = [u for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and splits_heads(model, tp, cp, u)]
     mixed = [f"ring+ulysses:{u}" for u in degrees[-1:]]

@@ -20,7 +20,7 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
-from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights
+from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
 from fourfold.train.state import checkpoint_root
 
 
@@ -50,7 +50,7 @@ class Generator:
         env = Environment(torch_operations, self._model)
         x = embedding_forward(env, batch.tokens, embedding, torch.arange(len(tokens)).unsqueeze(0))
         for block, bias in zip(blocks, self._biases, strict=True):
-            assert isinstance(block, BlockWeights)
+            assert isinstance(block, BlockWeights | OwnWeights)
             balancing = Balancing(1, len(tokens), 1, bias=bias)
             x = block_forward(env, x, block, batch, Saved(keeps=False), balancing)
         return head_logits(env, x[-1:], head)[0]

@@ -1,11 +1,13 @@
 """The operations of segments on ghosts. `Operations` says what each does; this says what each costs."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, cast
 
+from fourfold.config import ModelConfig
 from fourfold.model.operations import Item
+from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.work import Attention, ElementwisePart
@@ -116,6 +118,21 @@ class RecorderOperations:
         out = self.make((*x.shape[:-1], width), x.dtype)
         self.recording.touch((x,), out)
         return out
+
+    # A person's own block
+
+    def run_own(
+        self,
+        model: ModelConfig,
+        inputs: list[Ghost],
+        document_lengths: Sequence[Sequence[int]] | None,
+        weights: Mapping[str, Any],
+        keeps: bool,
+    ) -> tuple[Ghost, GhostGraph | None]:
+        return replay_forward(self.recording, model, inputs, document_lengths, weights, keeps)
+
+    def run_own_backward(self, given: list[Any], weights: Mapping[str, Any]) -> Ghost:
+        return replay_backward(self.recording, given, weights)
 
     # Elementwise kernels and reductions
 

@@ -1,0 +1,137 @@
+"""A person's own block on ghosts: what one trace on tensors without data saw, played into a recording."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from fourfold.config import ModelConfig
+from fourfold.model.recorder.ghost import Ghost
+from fourfold.model.recorder.recording import Recording, Storage
+from fourfold.model.weights import Weight
+from fourfold.model.work import Attention, Gemm, Item
+
+
+class Made(NamedTuple):
+    """Memory of so many bytes is there from now on."""
+
+    number: int
+    bytes: int
+
+
+class Gone(NamedTuple):
+    """The memory of that number is freed."""
+
+    number: int
+
+
+class Ran(NamedTuple):
+    """A kernel, or several elementwise ones. `read`: the memory that it read by something else than a matmul."""
+
+    item: Item
+    read: tuple[int, ...]
+
+
+Event = Made | Gone | Ran
+
+
+class TracedBlock(NamedTuple):
+    """One block on one microbatch. `plain`: a forward that keeps nothing. `forward`: one that keeps the numbers `saved` beside its
+    output; `backward` frees these and leaves `gradient`, that of x."""
+
+    plain: tuple[Event, ...]
+    plain_output: int
+    forward: tuple[Event, ...]
+    output: int
+    saved: tuple[int, ...]
+    backward: tuple[Event, ...]
+    gradient: int
+
+
+class TracedShape(NamedTuple):
+    """What a trace depends on: x [batch, seq, hidden], tables of so many dimensions and such a width, documents, formats."""
+
+    sequences: int
+    length: int
+    tables: tuple[int, ...]
+    documents: bool
+    compute: str
+    gradients: str
+
+
+@dataclass(frozen=True)
+class GhostGraph:
+    """What a forward keeps: its inputs, and what autograd saved."""
+
+    inputs: tuple[Ghost, ...]
+    saved: tuple[Ghost, ...]
+    traced: TracedBlock
+
+
+@lru_cache(maxsize=256)
+def traced_block(model: ModelConfig, shape: TracedShape) -> TracedBlock:
+    """The trace, made once. The one place of the planner's half that imports torch, for a person's own block alone."""
+    from fourfold.model.own.trace import trace_block
+
+    return trace_block(model, shape)
+
+
+def own_flops_per_token(model: ModelConfig, length: int) -> tuple[float, float]:
+    """FLOPs of one block's forward, (matmuls, attention), by token of a sequence of so many."""
+    shape = TracedShape(1, length, (length, 1, model.head_dim // 2), False, "fp32", "fp32")
+    items = [event.item for event in traced_block(model, shape).plain if isinstance(event, Ran)]
+    kinds = ([item.flops for item in items if isinstance(item, kind)] for kind in (Gemm, Attention))
+    matmuls, attention = (sum(flops) / length for flops in kinds)
+    return matmuls, attention
+
+
+def replay_forward(
+    recording: Recording,
+    model: ModelConfig,
+    inputs: list[Ghost],
+    document_lengths: Sequence[Sequence[int]] | None,
+    weights: Mapping[str, Weight],
+    keeps: bool,
+) -> tuple[Ghost, GhostGraph | None]:
+    """`Operations.run_own` on ghosts."""
+    x, cos, _ = inputs
+    gradients = next(iter(weights.values())).grad.dtype
+    sequences, length, _ = x.shape
+    shape = TracedShape(sequences, length, cos.shape, document_lengths is not None, x.dtype, gradients)
+    traced = traced_block(model, shape)
+    live: dict[int, Ghost] = {}
+    _play(recording, traced.forward if keeps else traced.plain, live)
+    out = _dense(live[traced.output if keeps else traced.plain_output], x)
+    if not keeps:
+        return out, None
+    return out, GhostGraph(tuple(inputs), tuple(live[number] for number in traced.saved), traced)
+
+
+def replay_backward(recording: Recording, given: list[Ghost | GhostGraph], weights: Mapping[str, Weight]) -> Ghost:
+    """`Operations.run_own_backward` on ghosts."""
+    graph = given[1]
+    given.clear()
+    assert isinstance(graph, GhostGraph)
+    inputs, traced = graph.inputs, graph.traced
+    live = dict(zip(traced.saved, graph.saved, strict=True))
+    del graph
+    _play(recording, traced.backward, live)
+    return _dense(live[traced.gradient], inputs[0])
+
+
+def _play(recording: Recording, events: tuple[Event, ...], live: dict[int, Ghost]) -> None:
+    for event in events:
+        if isinstance(event, Made):
+            size = event.bytes
+            live[event.number] = Ghost(recording, Storage(recording, size), (size,), "bool", size)
+        elif isinstance(event, Gone):
+            del live[event.number]
+        else:
+            recording.work.append(event.item)
+            for number in event.read:
+                if number in live:
+                    live[number].storage.read = recording.passes
+
+
+def _dense(memory: Ghost, like: Ghost) -> Ghost:
+    return Ghost(memory.recording, memory.storage, like.shape, like.dtype, like.nbytes)
