@@ -11,7 +11,6 @@ from fourfold.model.recorder.recording import Recording, Storage
 from fourfold.model.recorder.strides import dense_strides, inferred, viewed_strides
 
 FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1}
-_WHOLE = slice(None)
 
 
 class GhostView:
@@ -172,23 +171,19 @@ class GhostView:
 
     def __getitem__(self, key: Any) -> Self:
         keys = key if isinstance(key, tuple) else (key,)
-        if Ellipsis in keys:
-            at = keys.index(Ellipsis)
-            keys = (*keys[:at], *(_WHOLE,) * (len(self.shape) - len(keys) + 1), *keys[at + 1 :])
-        shape, strides, offset = [], [], self.offset
-        for each, size, stride in zip(keys, self.shape, self.strides, strict=False):
-            if isinstance(each, int):
-                offset += each % size * stride
-            elif each == _WHOLE:
-                shape.append(size)
-                strides.append(stride)
+        shape, strides, offset, dim = list(self.shape), list(self.strides), self.offset, 0
+        for each in keys:
+            if each is Ellipsis:
+                dim += len(self.shape) - len(keys) + 1
+            elif isinstance(each, int):
+                offset += each % shape[dim] * strides[dim]
+                del shape[dim], strides[dim]
             else:
-                start, stop, step = each.indices(size)
-                offset += start * stride
-                shape.append(max(0, -(-(stop - start) // step)))
-                strides.append(stride * step)
-        rest = len(keys)
-        sizes = (*shape, *self.shape[rest:])
-        size = prod(sizes) * FORMAT_BYTES[self.dtype]
-        steps = (*strides, *self.strides[rest:])
-        return self.__class__(self.recording, self.storage, sizes, self.dtype, size, steps, offset)
+                if not (each.start is None and each.stop is None and each.step is None):
+                    start, stop, step = each.indices(shape[dim])
+                    offset += start * strides[dim]
+                    shape[dim] = max(0, -(-(stop - start) // step))
+                    strides[dim] *= step
+                dim += 1
+        size = prod(shape) * FORMAT_BYTES[self.dtype]
+        return self.__class__(self.recording, self.storage, tuple(shape), self.dtype, size, tuple(strides), offset)
