@@ -27,7 +27,7 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
         return done.stdout
 
     said = fourfold("train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "--ranks", "2")
-    assert "held-out loss" in said
+    assert "validation loss" in said
     assert "unigram entropy" in said
     assert "A sample that the model wrote:" in said
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3

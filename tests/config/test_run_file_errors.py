@@ -109,7 +109,7 @@ WRONG_TYPES = [
     ("layout.segments_per_stage", [4, 0]),
     ("model.rope_scaling", 8),
     ("model.preset", 8),
-    ("data.held_out_every", 1),
+    ("data.validation_every", 1),
     ("data.document_mask", "true"),
     ("data.corpus", 3),
     ("data.corpus", [3]),

@@ -52,7 +52,7 @@ def prepared_with(tmp_path: Path) -> Callable[..., PreparedData]:
 
     def call(**settings: Any) -> PreparedData:
         section = DataSection.model_validate(
-            {"tokenizer": "bytes", "held_out_every": 5, "directory": str(tmp_path / "cache"), **settings}
+            {"tokenizer": "bytes", "validation_every": 5, "directory": str(tmp_path / "cache"), **settings}
         )
         return prepare(section, lambda line: None)
 

@@ -229,7 +229,7 @@ def test_the_manifest_names_every_file(text_folder: Path) -> None:
     assert [file["path"] for file in manifest["files"]] == [
         path.relative_to(text_folder).as_posix() for path in sorted(text_folder.rglob("*.txt"))
     ]
-    assert {file["split"] for file in manifest["files"]} == {"train", "held_out"}
+    assert {file["split"] for file in manifest["files"]} == {"train", "validation"}
     assert all(file["size_bytes"] == (text_folder / file["path"]).stat().st_size for file in manifest["files"])
 
 

@@ -143,17 +143,17 @@ def test_select_takes_rows_and_slices(blended: PreparedData) -> None:
     assert sum(batch.select([row]).valid_tokens for row in range(G)) == batch.valid_tokens
 
 
-def test_held_out_is_fixed_in_order_and_of_the_size_asked_for(text_folder: Path, prepared_with: Prepare) -> None:
+def test_validation_is_fixed_in_order_and_of_the_size_asked_for(text_folder: Path, prepared_with: Prepare) -> None:
     prepared = prepared_with(corpus=str(text_folder))
     _, stream = prepared.streams(prepared.parts[0])
     tokens = stream.read(0, len(stream))
     full = (len(tokens) - 1) // S
     batches = GlobalBatches(prepared, S, G, 0, False)
-    assert same(batches.held_out(full), GlobalBatches(prepared, S, 3, 99, False).held_out(full))
-    assert np.array_equal(batches.held_out(full).tokens.reshape(-1), tokens[: full * S])
-    assert np.array_equal(batches.held_out(full).targets.reshape(-1), tokens[1 : full * S + 1])
+    assert same(batches.validation(full), GlobalBatches(prepared, S, 3, 99, False).validation(full))
+    assert np.array_equal(batches.validation(full).tokens.reshape(-1), tokens[: full * S])
+    assert np.array_equal(batches.validation(full).targets.reshape(-1), tokens[1 : full * S + 1])
     for document_mask in (False, True):
-        long = GlobalBatches(prepared, S, G, 0, document_mask).held_out(full + 4)
+        long = GlobalBatches(prepared, S, G, 0, document_mask).validation(full + 4)
         ends = 0 if not document_mask else int((tokens[:-1] == prepared.eos).sum())
         assert long.tokens.shape == (full + 4, S)
         assert long.valid_tokens == len(tokens) - 1 - ends
@@ -163,14 +163,14 @@ def test_held_out_is_fixed_in_order_and_of_the_size_asked_for(text_folder: Path,
             assert long.document_lengths[-1] == (S,)
 
 
-def test_held_out_of_a_blend_follows_the_weights(blended: PreparedData) -> None:
-    batch = GlobalBatches(blended, S, G, 0, False).held_out(6)
+def test_validation_of_a_blend_follows_the_weights(blended: PreparedData) -> None:
+    batch = GlobalBatches(blended, S, G, 0, False).validation(6)
     first, second = (blended.streams(part)[1] for part in blended.parts)
     assert np.array_equal(batch.tokens[:4].reshape(-1), first.read(0, 4 * S))
     assert np.array_equal(batch.tokens[4:].reshape(-1), second.read(0, 2 * S))
 
 
-def test_held_out_tokens_never_reach_a_training_batch(tmp_path: Path, prepared_with: Prepare) -> None:
+def test_validation_tokens_never_reach_a_training_batch(tmp_path: Path, prepared_with: Prepare) -> None:
     """In a Megatron pair, where both sets lie in one file: every document has an id of its own."""
     with write_indexed(tmp_path / "pair", 257) as writer:
         for document in range(200):
@@ -179,14 +179,14 @@ def test_held_out_tokens_never_reach_a_training_batch(tmp_path: Path, prepared_w
     batches = GlobalBatches(prepared, 8, 16, 0, False)
     steps = batches.windows_per_part[0] // 16 + 1
     seen = {int(t) for step in range(steps) for t in np.unique(batches.batch(step, range(16)).tokens)}
-    held_out = batches.held_out(32)
-    assert not seen & set(np.unique(held_out.tokens[held_out.targets != IGNORED]).tolist())
-    assert len(seen) + prepared.parts[0].held_out_documents >= 199
+    validation = batches.validation(32)
+    assert not seen & set(np.unique(validation.tokens[validation.targets != IGNORED]).tolist())
+    assert len(seen) + prepared.parts[0].validation_documents >= 199
 
 
 def test_a_sequence_longer_than_the_corpus_names_the_largest(tmp_path: Path, prepared_with: Prepare) -> None:
     (tmp_path / "a.txt").write_text("x" * 100)
-    prepared = prepared_with(corpus=str(tmp_path / "a.txt"), held_out_every=10)
+    prepared = prepared_with(corpus=str(tmp_path / "a.txt"), validation_every=10)
     largest = prepared.train_tokens - 1
     with pytest.raises(
         UserError, match=rf"batch\.sequence_length = {largest + 1}: .*the largest that works is {largest}"

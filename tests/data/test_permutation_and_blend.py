@@ -115,11 +115,11 @@ def test_small_weights_are_seen_and_too_small_ones_refused() -> None:
 def test_a_stream_reads_as_the_concatenation_of_its_ranges(edges: list[int], start: int, count: int) -> None:
     tokens = np.arange(60, dtype=np.uint16) * 3
     edges = sorted(edges)[: len(edges) // 2 * 2]
-    held_out = np.array(edges, np.int64).reshape(-1, 2)
+    validation = np.array(edges, np.int64).reshape(-1, 2)
     inside = np.zeros(60, bool)
-    for low, high in held_out:
+    for low, high in validation:
         inside[low:high] = True
-    for ranges, expected in ((held_out, tokens[inside]), (complement(held_out, 60), tokens[~inside])):
+    for ranges, expected in ((validation, tokens[inside]), (complement(validation, 60), tokens[~inside])):
         stream = TokenStream(tokens, ranges)
         assert len(stream) == len(expected)
         assert stream.read(start, count).tolist() == expected[start : start + count].tolist()

@@ -34,8 +34,8 @@ def write_pair(prefix: Path, num_documents: int = 60, vocab_size: int = 257, end
 
 
 def sides(prepared: PreparedData, part: int = 0) -> tuple[list[int], list[int]]:
-    train, held_out = prepared.streams(prepared.parts[part])
-    return train.read(0, len(train)).tolist(), held_out.read(0, len(held_out)).tolist()
+    train, validation = prepared.streams(prepared.parts[part])
+    return train.read(0, len(train)).tolist(), validation.read(0, len(validation)).tolist()
 
 
 def test_a_worker_reopens_what_was_prepared(text_folder: Path, prepared_with: Prepare) -> None:
@@ -44,7 +44,7 @@ def test_a_worker_reopens_what_was_prepared(text_folder: Path, prepared_with: Pr
     assert open_prepared(prepared.folder) == prepared
     assert prepared.load_tokenizer().vocab_size == prepared.vocab_size
     assert prepared.train_tokens == len(sides(prepared)[0]) == sum(part.train_tokens for part in prepared.parts)
-    assert prepared.held_out_tokens == len(sides(prepared)[1])
+    assert prepared.validation_tokens == len(sides(prepared)[1])
 
 
 def test_the_second_time_nothing_is_written(text_folder: Path, prepared_with: Prepare) -> None:
@@ -70,7 +70,7 @@ def test_a_changed_corpus_is_noticed(text_folder: Path, prepared_with: Prepare) 
 
 def test_settings_that_shape_tokens_have_their_own_cache(text_folder: Path, prepared_with: Prepare) -> None:
     base = {"corpus": str(text_folder)}
-    changes = [{}, {"held_out_every": 3}, {"tokenizer": "bpe:300"}, {"tokenizer": "bpe:310"}]
+    changes = [{}, {"validation_every": 3}, {"tokenizer": "bpe:300"}, {"tokenizer": "bpe:310"}]
     assert len({prepared_with(**base, **change).folder for change in changes}) == 4
     assert prepared_with(**base, document_mask=True).folder == prepared_with(**base).folder
 
@@ -82,21 +82,21 @@ def test_a_cache_inside_the_corpus_is_not_read_as_corpus(text_folder: Path, prep
 
 def test_only_training_documents_train_the_tokenizer(tmp_path: Path, prepared_with: Prepare) -> None:
     documents = [f"common words number {i} " * 5 for i in range(40)]
-    is_held_out = [int(sha256(text.encode()).hexdigest(), 16) % 5 == 0 for text in documents]
+    is_validation = [int(sha256(text.encode()).hexdigest(), 16) % 5 == 0 for text in documents]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     prepared = prepared_with(corpus=str(path), tokenizer="bpe:320")
-    expected = train_bpe([text for text, out in zip(documents, is_held_out, strict=True) if not out], 320)
+    expected = train_bpe([text for text, out in zip(documents, is_validation, strict=True) if not out], 320)
     expected.save(tmp_path / "expected.json")
     assert prepared.tokenizer_path.read_bytes() == (tmp_path / "expected.json").read_bytes()
 
 
 def test_unigram_entropies_are_those_of_the_definition(text_folder: Path, prepared_with: Prepare) -> None:
     prepared = prepared_with(corpus=str(text_folder))
-    train, held_out = sides(prepared)
+    train, validation = sides(prepared)
     counts = Counter(train)
     q = {token: (counts[token] + 1) / (len(train) + 257) for token in range(257)}
-    cross_entropy = -sum(math.log(q[token]) for token in held_out) / len(held_out)
+    cross_entropy = -sum(math.log(q[token]) for token in validation) / len(validation)
     entropy = -sum(n / len(train) * math.log(n / len(train)) for n in counts.values())
     assert prepared.unigram_entropy_nats == pytest.approx(cross_entropy, rel=1e-12)
     assert prepared.unigram_train_entropy_nats == pytest.approx(entropy, rel=1e-12)
@@ -167,22 +167,22 @@ def test_a_megatron_pair_is_read_in_place(tmp_path: Path, prepared_with: Prepare
     after = {name: ((tmp_path / name).read_bytes(), (tmp_path / name).stat().st_mtime_ns) for name in before}
     assert after == before
     assert not list(prepared.folder.rglob("*.bin"))
-    is_held_out = [int(sha256(str(i).encode()).hexdigest(), 16) % 5 == 0 for i in range(60)]
-    assert any(is_held_out)
-    train, held_out = sides(prepared)
-    assert train == [t for document, out in zip(documents, is_held_out, strict=True) if not out for t in document]
-    assert held_out == [t for document, out in zip(documents, is_held_out, strict=True) if out for t in document]
+    is_validation = [int(sha256(str(i).encode()).hexdigest(), 16) % 5 == 0 for i in range(60)]
+    assert any(is_validation)
+    train, validation = sides(prepared)
+    assert train == [t for document, out in zip(documents, is_validation, strict=True) if not out for t in document]
+    assert validation == [t for document, out in zip(documents, is_validation, strict=True) if out for t in document]
     (part,) = prepared.parts
-    assert (part.train_documents, part.held_out_documents) == (60 - sum(is_held_out), sum(is_held_out))
+    assert (part.train_documents, part.validation_documents) == (60 - sum(is_validation), sum(is_validation))
 
 
 def test_small_megatron_pairs_have_both_sets(tmp_path: Path, prepared_with: Prepare) -> None:
     for num_documents in (1, 2):
         write_pair(tmp_path / "pair", num_documents)
-        train, held_out = sides(prepared_with(corpus=str(tmp_path / "pair"), held_out_every=10**6))
+        train, validation = sides(prepared_with(corpus=str(tmp_path / "pair"), validation_every=10**6))
         assert train
-        assert held_out
-        assert sorted(train + held_out) == sorted(open_indexed(tmp_path / "pair").tokens.tolist())
+        assert validation
+        assert sorted(train + validation) == sorted(open_indexed(tmp_path / "pair").tokens.tolist())
 
 
 def test_a_megatron_pair_needs_the_tokenizer_it_was_made_with(tmp_path: Path, prepared_with: Prepare) -> None:
@@ -233,14 +233,14 @@ def test_a_blend_shares_one_tokenizer_and_reweighs_without_encoding(
     first = prepared_with(corpus=parts, tokenizer="bpe:320")
     assert [part.weight for part in first.parts] == [0.75, 0.25]
     both = [*sorted((text_folder / "odd").iterdir()), *sorted((text_folder / "even").iterdir())]
-    assert first.train_tokens + first.held_out_tokens == sum(
+    assert first.train_tokens + first.validation_tokens == sum(
         len(ids) + 1 for ids in first.load_tokenizer().encode_batch([path.read_text() for path in both])
     )
     lines: list[str] = []
     section = DataSection(
         corpus=[parts[0], parts[1].model_copy(update={"weight": 3.0})],
         tokenizer="bpe:320",
-        held_out_every=5,
+        validation_every=5,
         directory=str(tmp_path / "cache"),
     )
     second = prepare(section, lines.append)
@@ -261,7 +261,7 @@ def test_stdlib_from_sources_to_batches(tmp_path: Path) -> None:
     prepared = prepare(section, lambda line: None)
     assert prepared.vocab_size == 512
     assert prepared.train_tokens > 1_000_000
-    assert 0.01 < prepared.held_out_tokens / prepared.train_tokens < 0.2
+    assert 0.01 < prepared.validation_tokens / prepared.train_tokens < 0.2
     assert 3 < prepared.unigram_entropy_nats < math.log(512)
     batch = GlobalBatches(prepared, 128, 4, 0, False).batch(10, range(4))
     assert batch.tokens.shape == (4, 128)

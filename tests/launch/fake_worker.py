@@ -61,7 +61,7 @@ def _finish(out: Path, rank: int, steps: int) -> int:
         checkpoint = out / "checkpoints" / f"step-{steps:06d}"
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "manifest.json").write_text("{}")
-        _append(events, event="finish", step=steps, held_out_loss=2.25, sample="def f(x):\n    return x")
+        _append(events, event="finish", step=steps, validation_loss=2.25, sample="def f(x):\n    return x")
     return FINISHED
 
 

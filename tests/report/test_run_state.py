@@ -48,11 +48,11 @@ def test_a_file_is_followed_line_by_line_and_from_the_start_when_it_is_replaced(
 
 def test_the_newest_metrics_count_and_steps_count_from_one(tmp_path) -> None:
     run = state(tmp_path)
-    assert (run.step, run.seconds_left, run.held_out) == (0, None, None)
-    (tmp_path / "metrics.jsonl").write_text(row(0) + row(1, held_out_loss=4.5))
+    assert (run.step, run.seconds_left, run.validation) == (0, None, None)
+    (tmp_path / "metrics.jsonl").write_text(row(0) + row(1, validation_loss=4.5))
     run.refresh()
     assert run.step == 2
-    assert run.held_out == (4.5, 2)
+    assert run.validation == (4.5, 2)
     assert run.seconds_left == pytest.approx(998 * 0.5)
     assert run.tokens_per_second == pytest.approx(2e4)
 
@@ -78,17 +78,17 @@ def test_events_are_printed_once_and_old_metrics_are_not(tmp_path) -> None:
     display = PlainDisplay(state(tmp_path), lines.append)
     display.begin()
     begun = len(lines)
-    (tmp_path / "events.jsonl").write_text(event("resume", step=10) + event("evaluate", step=10, held_out_loss=4.0))
+    (tmp_path / "events.jsonl").write_text(event("resume", step=10) + event("evaluate", step=10, validation_loss=4.0))
     display.update()
     display.update()
-    assert lines[begun:] == ["resumed at step 10", "held-out loss 4.0000 at step 10"]
+    assert lines[begun:] == ["resumed at step 10", "validation loss 4.0000 at step 10"]
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_the_panel_fits_its_terminal_and_shows_the_figures(tmp_path, width) -> None:
     run = state(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("".join(row(s, loss=5 - s / 99, skipped_steps=3) for s in range(99)))
-    (tmp_path / "events.jsonl").write_text(event("evaluate", step=99, held_out_loss=4.125))
+    (tmp_path / "events.jsonl").write_text(event("evaluate", step=99, validation_loss=4.125))
     run.refresh()
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(render(run, width))
@@ -117,7 +117,7 @@ def test_the_panel_can_be_drawn_before_anything_is_known(tmp_path) -> None:
 def test_the_ending_sets_the_loss_beside_the_entropy_and_names_commands_that_keep_what_was_stated(tmp_path) -> None:
     run = state(tmp_path)
     (tmp_path / "metrics.jsonl").write_text(row(999))
-    (tmp_path / "events.jsonl").write_text(event("finish", step=1000, held_out_loss=2.5, sample="def f():\n    pass"))
+    (tmp_path / "events.jsonl").write_text(event("finish", step=1000, validation_loss=2.5, sample="def f():\n    pass"))
     run.refresh()
     command = Command(tmp_path / "my run.toml", ("batch.steps=1000", "optimizer.lr=0.1"), 2)
     text = "\n".join(final_lines(run, command, "runs/tiny/report.html"))

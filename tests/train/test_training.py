@@ -143,7 +143,7 @@ def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
     if codes[0] == 3:
         assert finish(start(parts, ranks))[0] == [0] * ranks
     expected, actual = (lines(folder / "metrics.jsonl") for folder in (whole, parts))
-    for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "held_out_loss"):
+    for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "validation_loss"):
         assert [line.get(key) for line in actual] == [line.get(key) for line in expected], key
     assert [line["step"] for line in expected] == list(range(12))
     last, again = (read_manifest(folder / "checkpoints" / "step-000012") for folder in (whole, parts))

@@ -31,7 +31,7 @@ class DataSection(Section):
     """Whether attention and positions stay inside a document."""
     document_tokens: PositiveInt | None = None
     """Mean length of a document [tokens]. Predictions alone use it: how much attention `document_mask` saves."""
-    held_out_every: Annotated[int, Field(ge=2)] = 20
+    validation_every: Annotated[int, Field(ge=2)] = 20
     """One document in this many belongs to the validation set, chosen by a hash of its text."""
     directory: str = "fourfold-data"
     """Folder that holds the tokens that were prepared."""

@@ -67,7 +67,7 @@ class GlobalBatches:
         self._blend = Blend(self._weights, seed)
         streams = [prepared.streams(part) for part in prepared.parts]
         self._train = [train for train, _ in streams]
-        self._held_out = [held_out for _, held_out in streams]
+        self._validation = [validation for _, validation in streams]
         for part, stream in zip(prepared.parts, self._train, strict=True):
             if len(stream) <= sequence_length:
                 raise UserError(
@@ -97,24 +97,24 @@ class GlobalBatches:
             return self._global_sequences * self._sequence_length
         return self.batch(step, range(self._global_sequences)).valid_tokens
 
-    def held_out(self, num_sequences: int) -> Batch:
-        """A fixed batch of exactly `num_sequences` rows from the held-out tokens, in their order, parts by weight.
+    def validation(self, num_sequences: int) -> Batch:
+        """A fixed batch of exactly `num_sequences` rows from the validation tokens, in their order, parts by weight.
 
-        Where a part's held-out tokens do not suffice, its rows are filled up with end-of-text and the targets there are
+        Where a part's validation tokens do not suffice, its rows are filled up with end-of-text and the targets there are
         ignored, so that the number of rows never depends on the corpus.
         """
         counts = largest_remainder(self._weights, num_sequences)
         rows = [
             _read_padded(stream, count, self._sequence_length, self._eos)
-            for stream, count in zip(self._held_out, counts, strict=True)
+            for stream, count in zip(self._validation, counts, strict=True)
         ]
         windows = np.concatenate([windows for windows, _ in rows])
         num_targets = np.concatenate([targets for _, targets in rows])
         batch = _to_batch(windows, self._eos, self._document_mask, num_targets)
         if num_sequences > 0 and batch.valid_tokens == 0:
             raise UserError(
-                f"data.corpus: its {sum(map(len, self._held_out))} held-out tokens hold no target to predict; hold out "
-                "more with a smaller data.held_out_every (2 holds out half), or name a larger corpus"
+                f"data.corpus: its {sum(map(len, self._validation))} validation tokens hold no target to predict; keep "
+                "more with a smaller data.validation_every (2 keeps half for validation), or name a larger corpus"
             )
         return batch
 

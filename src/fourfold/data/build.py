@@ -28,8 +28,8 @@ def build_cache(
 ) -> None:
     """Writes tokenizer.json, manifest.json and, for part i, a folder part-i with
 
-    counts.npy: occurrences of each id in the training and the held-out tokens, int64 [2, vocab_size];
-    for text: the pairs train and held_out; for Megatron: held_out.npy, the held-out token ranges, int64 [R, 2].
+    counts.npy: occurrences of each id in the training and the validation tokens, int64 [2, vocab_size];
+    for text: the pairs train and validation; for Megatron: validation.npy, the validation token ranges, int64 [R, 2].
     """
     begun = time.perf_counter()
     tokenizer = make_tokenizer(spec, _training_texts(corpora))
@@ -73,10 +73,10 @@ def _encode(corpus: TextCorpus, tokenizer: Tokenizer, folder: Path, report: Repo
     counts = np.zeros((2, tokenizer.vocab_size), np.int64)
     with (
         write_indexed(folder / "train", tokenizer.vocab_size) as train,
-        write_indexed(folder / "held_out", tokenizer.vocab_size) as held_out,
+        write_indexed(folder / "validation", tokenizer.vocab_size) as validation,
     ):
         for batch in _batched(corpus):
-            for side, writer in enumerate((train, held_out)):
+            for side, writer in enumerate((train, validation)):
                 counts[side] += _append(writer, tokenizer, [pair[side] for pair in batch if pair[side]])
             num_chars += sum(len(text) for pair in batch for text in pair)
             if time.perf_counter() - reported > _REPORT_SECONDS:
@@ -84,15 +84,15 @@ def _encode(corpus: TextCorpus, tokenizer: Tokenizer, folder: Path, report: Repo
                 report(f"{corpus.name}: {num_chars / 1e6:.0f} million characters encoded")
         sizes = {
             "train_tokens": train.num_tokens,
-            "held_out_tokens": held_out.num_tokens,
+            "validation_tokens": validation.num_tokens,
             "train_documents": train.num_documents,
-            "held_out_documents": held_out.num_documents,
+            "validation_documents": validation.num_documents,
         }
     np.save(folder / "counts.npy", counts)
     seconds = time.perf_counter() - begun
     report(
         f"{corpus.name}: encoded {num_chars} characters in {seconds:.1f} s: {sizes['train_tokens']} training tokens, "
-        f"{sizes['held_out_tokens']} held out"
+        f"{sizes['validation_tokens']} for validation"
     )
     return sizes
 
@@ -123,13 +123,13 @@ def _append(writer: IndexedWriter, tokenizer: Tokenizer, texts: list[str]) -> np
 
 def _count(corpus: MegatronCorpus, tokenizer: Tokenizer, tokenizer_name: str, folder: Path) -> dict[str, int]:
     indexed = open_indexed(corpus.prefix)
-    streams = (train_stream(indexed, corpus.held_out), TokenStream(indexed.tokens, corpus.held_out))
+    streams = (train_stream(indexed, corpus.validation), TokenStream(indexed.tokens, corpus.validation))
     counts = [count_tokens(stream, tokenizer.vocab_size, corpus.name, tokenizer_name) for stream in streams]
     np.save(folder / "counts.npy", np.stack(counts))
-    np.save(folder / "held_out.npy", corpus.held_out)
+    np.save(folder / "validation.npy", corpus.validation)
     return {
         "train_tokens": len(streams[0]),
-        "held_out_tokens": len(streams[1]),
-        "train_documents": corpus.num_documents - corpus.num_held_out_documents,
-        "held_out_documents": corpus.num_held_out_documents,
+        "validation_tokens": len(streams[1]),
+        "train_documents": corpus.num_documents - corpus.num_validation_documents,
+        "validation_documents": corpus.num_validation_documents,
     }

@@ -16,20 +16,20 @@ from fourfold.data.split import Split, SplitSurvey
 
 @dataclass(frozen=True)
 class FileRecord:
-    """One file: its path below the corpus's root, bytes, SHA-256, documents, and how many of these are held out."""
+    """One file: its path below the corpus's root, bytes, SHA-256, documents, and how many of these are for validation."""
 
     path: str
     size_bytes: int
     sha256: str
     documents: int
-    held_out_documents: int
+    validation_documents: int
 
     @property
     def split(self) -> str:
-        """Which set: "train", "held_out", or "mixed" when the file has documents in both sets."""
-        if self.held_out_documents == 0:
+        """Which set: "train", "validation", or "mixed" when the file has documents in both sets."""
+        if self.validation_documents == 0:
             return "train"
-        return "held_out" if self.held_out_documents == self.documents else "mixed"
+        return "validation" if self.validation_documents == self.documents else "mixed"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TextCorpus:
     sources: tuple[Source, ...]
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """(training text, held-out text) of every document in order; one is empty, except under a tail split."""
+        """(training text, validation text) of every document in order; one is empty, except under a tail split."""
         for source in self.sources:
             for text in read_documents(source, self.text_key):
                 yield self.split.divide(text)
@@ -57,14 +57,14 @@ class TextCorpus:
             "kind": "text",
             "corpus_id": self.corpus_id,
             "skipped_files": self.skipped,
-            "held_out_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
+            "validation_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
             "files": [
                 {
                     "path": file.path,
                     "size_bytes": file.size_bytes,
                     "sha256": file.sha256,
                     "documents": file.documents,
-                    "held_out_documents": file.held_out_documents,
+                    "validation_documents": file.validation_documents,
                     "split": file.split,
                 }
                 for file in self.files
@@ -78,21 +78,21 @@ def identify(files: Iterable[tuple[str, int, str]]) -> str:
     return sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def scan_text(name: str, text_key: str, held_out_every: int, exclude: Path) -> TextCorpus:
+def scan_text(name: str, text_key: str, validation_every: int, exclude: Path) -> TextCorpus:
     """Reads a text corpus once and says what is in it. `exclude`: the cache's folder, which may lie in the corpus's.
 
     Raises `UserError` when it holds no document.
     """
     listed, skipped = list_sources(name, exclude)
-    survey = SplitSurvey(held_out_every)
+    survey = SplitSurvey(validation_every)
     sources, files = [], []
     for source in listed:
         size, digest = fingerprint(source)
-        documents = held_out = 0
+        documents = validation = 0
         try:
             for text in read_documents(source, text_key):
                 documents += 1
-                held_out += survey.add(text.encode("utf-8"))
+                validation += survey.add(text.encode("utf-8"))
         except NotTextError:
             skipped["binary"] += 1
             continue
@@ -100,7 +100,7 @@ def scan_text(name: str, text_key: str, held_out_every: int, exclude: Path) -> T
             skipped["empty"] += 1
             continue
         sources.append(source)
-        files.append(FileRecord(source.path, size, digest, documents, held_out))
+        files.append(FileRecord(source.path, size, digest, documents, validation))
     if not files:
         raise UserError(f"data.corpus = {name!r}: holds no text{_explain(listed, skipped)}; {WORKS}")
     split = survey.finish()
@@ -113,14 +113,14 @@ def scan_text(name: str, text_key: str, held_out_every: int, exclude: Path) -> T
 
 
 def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> FileRecord:
-    """The held-out documents of a file under a fallback rule, known only once the whole corpus has been seen.
+    """The validation documents of a file under a fallback rule, known only once the whole corpus has been seen.
 
     Under the rule "tail" a document lies in both sets; it is counted as a training document.
     """
     if split.rule == "tail":
-        return replace(file, held_out_documents=0)
-    held_out = sum(split.holds_out(text.encode("utf-8")) for text in read_documents(source, text_key))
-    return replace(file, held_out_documents=held_out)
+        return replace(file, validation_documents=0)
+    validation = sum(split.holds_out(text.encode("utf-8")) for text in read_documents(source, text_key))
+    return replace(file, validation_documents=validation)
 
 
 def _explain(listed: list[Source], skipped: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""A Megatron pair as a corpus: read where it lies, never rewritten; its held-out set is a list of token ranges."""
+"""A Megatron pair as a corpus: read where it lies, never rewritten; its validation set is a list of token ranges."""
 
 import os
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ _NUM_SAMPLES = 256
 
 @dataclass(frozen=True, eq=False)
 class MegatronCorpus:
-    """A checked pair. `held_out`: token ranges (start, stop) of the held-out set, int64 [R, 2], rising and disjoint."""
+    """A checked pair. `validation`: token ranges (start, stop) of the validation set, int64 [R, 2], rising and disjoint."""
 
     name: str
     prefix: str
     corpus_id: str
     files: tuple[tuple[str, int, str], ...]
     split: Split
-    held_out: np.ndarray
+    validation: np.ndarray
     num_documents: int
-    num_held_out_documents: int
+    num_validation_documents: int
 
     def manifest(self) -> dict[str, Any]:
         """What is written down about the corpus, as JSON."""
@@ -40,15 +40,15 @@ class MegatronCorpus:
             "corpus_id": self.corpus_id,
             "prefix": self.prefix,
             "documents": self.num_documents,
-            "held_out_documents": self.num_held_out_documents,
-            "held_out_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
+            "validation_documents": self.num_validation_documents,
+            "validation_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
             "files": [{"path": path, "size_bytes": size, "sha256": digest} for path, size, digest in self.files],
             "sha256_of": f"the whole file up to {_WHOLE_HASH_BYTES} bytes, else {_NUM_SAMPLES} evenly spaced MiB of it",
         }
 
 
-def scan_megatron(name: str, prefix: str, held_out_every: int) -> MegatronCorpus:
-    """Checks a pair and divides its documents: a document is held out by the hash of its index, in decimal.
+def scan_megatron(name: str, prefix: str, validation_every: int) -> MegatronCorpus:
+    """Checks a pair and divides its documents: a document is for validation by the hash of its index, in decimal.
 
     Raises `RunFailure` where the pair is damaged and `UserError` where it holds no tokens.
     """
@@ -57,15 +57,17 @@ def scan_megatron(name: str, prefix: str, held_out_every: int) -> MegatronCorpus
         raise UserError(
             f"data.corpus = {name!r}: the Megatron pair holds {len(indexed.tokens)} tokens; at least 2 are needed"
         )
-    split, held_out, num_held_out = _divide(indexed, held_out_every)
+    split, validation, num_validation = _divide(indexed, validation_every)
     paths = [Path(prefix + suffix) for suffix in (".bin", ".idx")]
     files = tuple((path.name, os.path.getsize(path), _fingerprint(path)) for path in paths)
-    return MegatronCorpus(name, prefix, identify(files), files, split, held_out, indexed.num_documents, num_held_out)
+    return MegatronCorpus(
+        name, prefix, identify(files), files, split, validation, indexed.num_documents, num_validation
+    )
 
 
-def train_stream(indexed: IndexedTokens, held_out: np.ndarray) -> TokenStream:
-    """The tokens outside the held-out ranges."""
-    return TokenStream(indexed.tokens, complement(held_out, len(indexed.tokens)))
+def train_stream(indexed: IndexedTokens, validation: np.ndarray) -> TokenStream:
+    """The tokens outside the validation ranges."""
+    return TokenStream(indexed.tokens, complement(validation, len(indexed.tokens)))
 
 
 def count_tokens(stream: TokenStream, vocab_size: int, name: str, tokenizer: str) -> np.ndarray:
@@ -92,8 +94,8 @@ def _divide(indexed: IndexedTokens, every: int) -> tuple[Split, np.ndarray, int]
     if split.rule == "tail":
         start, stop = int(offsets[filled[0]]), int(offsets[filled[0] + 1])
         return split, np.array([[start + split.cut(stop - start), stop]], np.int64), 0
-    held_out = np.array([index for index in filled if split.holds_out(_key(index))], np.int64)
-    return split, _merge(np.stack([offsets[held_out], offsets[held_out + 1]], axis=1)), len(held_out)
+    validation = np.array([index for index in filled if split.holds_out(_key(index))], np.int64)
+    return split, _merge(np.stack([offsets[validation], offsets[validation + 1]], axis=1)), len(validation)
 
 
 def _key(index: np.integer) -> bytes:

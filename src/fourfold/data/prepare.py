@@ -47,13 +47,13 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
 def _scan(name: str, section: DataSection, spec: TokenizerSpec) -> Corpus:
     prefix = megatron_prefix(name)
     if prefix is None:
-        return scan_text(name, section.text_key, section.held_out_every, exclude=Path(section.directory))
+        return scan_text(name, section.text_key, section.validation_every, exclude=Path(section.directory))
     if spec.kind == "bpe":
         raise UserError(
             f"data.tokenizer = {section.tokenizer!r}: data.corpus {name!r} is a Megatron pair, which holds token ids and "
             'no text to train a tokenizer on; what works: the path of the tokenizer.json it was made with, or "bytes"'
         )
-    return scan_megatron(name, prefix, section.held_out_every)
+    return scan_megatron(name, prefix, section.validation_every)
 
 
 def _corpus_id(corpora: Sequence[Corpus]) -> str:
@@ -65,7 +65,7 @@ def _corpus_id(corpora: Sequence[Corpus]) -> str:
 def _folder_name(corpus_id: str, corpora: Sequence[Corpus], section: DataSection, spec: TokenizerSpec) -> str:
     # A Megatron pair stays where it is, so the same pair in another place needs a description of its own.
     places = [corpus.prefix for corpus in corpora if isinstance(corpus, MegatronCorpus)]
-    settings = json.dumps([FORMAT, section.text_key, section.held_out_every, places])
+    settings = json.dumps([FORMAT, section.text_key, section.validation_every, places])
     return f"{corpus_id[:16]}-{spec.identity}-{sha256(settings.encode()).hexdigest()[:8]}"
 
 
@@ -97,16 +97,16 @@ def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
                 folder=part["folder"],
                 prefix=part.get("prefix", ""),
                 train_tokens=part["train_tokens"],
-                held_out_tokens=part["held_out_tokens"],
+                validation_tokens=part["validation_tokens"],
                 train_documents=part["train_documents"],
-                held_out_documents=part["held_out_documents"],
+                validation_documents=part["validation_documents"],
             )
             for part, share in zip(manifest["parts"], shares, strict=True)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFailure(f"{source}: is damaged ({error}); delete {path.parent} and prepare the data again") from None
     counts = [read_array(path.parent / part.folder / "counts.npy") for part in parts]
-    held_out_nats, train_nats = unigram_entropies([c[0] for c in counts], [c[1] for c in counts], shares)
+    validation_nats, train_nats = unigram_entropies([c[0] for c in counts], [c[1] for c in counts], shares)
     return PreparedData(
         path=path,
         corpus_id=manifest["corpus_id"],
@@ -114,7 +114,7 @@ def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
         vocab_size=manifest["vocab_size"],
         eos=manifest["eos"],
         parts=parts,
-        unigram_entropy_nats=held_out_nats,
+        unigram_entropy_nats=validation_nats,
         unigram_train_entropy_nats=train_nats,
     )
 

@@ -13,7 +13,7 @@ from fourfold.data.megatron import train_stream
 from fourfold.data.stream import TokenStream, whole
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class PreparedPart:
     folder: str
     prefix: str
     train_tokens: int
-    held_out_tokens: int
+    validation_tokens: int
     train_documents: int
-    held_out_documents: int
+    validation_documents: int
 
 
 @dataclass(frozen=True)
 class PreparedData:
     """Tokens ready to be trained on. `path` is this description's own file, which `open_prepared` reads in any process.
 
-    unigram_entropy_nats: cross-entropy per held-out token under the smoothed unigram distribution of training tokens.
+    unigram_entropy_nats: cross-entropy per validation token under the smoothed unigram distribution of training tokens.
     unigram_train_entropy_nats: entropy of the training tokens' own unigram distribution.
     """
 
@@ -64,29 +64,29 @@ class PreparedData:
         return sum(part.train_tokens for part in self.parts)
 
     @property
-    def held_out_tokens(self) -> int:
-        """Held-out tokens of all parts together."""
-        return sum(part.held_out_tokens for part in self.parts)
+    def validation_tokens(self) -> int:
+        """Validation tokens of all parts together."""
+        return sum(part.validation_tokens for part in self.parts)
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer with which the tokens were made."""
         return load_tokenizer(self.tokenizer_path)
 
     def streams(self, part: PreparedPart) -> tuple[TokenStream, TokenStream]:
-        """(training tokens, held-out tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""
+        """(training tokens, validation tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""
         folder = self.folder / part.folder
         if part.kind == "text":
-            train, held_out = (whole(open_indexed(folder / side).tokens) for side in ("train", "held_out"))
+            train, validation = (whole(open_indexed(folder / side).tokens) for side in ("train", "validation"))
         else:
-            ranges = read_array(folder / "held_out.npy")
+            ranges = read_array(folder / "validation.npy")
             indexed = open_indexed(part.prefix)
-            train, held_out = train_stream(indexed, ranges), TokenStream(indexed.tokens, ranges)
-        if (len(train), len(held_out)) != (part.train_tokens, part.held_out_tokens):
+            train, validation = train_stream(indexed, ranges), TokenStream(indexed.tokens, ranges)
+        if (len(train), len(validation)) != (part.train_tokens, part.validation_tokens):
             raise RunFailure(
-                f"{part.prefix or folder}: holds {len(train)} training and {len(held_out)} held-out tokens, but "
-                f"{self.path} says {part.train_tokens} and {part.held_out_tokens}: it has changed since; prepare the data again"
+                f"{part.prefix or folder}: holds {len(train)} training and {len(validation)} validation tokens, but "
+                f"{self.path} says {part.train_tokens} and {part.validation_tokens}: it has changed since; prepare the data again"
             )
-        return train, held_out
+        return train, validation
 
     def dump(self) -> str:
         """The JSON text of this description."""

@@ -1,4 +1,4 @@
-"""Which documents are held out: a rule on each document's own content, so that order and place do not matter."""
+"""Which documents are for validation: a rule on each document's own content, so that order and place do not matter."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -9,11 +9,11 @@ Rule = Literal["hash", "last", "tail"]
 
 @dataclass(frozen=True)
 class Split:
-    """Divides documents into a training and a held-out set.
+    """Divides documents into a training and a validation set.
 
-    rule "hash": held out where SHA-256 of the document, as an integer, is a multiple of `every`.
-    rule "last": the "hash" rule left one of the sets empty; held out where the SHA-256 is `threshold` or above.
-    rule "tail": there is one document only (or copies of one); the last 1/`every` of its length is held out.
+    rule "hash": for validation where SHA-256 of the document, as an integer, is a multiple of `every`.
+    rule "last": the "hash" rule left one of the sets empty; for validation where the SHA-256 is `threshold` or above.
+    rule "tail": there is one document only (or copies of one); the last 1/`every` of its length is for validation.
     Equal documents always fall on the same side.
     """
 
@@ -22,19 +22,19 @@ class Split:
     threshold: str = ""
 
     def holds_out(self, document: bytes) -> bool:
-        """Whether a whole document is held out. Not for the rule "tail"."""
+        """Whether a whole document is for validation. Not for the rule "tail"."""
         digest = sha256(document).hexdigest()
         return digest >= self.threshold if self.rule == "last" else int(digest, 16) % self.every == 0
 
     def divide(self, text: str) -> tuple[str, str]:
-        """(training text, held-out text): one of them is empty, except under "tail"."""
+        """(training text, validation text): one of them is empty, except under "tail"."""
         if self.rule == "tail":
             cut = self.cut(len(text))
             return text[:cut], text[cut:]
         return ("", text) if self.holds_out(text.encode("utf-8")) else (text, "")
 
     def cut(self, length: int) -> int:
-        """Under "tail": where the held-out tail of something of this length begins."""
+        """Under "tail": where the validation tail of something of this length begins."""
         return length - max(1, length // self.every)
 
 
@@ -49,12 +49,12 @@ class SplitSurvey:
     def add(self, document: bytes) -> bool:
         """Counts a document in; returns whether the "hash" rule holds it out."""
         digest = sha256(document).hexdigest()
-        held_out = int(digest, 16) % self._every == 0
-        self._sides.add(held_out)
+        validation = int(digest, 16) % self._every == 0
+        self._sides.add(validation)
         # Digests matter for the fallbacks alone: they need not be kept once both sides have a document.
         if len(self._sides) < 2:
             self._digests.add(digest)
-        return held_out
+        return validation
 
     def finish(self) -> Split:
         """The split to use, given at least one document."""
@@ -62,5 +62,5 @@ class SplitSurvey:
             return Split("hash", self._every)
         if len(self._digests) < 2:
             return Split("tail", self._every)
-        num_held_out = max(1, len(self._digests) // self._every)
-        return Split("last", self._every, threshold=sorted(self._digests)[-num_held_out])
+        num_validation = max(1, len(self._digests) // self._every)
+        return Split("last", self._every, threshold=sorted(self._digests)[-num_validation])

@@ -6,20 +6,20 @@ import numpy as np
 
 
 def unigram_entropies(
-    train_counts: Sequence[np.ndarray], held_out_counts: Sequence[np.ndarray], weights: Sequence[float]
+    train_counts: Sequence[np.ndarray], validation_counts: Sequence[np.ndarray], weights: Sequence[float]
 ) -> tuple[float, float]:
-    """(held-out cross-entropy, training entropy) in nats per token, for parts blended by `weights` (which sum to 1).
+    """(validation cross-entropy, training entropy) in nats per token, for parts blended by `weights` (which sum to 1).
 
-    train_counts, held_out_counts: occurrences of each token id in each part, int64 [vocab_size] each.
+    train_counts, validation_counts: occurrences of each token id in each part, int64 [vocab_size] each.
     With c the counts of a part of N training tokens and V ids, its smoothed distribution is q(t) = (c(t) + 1) / (N + V)
-    (Laplace), that of the blend is q = sum of w q, and the cross-entropy is -sum p(t) ln q(t), p the held-out shares.
+    (Laplace), that of the blend is q = sum of w q, and the cross-entropy is -sum p(t) ln q(t), p the validation shares.
     The training entropy is that of the unsmoothed training shares.
     """
     smoothed = _blend([(counts + 1) / (counts.sum() + len(counts)) for counts in train_counts], weights)
     train = _blend([_shares(counts) for counts in train_counts], weights)
-    held_out = _blend([_shares(counts) for counts in held_out_counts], weights)
+    validation = _blend([_shares(counts) for counts in validation_counts], weights)
     present = train[train > 0]
-    return float(-(held_out * np.log(smoothed)).sum()), float(-(present * np.log(present)).sum())
+    return float(-(validation * np.log(smoothed)).sum()), float(-(present * np.log(present)).sum())
 
 
 def _shares(counts: np.ndarray) -> np.ndarray:

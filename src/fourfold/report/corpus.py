@@ -11,7 +11,7 @@ _EXCERPT_TOKENS = 160
 
 
 def bytes_per_token(prepared: PreparedData) -> float | None:
-    """Mean UTF-8 bytes of a held-out token, measured on the first 65,536 of each part; None where nothing decodes."""
+    """Mean UTF-8 bytes of a validation token, measured on the first 65,536 of each part; None where nothing decodes."""
     tokenizer = prepared.load_tokenizer()
     mean = 0.0
     for part in prepared.parts:
@@ -30,7 +30,7 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
         "tokenizer": prepared.tokenizer,
         "vocab_size": prepared.vocab_size,
         "train_tokens": prepared.train_tokens,
-        "held_out_tokens": prepared.held_out_tokens,
+        "validation_tokens": prepared.validation_tokens,
         "unigram_entropy_nats": prepared.unigram_entropy_nats,
         "unigram_train_entropy_nats": prepared.unigram_train_entropy_nats,
         "bytes_per_token": bytes_per_token(prepared),
@@ -41,9 +41,9 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
                 "weight": part.weight,
                 "files": files[index],
                 "train_documents": part.train_documents,
-                "held_out_documents": part.held_out_documents,
+                "validation_documents": part.validation_documents,
                 "train_tokens": part.train_tokens,
-                "held_out_tokens": part.held_out_tokens,
+                "validation_tokens": part.validation_tokens,
             }
             for index, part in enumerate(prepared.parts)
         ],
@@ -69,7 +69,7 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
         share = f", {100 * part['weight']:.1f} % of the samples" if len(summary["parts"]) > 1 else ""
         lines.append(
             f"corpus            {part['name']}: {part['files']:,} file{'s' if part['files'] != 1 else ''}, "
-            f"{part['train_documents']:,} documents to train on, {part['held_out_documents']:,} held out{share}"
+            f"{part['train_documents']:,} documents to train on, {part['validation_documents']:,} for validation{share}"
         )
     length = summary["bytes_per_token"]
     mean = f", {length:.2f} bytes a token" if length else ""
@@ -77,7 +77,7 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
     bits = f" = {entropy / log(2) / length:.3f} bits per byte" if length else ""
     return [
         *lines,
-        f"tokens            {summary['train_tokens']:,} to train on, {summary['held_out_tokens']:,} held out",
+        f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
         f"unigram entropy   {entropy:.4f} nats per token{bits}: the loss of knowing only how often each token occurs",
         f"corpus id         {summary['corpus_id']}",

@@ -41,14 +41,14 @@ def program_word() -> str:
 
 
 def final_lines(state: RunState, command: Command, report: str) -> list[str]:
-    """The held-out loss beside the corpus's unigram entropy, the sample, the folder, and the next commands. `report`: the run's
+    """The validation loss beside the corpus's unigram entropy, the sample, the folder, and the next commands. `report`: the run's
     page."""
     facts = state.facts
     lines = []
-    held_out = state.held_out
-    if held_out is not None:
-        bits = f" = {held_out[0] / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
-        lines.append(f"held-out loss    {held_out[0]:.4f} nats per token{bits}")
+    validation = state.validation
+    if validation is not None:
+        bits = f" = {validation[0] / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
+        lines.append(f"validation loss  {validation[0]:.4f} nats per token{bits}")
     if facts.unigram_entropy_nats is not None:
         entropy = facts.unigram_entropy_nats
         bits = f" = {entropy / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""

@@ -135,8 +135,8 @@ def _losses(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     value = Text(f"{loss:.4f}" if loss is not None else "-")
     value.append(" " + sparkline(state.losses, 24 if inner >= _WIDE else 12), style="cyan")
     figures: list[tuple[str, RenderableType]] = [("loss", value)]
-    held_out = state.held_out
-    figures.append(("held-out loss", f"{held_out[0]:.4f}" if held_out else "-"))
+    validation = state.validation
+    figures.append(("validation loss", f"{validation[0]:.4f}" if validation else "-"))
     if state.facts.unigram_entropy_nats is not None:
         figures.append(("unigram entropy", f"{state.facts.unigram_entropy_nats:.4f}"))
     figures.append(("gradient norm", f"{norm:.3g}" if norm is not None else "-"))

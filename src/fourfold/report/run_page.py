@@ -77,15 +77,15 @@ def _headline(found: Comparison) -> list[str]:
 
 
 def _tiles(found: Comparison, state: RunState) -> str:
-    held_out, mfu, rate = state.held_out, state.number("mfu"), state.tokens_per_second
+    validation, mfu, rate = state.validation, state.number("mfu"), state.tokens_per_second
     tiles = [("step, measured", seconds_text(found.measured_seconds))]
     if found.predicted_seconds is not None and found.error is not None:
         tiles.append(("step, predicted", f"{seconds_text(found.predicted_seconds)} ({signed(found.error)})"))
     tiles.append(("steps", f"{state.step:,}"))
     if state.losses:
         tiles.append(("loss", f"{state.losses[-1]:.4f}"))
-    if held_out is not None:
-        tiles.append(("held-out loss", f"{held_out[0]:.4f}"))
+    if validation is not None:
+        tiles.append(("validation loss", f"{validation[0]:.4f}"))
     if rate is not None:
         tiles.append(("tokens/s", format_count(rate)))
     if mfu is not None:
@@ -100,9 +100,9 @@ def _curves(found: Comparison, state: RunState) -> str:
     def points(key: str) -> list[tuple[float, float]]:
         return [(float(row["step"]), float(row[key])) for row in rows if isinstance(row.get(key), int | float)]
 
-    loss = curve(points("loss"), points("held_out_loss"), None, "loss, dots held out", "nats per token")
+    loss = curve(points("loss"), points("validation_loss"), None, "loss, dots: validation", "nats per token")
     seconds = curve(points("step_seconds"), [], found.predicted_seconds, "seconds of a step", "dashed: predicted")
-    figures = [("loss (dots: held out)", loss), ("seconds of a step (dashed: predicted)", seconds)]
+    figures = [("loss (dots: validation)", loss), ("seconds of a step (dashed: predicted)", seconds)]
     shown = [f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for text, svg in figures if svg]
     return f'<div class="curves">{"".join(shown)}</div>' if shown else ""
 

@@ -76,15 +76,15 @@ class RunState:
         return [loss for row in self.rows.values() if (loss := _number(row.get("loss"))) is not None]
 
     @property
-    def held_out(self) -> tuple[float, int] | None:
-        """(held-out loss in nats, its step), the newest."""
+    def validation(self) -> tuple[float, int] | None:
+        """(validation loss in nats, its step), the newest."""
         for event in reversed(self.events):
             if event.get("event") in ("evaluate", "finish"):
-                loss = _number(event.get("held_out_loss"))
+                loss = _number(event.get("validation_loss"))
                 if loss is not None:
                     return loss, int(event.get("step") or self.step)
         for row in reversed(self.rows.values()):
-            loss = _number(row.get("held_out_loss"))
+            loss = _number(row.get("validation_loss"))
             if loss is not None:
                 return loss, int(row["step"]) + 1
         return None
@@ -125,13 +125,13 @@ def describe_event(event: Mapping[str, Any]) -> str:
     kind = str(event.get("event", "?"))
     step = event.get("step")
     at = f" at step {step}" if step is not None else ""
-    loss = _number(event.get("held_out_loss"))
+    loss = _number(event.get("validation_loss"))
     if kind == "phase":
         return str(event.get("name") or event.get("what") or kind)
     texts = {
         "start": "training starts",
         "resume": f"resumed{at}",
-        "evaluate": f"held-out loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
+        "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
         "stop": f"stopped{at}",
         "failure": f"failed{at}: {event.get('message', '')}",

@@ -84,7 +84,7 @@ class Training:
             self.view, self.units, self.groups, section, seat.device, seat.rank, publish=self.board.publish
         )
         self.step = self.tokens = self.skipped = 0
-        self.held_out_loss: float | None = None
+        self.validation_loss: float | None = None
         if checkpoint is not None:
             info = state.restore(checkpoint, self.view, self.units, self.executor.routers, seat.rank)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
@@ -97,13 +97,13 @@ class Training:
         self.clock = StepClock(seat.device)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
-        """The forward-only program over the held-out rows, and this rank's share of them."""
+        """The forward-only program over the validation rows, and this rank's share of them."""
         layout = self.spec.layout
         per_microbatch = layout.data_degree * layout.microbatch_sequences
         microbatches = -(-self.config.run.evaluate_sequences // per_microbatch)
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
-        rows = self.batches.held_out(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
+        rows = self.batches.validation(microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
         return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
@@ -131,7 +131,7 @@ class Training:
         peak_flops = self._peak_flops()
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
-            self.held_out_loss = self._evaluate()
+            self.validation_loss = self._evaluate()
         while self.step < self.steps:
             if self.stop.stops_before(self.step):
                 if self.step:
@@ -169,9 +169,9 @@ class Training:
                 values["mtp_loss"] = result.mtp_loss
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
-                self.held_out_loss = self._evaluate()
-                values["held_out_loss"] = self.held_out_loss
-                _event(log, "evaluate", step=self.step, held_out_loss=self.held_out_loss)
+                self.validation_loss = self._evaluate()
+                values["validation_loss"] = self.validation_loss
+                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss)
             if rank == 0 and log is not None:
                 log.step(_finite(values))
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
@@ -270,7 +270,7 @@ class Training:
             _event(log, "phase", what="writing a sample")
             sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        _event(log, "finish", step=self.step, held_out_loss=self.held_out_loss, sample=sample, max_rss_bytes=rss)
+        _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
 
 
 def _event(log: RunLog | None, name: str, **values: Any) -> None:
