@@ -3,60 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from fourfold.config import ModelConfig
+from fourfold.model.own.events import Event, Gone, Made, Ran, TracedBlock, TracedShape
 from fourfold.model.recorder.ghost import Ghost
 from fourfold.model.recorder.recording import Recording, Storage
 from fourfold.model.weights import Weight
-from fourfold.model.work import Attention, Gemm, Item
-
-
-class Made(NamedTuple):
-    """Memory of so many bytes is there from now on."""
-
-    number: int
-    bytes: int
-
-
-class Gone(NamedTuple):
-    """The memory of that number is freed."""
-
-    number: int
-
-
-class Ran(NamedTuple):
-    """A kernel, or several elementwise ones. `read`: the memory that it read by something else than a matmul."""
-
-    item: Item
-    read: tuple[int, ...]
-
-
-Event = Made | Gone | Ran
-
-
-class TracedBlock(NamedTuple):
-    """One block on one microbatch. `plain`: a forward that keeps nothing. `forward`: one that keeps the numbers `saved` beside its
-    output; `backward` frees these and leaves `gradient`, that of x."""
-
-    plain: tuple[Event, ...]
-    plain_output: int
-    forward: tuple[Event, ...]
-    output: int
-    saved: tuple[int, ...]
-    backward: tuple[Event, ...]
-    gradient: int
-
-
-class TracedShape(NamedTuple):
-    """What a trace depends on: x [batch, seq, hidden], tables of so many dimensions and such a width, documents, formats."""
-
-    sequences: int
-    length: int
-    tables: tuple[int, ...]
-    documents: bool
-    compute: str
-    gradients: str
+from fourfold.model.work import Attention, Gemm
 
 
 @dataclass(frozen=True)

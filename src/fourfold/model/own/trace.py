@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from fourfold.config import ModelConfig, UserError
 from fourfold.model.own.autograd import run_own, run_own_backward
 from fourfold.model.own.declare import own_parameters, said
-from fourfold.model.own.replay import Event, Gone, Made, Ran, TracedBlock, TracedShape
+from fourfold.model.own.events import Event, Gone, Made, Ran, TracedBlock, TracedShape
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
 from fourfold.model.work import Attention, Elementwise, Gemm
