@@ -146,7 +146,7 @@ class RunSection(Section):
     evaluate_every: PositiveInt | None = None
     """Steps between two evaluations of the validation loss. Left out: one, at the end."""
     evaluate_sequences: PositiveInt = 32
-    """Sequences of one evaluation, rounded up to whole microbatches."""
+    """Sequences of one evaluation. Rows that fill the last microbatches are ignored: the loss is the same under every layout."""
     log: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
