@@ -169,11 +169,11 @@ def test_rows_beyond_the_sequences_count_in_no_loss(
 ) -> None:
     for prepared in (blended, prepared_with(corpus=str(text_folder))):
         batches = GlobalBatches(prepared, S, G, 0, document_mask)
-        exact, filled = batches.validation(5), batches.validation(5, 8)
-        assert same(filled.select(slice(5)), exact)
-        assert filled.tokens.shape == (8, S)
-        assert np.all(filled.targets[5:] == IGNORED)
-        assert filled.valid_tokens == exact.valid_tokens
+        exact, padded = batches.validation(5), batches.validation(5, 8)
+        assert same(padded.select(slice(5)), exact)
+        assert padded.tokens.shape == (8, S)
+        assert np.all(padded.targets[5:] == IGNORED)
+        assert padded.valid_tokens == exact.valid_tokens
 
 
 def test_validation_of_a_blend_follows_the_weights(blended: PreparedData) -> None:

@@ -80,9 +80,7 @@ class GlobalBatches:
     def of_run(cls, prepared: PreparedData, config: RunConfig) -> "GlobalBatches":
         """The batches of a run. Raises `UserError` when a part is shorter than one window."""
         batch = config.batch
-        return cls(
-            prepared, batch.sequence_length, batch.global_sequences, config.run.seed, config.data.document_mask
-        )
+        return cls(prepared, batch.sequence_length, batch.global_sequences, config.run.seed, config.data.document_mask)
 
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
