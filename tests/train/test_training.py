@@ -177,9 +177,7 @@ def test_validation_loss_is_the_same_under_every_layout(tmp_path, corpus) -> Non
     ]
     losses = []
     for ranks, layout in layouts:
-        out = make_run(
-            tmp_path / str(ranks), corpus, layout=layout, precision={"compute": "fp64"}, batch={"steps": 2}
-        )
+        out = make_run(tmp_path / str(ranks), corpus, layout=layout, precision={"compute": "fp64"}, batch={"steps": 2})
         codes, errors = finish(start(out, ranks))
         assert codes == [0] * ranks, errors
         losses.append(lines(out / "metrics.jsonl")[-1]["validation_loss"])

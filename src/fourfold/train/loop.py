@@ -97,7 +97,9 @@ class Training:
         microbatches = -(-sequences // per_microbatch)
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
-        rows = self.batches.validation(sequences, microbatches * per_microbatch).select(rank_rows(layout, self.seat.rank))
+        rows = self.batches.validation(sequences, microbatches * per_microbatch).select(
+            rank_rows(layout, self.seat.rank)
+        )
         return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
