@@ -222,7 +222,7 @@ def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, 
     offset = 0
     for whole, parameter in zip(unit.parameters, part.parameters, strict=True):
         size = parameter.end - parameter.start
-        if parameter.start != offset or size < 1 or any(low >= high for low, high in parameter.box):
+        if parameter.start < offset or size < 1 or any(low >= high for low, high in parameter.box):
             return f"parameter {whole.name}: start, end and box do not agree"
         if size != box_numel(parameter.box):
             return f"parameter {whole.name}: start, end and box do not agree"

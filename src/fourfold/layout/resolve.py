@@ -106,6 +106,8 @@ def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
         fit = f"a value that works: {_largest(tp, lambda d: splits_tensors(model, d))}"
         if key == "model.num_kv_heads":
             raise UserError(f"layout.tp = {tp} neither divides {key} = {size} nor is a multiple of it; {fit}")
+        if key == "model.vocab_size":
+            raise UserError(f"layout.tp = {tp} leaves a rank without a row of {key} = {size}; {fit}")
         raise UserError(f"layout.tp = {tp} does not divide {key} = {size}; {fit}")
     if section.sequence_parallel and tp == 1:
         raise UserError("layout.sequence_parallel = true needs layout.tp > 1; allowed: false")
