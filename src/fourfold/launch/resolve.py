@@ -80,6 +80,8 @@ def resolve_run(
         }
     )
     spec = resolve_step(complete, model, layout, transport)
+    chosen = {key: getattr(spec.layout, key) for key in ("virtual_stages", "sequence_parallel")}
+    complete = complete.model_copy(update={"layout": complete.layout.model_copy(update=chosen)})
     return ResolvedRun(complete, model, spec.layout, spec)
 
 
