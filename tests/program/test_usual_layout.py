@@ -1,4 +1,4 @@
-"""What a run file leaves open is what the field does: sequence parallelism beside tp, as few virtual stages as a schedule takes."""
+"""Keys that a run file leaves open: sequence parallelism comes with tp, and a schedule has as few virtual stages as it takes."""
 
 import pytest
 
