@@ -102,7 +102,7 @@ def _check(ranks: int, layout: dict[str, Any], tolerance: float = TIGHT, **secti
 )
 @pytest.mark.parametrize("recompute", ["none", *(pytest.param(r, marks=sweep) for r in ("selective", "full"))])
 def test_every_stage_of_a_pipeline(schedule: str, recompute: str) -> None:
-    """Weight gradients that are put off hold their operands until then."""
+    """Deferred weight gradients hold their operands until then."""
     _check(2, {"pp": 2, "schedule": schedule, "virtual_stages": least_stages(schedule), "recompute": recompute})
 
 
@@ -138,7 +138,7 @@ def test_split_sequences(cp: int, method: str, recompute: str, masked: bool, com
 
 
 MIXTRAL = {"family": "mixtral", "num_experts": 4, "moe_ffn_size": 256}
-LATENT = {
+MLA = {
     **DEEPSEEK_V3,
     "num_layers": 4,
     "num_kv_heads": 6,
@@ -166,13 +166,13 @@ expert_splits = pytest.mark.parametrize(
 
 
 @expert_splits
-@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(MLA, marks=sweep)], ids=["mixtral", "deepseek"])
 def test_experts_that_all_tokens_pass(model: dict[str, Any], layout: dict[str, Any]) -> None:
     """As many experts a token as there are: every rank gets what the prediction says."""
     _check(2, layout, model={**model, "top_k": 4})
 
 
 @expert_splits
-@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(MLA, marks=sweep)], ids=["mixtral", "deepseek"])
 def test_experts_that_a_router_chooses(model: dict[str, Any], layout: dict[str, Any]) -> None:
     _check(2, layout, ROUTED, model={**model, "top_k": 1})

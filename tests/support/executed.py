@@ -35,7 +35,7 @@ class ExecutedKernels(TorchDispatchMode):
         self.flops: list[int] = []
         self.trace: list[tuple[str, int]] = []
         self._paused = False
-        self._product = 0
+        self._last_matmul = 0
 
     @property
     def bytes(self) -> int:
@@ -69,17 +69,17 @@ class ExecutedKernels(TorchDispatchMode):
             self._attend(args, name.endswith("backward"))
         elif schema.is_mutable or not _shared(inputs, outputs):  # else it is a view
             widens = inputs and outputs[0].element_size() > inputs[-1].element_size()
-            if name in ("add_", "copy_") and widens and self._product == _key(inputs[-1]):
-                self._product = 0  # a matmul's result is added to a gradient in a wider format: part of the matmul
+            if name in ("add_", "copy_") and widens and self._last_matmul == _key(inputs[-1]):
+                self._last_matmul = 0  # a matmul's result is added to a gradient in a wider format: part of the matmul
                 return
             self._touch(name, inputs, outputs, args)
         if name not in MATMULS and not _shared(inputs, outputs):
-            self._product = 0
+            self._last_matmul = 0
 
     def _matmul(self, name: str, args: Any, out: Tensor) -> None:
         inner = args[-1].shape[0]
         self.flops.append(2 * out.numel() * inner)
-        self._product = _key(out)
+        self._last_matmul = _key(out)
         if name == "addmm":
             self.trace.append(("residual", _bytes(args[0])))
 

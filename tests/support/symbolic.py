@@ -17,7 +17,7 @@ from fourfold.program.instruction import RECEIVES, SENDS
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
-UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH)
+UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PARAMETER_ALL_GATHER)
 
 
 class _World:
@@ -235,7 +235,7 @@ class _World:
             rank.clipped = True
             for unit in rank.view.flats:
                 self.parameters.check_gradient(rank, unit)
-            need(self.everyone(started) == self.parameters.whole, "the norm is not that of the whole gradient")
+            need(self.everyone(started) == self.parameters.full, "the norm is not that of the whole gradient")
         elif step.op is Op.BALANCE and training:
             need(rank.loads is None, "the loads are summed twice")
             rank.loads = self.everyone(started)

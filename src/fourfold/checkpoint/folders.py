@@ -62,7 +62,7 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def publish(folder: Path) -> None:
+def move_into_place(folder: Path) -> None:
     """Renames `aside(folder)`, whose files are on disk, into place; what stood there before goes. Raises `OSError`."""
     old = folder.with_name(_REPLACED + folder.name)
     replaces = folder.exists()

@@ -220,12 +220,12 @@ def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, 
     if len(part.parameters) != len(unit.parameters):
         return f"has boxes of {len(part.parameters)} parameters, the unit has {len(unit.parameters)}"
     offset = 0
-    for whole, parameter in zip(unit.parameters, part.parameters, strict=True):
+    for full, parameter in zip(unit.parameters, part.parameters, strict=True):
         size = parameter.end - parameter.start
         if parameter.start != offset or size < 1 or any(low >= high for low, high in parameter.box):
-            return f"parameter {whole.name}: start, end and box do not agree"
+            return f"parameter {full.name}: start, end and box do not agree"
         if size != box_numel(parameter.box):
-            return f"parameter {whole.name}: start, end and box do not agree"
+            return f"parameter {full.name}: start, end and box do not agree"
         offset = parameter.end
     if offset > part.padded_numel:
         return f"its parameters have {offset} elements, padded_numel is {part.padded_numel}"

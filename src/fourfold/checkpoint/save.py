@@ -188,7 +188,7 @@ def _commit(
     for path in (*records, aside / _SOUND):
         path.unlink()
     folders.sync_folder(aside)
-    folders.publish(folder)
+    folders.move_into_place(folder)
 
 
 def _is_committed(folder: Path, attempt: str | None) -> bool:

@@ -39,7 +39,7 @@ class TokenStream:
             yield self.read(start, _CHUNK_TOKENS)
 
 
-def whole(tokens: np.ndarray) -> TokenStream:
+def all_tokens(tokens: np.ndarray) -> TokenStream:
     """The stream of all tokens of an array."""
     return TokenStream(tokens, complement(np.empty((0, 2), np.int64), len(tokens)))
 

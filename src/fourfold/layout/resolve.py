@@ -211,11 +211,11 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
             )
         return ranks // others
     if ranks is not None and others * shard != ranks:
-        product = " x ".join(
+        degrees = " x ".join(
             [f"{key} {getattr(section, key)}" for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
         )
         raise UserError(
-            f"the layout needs {others * shard} ranks ({product}), but there are {ranks}; use --ranks {others * shard}, "
+            f"the layout needs {others * shard} ranks ({degrees}), but there are {ranks}; use --ranks {others * shard}, "
             f"or leave layout.dp_shard out to take all ranks"
         )
     return shard

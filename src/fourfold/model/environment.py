@@ -8,7 +8,9 @@ from fourfold.config import ModelConfig
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
 
-SELECTIVE = frozenset({"normed_1", "normed_2", "normed_latent", "normed_query", "product", "shared_product", "both"})
+SELECTIVE = frozenset(
+    {"normed_1", "normed_2", "normed_latent", "normed_query", "down_input", "shared_down_input", "both"}
+)
 """What selective recomputation rebuilds: outputs of norms and gated activations, cheap beside the matmuls that read them."""
 
 

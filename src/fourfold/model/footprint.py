@@ -66,7 +66,7 @@ def _ghost_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterato
 
     The last rank has all queries against halves of earlier keys, the first half of the queries against all later keys: as many
     scores. Its temporaries are smaller unless keys and values are larger than queries. The ranks between mix the two. Where
-    all keys are gathered, the first rank has the longest product of all.
+    all keys are gathered, the first rank has the longest matmul of all.
     """
     last = shape.cp_ring - 1
     if segment.kind != "block" or last == 0:

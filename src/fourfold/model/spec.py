@@ -126,7 +126,7 @@ def _block(model: ModelConfig, layer: int) -> Segment:
     if model.block is not None:
         return Segment(name, "block", (_own(model, prefix, name),), (name,), layer)
     moe = model.is_moe(layer)
-    attention = _latent_attention(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
+    attention = _mla(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
     norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
     feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
     dense = sorted((*feed_forward, *attention, *norms), key=_place)
@@ -190,7 +190,7 @@ def _grouped_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     return parameters
 
 
-def _latent_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
+def _mla(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     """Multi-head latent attention: low-rank projections are replicated, those per head split."""
     hidden, std, heads = model.hidden_size, model.init_std, model.num_heads
     rank = model.key_value_rank or 0

@@ -5,7 +5,7 @@ shard/U       this rank's shard of them (ZeRO-3)                       dhidden/S
 master/U      the shard in the master format, where formats differ     saved/S/m    what S's backward needs beside its input
 optimizer/U   optimizer states of the shard                            deferred/S/m what S's weight gradients need, once put off
 grad/U        gradients of the whole unit                              batch/m      tokens, targets, positions
-grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     landing space of a reduction
+grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 

@@ -19,8 +19,8 @@ class Routers:
         self._view = view
         self._groups = tuple(groups)
         experts = view.spec.model.num_experts
-        wide = torch.float64 if view.spec.compute == "fp64" else torch.float32
-        self.biases = {s.name: torch.zeros(experts, dtype=wide, device=device) for s in view.moe_segments}
+        bias_dtype = torch.float64 if view.spec.compute == "fp64" else torch.float32
+        self.biases = {s.name: torch.zeros(experts, dtype=bias_dtype, device=device) for s in view.moe_segments}
         self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
         self.imbalance: float | None = None

@@ -78,8 +78,8 @@ def _build_unit(
     grad_shard = grad[start:end]
     if flat.zero >= 2:
         grad_shard = torch.empty(flat.shard_numel, dtype=grad_dtype, device=device)
-    landing = unit_bytes(spec, "reduce", flat) // grad.element_size()
-    reduce = torch.empty(landing, dtype=grad_dtype, device=device)
+    staging = unit_bytes(spec, "reduce", flat) // grad.element_size()
+    reduce = torch.empty(staging, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
     return Unit(

@@ -26,7 +26,7 @@ def choose(ops: Operations, x: Array, router: Array, bias: Array | None, model: 
     equations 12 to 16): the highest of score + `bias` [experts] within the `top_groups` best groups, weighted by the scores
     without it. Both times `routed_scaling`.
     """
-    logits = ops.linear(ops.wide(x), ops.wide(router))
+    logits = ops.linear(ops.upcast(x), ops.upcast(router))
     with ops.fused():
         scores = score(logits, model)
         experts = _select(ops, scores, bias, model)

@@ -3,9 +3,9 @@
 from typing import Any
 
 from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
-from fourfold.report.simulation_words import seconds_text, table
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.format_simulation import seconds_text, table
 from fourfold.report.units import format_bytes
-from fourfold.report.words import layout_line, model_line
 
 SHOWN_DIFFERENCES = 5
 SHOWN_RANKS = 16
