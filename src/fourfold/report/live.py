@@ -156,7 +156,7 @@ def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
         ("tokens/s", format_count(rate) if rate is not None else "-"),
         ("MFU", f"{100 * mfu:.1f} %" if mfu is not None else "-"),
         ("peak memory", memory),
-        ("sent a step", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
+        ("communication volume", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
         ("tokens seen", format_count(tokens) if tokens is not None else "-"),
         *([("skipped steps", Text(str(skipped), style="bold red"))] if skipped else []),
     ]

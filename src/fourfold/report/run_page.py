@@ -167,7 +167,7 @@ def _ranks(found: Comparison) -> str:
         "of it waits",
         "predicted peak",
         "measured peak",
-        "sent a step",
+        "communication volume",
     ]
     cut = len(found.ranks) - len(rows)
     note = f"<p>{cut} more ranks, nearer to the median</p>" if cut else ""
