@@ -1,4 +1,4 @@
-"""What is loaded is what was saved, bit for bit; parameters come out whole under every number of shards."""
+"""A load gives what was saved, bit for bit; parameters come out full under every number of shards."""
 
 import json
 from dataclasses import replace

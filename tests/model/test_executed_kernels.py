@@ -1,4 +1,4 @@
-"""What ghosts record is what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
+"""Ghosts record what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -55,8 +55,8 @@ WAYS = [("none", "fp32", False), ("selective", "bf16", True), ("full", "fp32", F
 """(recompute, format, whether documents are masked)."""
 
 BYTES_BOUND = 0.01
-"""Of bytes that memory-bound kernels move. Left out of what is recorded: biases that matmuls add, statistics that a LayerNorm
-writes, offsets that a sum of rows reads."""
+"""Tolerance for the bytes that memory-bound kernels move. The recorder leaves out biases that matmuls add, statistics that a
+LayerNorm writes, and offsets that a sum of rows reads."""
 LAUNCHES_BOUND = 2
 """Launches of a pass beside those recorded: a sum of rows makes its offsets first, tokens repeated by their number are two
 kernels."""

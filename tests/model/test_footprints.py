@@ -1,4 +1,4 @@
-"""What a footprint declares is what a segment does: peak and remaining live bytes, and every collective with its bytes."""
+"""A footprint declares what a segment does: peak and remaining live bytes, and every collective with its bytes."""
 
 from dataclasses import replace
 from typing import Any

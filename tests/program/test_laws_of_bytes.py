@@ -24,7 +24,7 @@ def _scalar(spec: StepSpec, totals: Counter[str], axes: tuple[str, ...], size: i
 
 
 def _scalars(spec: StepSpec) -> Counter[str]:
-    """What every rank sums a step, 8 bytes each: the count of targets over the data axes; the loss over the stages too, with
+    """Every rank's sums in a step, 8 bytes each: the count of targets over the data axes; the loss over the stages too, with
     routers' two auxiliary losses beside it, of which each tensor-parallel rank has its tokens' part; the norm over all that
     hold different parts of the gradient; the loads of all experts of all routers."""
     layout, totals = spec.layout, Counter[str]()
@@ -53,7 +53,7 @@ def _gradient_bytes(spec: StepSpec) -> int:
 
 
 def _reductions(spec: StepSpec, program: Program) -> Counter[str]:
-    """What gradients move by the rings, ZeRO's paper and the model's statement of who has partial sums."""
+    """The bytes of gradients by the rings, ZeRO's paper and the model's statement of who has partial sums."""
     layout, element, totals = spec.layout, DTYPE_BYTES[spec.gradients], Counter[str]()
     for unit, flat in rank_view(spec, program.pp_rank).flats.items():
         size, dense = flat.padded_numel * element, flat.domain == "dense"

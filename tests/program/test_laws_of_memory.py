@@ -69,7 +69,7 @@ def test_the_arithmetic_of_the_zero_paper(dp_shard: int, cp: int) -> None:
 
 
 def test_gradients_accumulated_in_fp32_cost_two_bytes_more() -> None:
-    """What the run file gives by default: 2 (bf16 weights) + 4 (fp32 gradients) + 4 (fp32 weights) + 8 (fp32 optimizer states)."""
+    """The run file's default formats: 2 (bf16 weights) + 4 (fp32 gradients) + 4 (fp32 weights) + 8 (fp32 optimizer states)."""
     model = resolve_model(ModelSection(preset="llama3-8b"))
     spec = make_spec(model, sequence_length=512, precision={"compute": "bf16"})
     assert _state_at_update(spec) / num_parameters(model) == pytest.approx(18, rel=1e-3)

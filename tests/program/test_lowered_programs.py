@@ -1,4 +1,4 @@
-"""What holds for every program that lowering makes, whatever the model and the layout."""
+"""Laws of every compiled program, whatever the model and the layout."""
 
 import subprocess
 import sys
@@ -291,7 +291,7 @@ LARGEST = "megatron-1t"
     "name", [pytest.param(n, marks=pytest.mark.sweep) if n == LARGEST else n for n in run_preset_names()]
 )
 def test_runs_of_the_literature_lower_and_verify_on_all_pipeline_ranks_without_torch(name: str) -> None:
-    """What torch, numpy and the tokenizers would do is nothing that a program needs: they cannot even be imported."""
+    """A program needs neither torch nor numpy nor the tokenizers: they cannot even be imported here."""
     command = [sys.executable, "-c", LITERATURE, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What displays show is what the run's folder says, however it was written."""
+"""Displays show what the run folder says, however it was written."""
 
 import json
 import time

@@ -65,13 +65,15 @@ def test_other_shapes(model: dict, data: dict, length: int, recompute: str) -> N
 # Pipelines, split layers, split sequences, experts
 
 TIGHT = 0.02
-"""Of what is not resident. Measured below 0.002, but gloo lets go of a tensor that it reduced a moment after its end."""
+"""Tolerance as a share of the memory that is not resident. Measured below 0.002, but gloo frees a tensor that it reduced a moment
+after its end."""
 ROUTED = 0.12
-"""Where a router decides how many rows an expert gets, and the prediction is for as many as others. Measured: up to 0.065."""
+"""Tolerance with a router, which decides how many rows an expert gets; the prediction assumes equal numbers. Measured: up to
+0.065."""
 
 
 def _errors(ranks: int, layout: dict[str, Any], **sections: dict[str, Any]) -> list[float]:
-    """Of every rank: predicted over measured - 1, of the peak above what is there before and after the step."""
+    """Every rank's predicted over measured - 1, of the peak above the memory before and after the step."""
     table = run_table(
         model={**MODEL, "vocab_size": 128, "num_layers": 4, **sections.pop("model", {})},
         batch={"global_sequences": 8, "sequence_length": 128, "steps": 1},

@@ -66,7 +66,7 @@ def _check(sections: Table) -> None:
 
 
 def _reason(message: str) -> str:
-    """What is complained of, without numbers and what is proposed."""
+    """The complaint without its numbers and without the proposal."""
     return re.sub(r"\d+|\[[^\]]*\]", "#", message.partition(";")[0])
 
 

@@ -100,7 +100,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def complaint(sections: Table, ranks: int | None = None) -> str | None:
-    """What refuses the run before it starts; None: nothing. Other errors than a person's are raised."""
+    """The error that refuses the run before it starts; None: nothing. Other errors than a person's are raised."""
     try:
         spec_of(sections, ranks)
     except UserError as error:
@@ -115,7 +115,7 @@ def spec_of(sections: Table, ranks: int | None = None) -> StepSpec:
 
 
 def faults_of(spec: StepSpec) -> list[Fault]:
-    """What the verifier finds in the lists of all ranks."""
+    """The verifier's faults in the programs of all ranks."""
     stages = lower_pipeline(spec)
     layout = spec.layout
     return verify({rank: stages[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}, spec)

@@ -47,7 +47,7 @@ class ExecutedKernels(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What a collective does here is not counted."""
+        """Stops the count within the block: a collective's kernels here are not the model's."""
         self._paused = True
         yield
         self._paused = False
@@ -122,7 +122,7 @@ def _shared(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 def _bytes(x: Tensor) -> int:
-    """What is expanded is read once."""
+    """Bytes of memory behind `x`: an expanded dim counts once."""
     size = x.element_size()
     for length, stride in zip(x.shape, x.stride(), strict=True):
         size *= length if stride or length == 0 else 1

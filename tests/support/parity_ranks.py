@@ -126,8 +126,8 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
 
 
 def worst(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest relative error of any tensor (norm of the difference over norm), and its name. What is next to nothing beside
-    the largest (the gradient of GPT-2's key biases is rounding alone) is held to a millionth of that."""
+    """The largest relative error of any tensor (norm of the difference over norm), and its name. A tensor that is next to nothing
+    beside the largest (the gradient of GPT-2's key biases is rounding alone) is held to a millionth of that."""
     assert set(actual) == set(expected)
     errors = {}
     least = 1e-6 * max(tensor.norm().item() for tensor in expected.values())

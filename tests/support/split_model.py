@@ -106,7 +106,7 @@ def take_box(full: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:
 
 @dataclass
 class Trace:
-    """What one pass over the segments gave, in order: inputs of blocks and head; their gradients, last first; the loss."""
+    """The results of one pass over the segments, in order: inputs of blocks and head; their gradients, last first; the loss."""
 
     hidden: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)

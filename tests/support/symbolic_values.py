@@ -1,8 +1,8 @@
 """Parameters and gradients as symbols. A gradient cell is a multiset of contributions (rank, segment, microbatch, part of
 backward), held as one integer with a digit for each contribution, so that adding multisets is adding integers.
 
-What a cell must hold in the end follows from the model's own statement of each parameter (`ParameterSpec`): who computes a part of
-its gradient. A cell is a range of a flat buffer that no shard boundary and no such statement divides.
+The value that a cell must hold in the end follows from the model's own statement of each parameter (`ParameterSpec`): who
+computes a part of its gradient. A cell is a range of a flat buffer that no shard boundary and no such statement divides.
 """
 
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ class Parameters:
         return 1 << DIGIT * (self._digits[unit][number, segment] + 3 * m + part)
 
     def expected(self, unit: str, cell: Cell, number: int) -> int:
-        """What the cell's gradient must be on this rank."""
+        """The value that the cell's gradient must have on this rank."""
         of, own = self.units[unit], self.layout.coordinates(number)
         if cell[0] >= of.flat.numel:
             return 0
@@ -238,7 +238,7 @@ class Parameters:
         started.writes = frozenset([f"params/{name}"])
 
     def combine(self, started: Any, which: int, own: Any, states: list[Any]) -> Any:
-        """What a collective leaves on this rank: `own` and `states` are what it and all members had before it."""
+        """The values that a collective leaves on this rank: `own` and `states` are what it and all members had before it."""
         if started.step.op in (Op.GATHER, Op.PARAMETER_ALL_GATHER):
             return [part for state in states for part in state]
         if started.step.op is Op.REDUCE_TIED:

@@ -27,7 +27,7 @@ from tests.support.executed import ExecutedKernels
 
 
 class StartedCollectives:
-    """What the groups of one rank started, in order, and who counts kernels meanwhile."""
+    """Collectives that the groups of one rank started, in order, and the counter of kernels meanwhile."""
 
     def __init__(self, head_sizes: tuple[int, int]) -> None:
         self.started: list[Collective] = []

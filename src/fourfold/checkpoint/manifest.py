@@ -139,7 +139,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def how_to_go_on(checkpoint: Path) -> str:
-    """What to do about a checkpoint that cannot be used: the end of each such message."""
+    """Tells what to do about a checkpoint that cannot be used. Every such message ends with this."""
     step = step_of(checkpoint)
     if step is None:
         return "name another checkpoint"
@@ -163,7 +163,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 def _inconsistency(manifest: Manifest) -> str | None:
-    """What contradicts itself, or None. A name that is no plain file name never reaches the file system."""
+    """Describes the first contradiction in the manifest; None without one. Only plain file names reach the file system."""
     if manifest.version != VERSION:
         return f"version = {manifest.version} is unknown; allowed: {VERSION}"
     for name, file in manifest.files.items():
@@ -191,7 +191,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
 
 
 def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileDigest]) -> str | None:
-    """What contradicts itself in a unit's record, or None; among it, parts that do not make up the whole."""
+    """Describes the first contradiction in a unit's record, for example parts that leave a gap; None without one."""
     if not unit.dtypes or set(unit.dtypes.values()) - _DTYPES:
         return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
     if not unit.parts:

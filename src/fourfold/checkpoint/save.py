@@ -85,7 +85,7 @@ def save_checkpoint(
 
 
 class _Failure:
-    """What went wrong on this rank, and how the other ranks hear of it."""
+    """A save's first error on this rank, and the file by which the other ranks hear of it."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.aside = folders.aside(folder)

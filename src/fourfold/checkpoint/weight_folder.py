@@ -99,7 +99,7 @@ class WeightFolder:
         """Raises one `UserError` that names all tensors which a model of these segments misses or cannot take.
 
         From then on parameters are read by their names in memory, whichever form they have on disk. Ignored:
-        `lm_head.weight` where the model ties its embeddings, buffers, modules of multi-token prediction.
+        `lm_head.weight` where the model ties its embeddings, buffers, MTP modules.
         """
         segments = tuple(segments)
         specs = [spec for segment in segments for spec in segment.parameters]

@@ -75,7 +75,7 @@ def write_weights(
 
 
 class _Expected:
-    """What of the model's parameters has come so far."""
+    """Checks that every parameter of the model comes once."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._forms: dict[str, tuple[tuple[int, ...], Form]] = {}

@@ -33,7 +33,7 @@ class MegatronCorpus:
     num_validation_documents: int
 
     def manifest(self) -> dict[str, Any]:
-        """What is written down about the corpus, as JSON."""
+        """The corpus's part of the manifest, as JSON."""
         return {
             "name": self.name,
             "kind": "megatron",
@@ -94,7 +94,7 @@ def _divide(indexed: IndexedTokens, every: int) -> tuple[Split, np.ndarray, int]
     if split.rule == "tail":
         start, stop = int(offsets[not_empty[0]]), int(offsets[not_empty[0] + 1])
         return split, np.array([[start + split.cut(stop - start), stop]], np.int64), 0
-    validation = np.array([index for index in not_empty if split.holds_out(_key(index))], np.int64)
+    validation = np.array([index for index in not_empty if split.is_validation(_key(index))], np.int64)
     return split, _merge(np.stack([offsets[validation], offsets[validation + 1]], axis=1)), len(validation)
 
 

@@ -1,4 +1,4 @@
-"""What `prepare` leaves behind: where the tokens lie and what they are, as one JSON file that any process can open."""
+"""The result of `prepare`: a JSON file that tells where the tokens lie and what they are. Any process can open it."""
 
 import json
 from dataclasses import asdict, dataclass

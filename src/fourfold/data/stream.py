@@ -45,6 +45,6 @@ def all_tokens(tokens: np.ndarray) -> TokenStream:
 
 
 def complement(ranges: np.ndarray, length: int) -> np.ndarray:
-    """What rising, disjoint ranges leave of [0, length): int64 [R', 2], empty ranges left out."""
+    """The ranges of [0, length) outside rising, disjoint `ranges` [R, 2]: int64 [R', 2], without empty ranges."""
     edges = np.concatenate([[0], ranges.reshape(-1), [length]]).astype(np.int64).reshape(-1, 2)
     return edges[edges[:, 0] < edges[:, 1]]

@@ -94,7 +94,7 @@ class RunFolder:
         return load_run(self.run_file)
 
     def data(self) -> dict[str, Any]:
-        """What `data.json` says; empty where it is missing or damaged: the data are then prepared again."""
+        """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""
         try:
             table = json.loads(self.data_file.read_bytes())
         except (OSError, ValueError):

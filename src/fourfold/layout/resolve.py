@@ -222,8 +222,8 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
 
 
 def _recompute(stated: str | list[str], model: ModelConfig) -> tuple[Recompute, ...]:
-    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. Modules of
-    multi-token prediction go as the last block does."""
+    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. MTP
+    modules go as the last block does."""
     allowed = ("none", "selective", "full")
     num_layers = model.num_layers
     policies: list[str]

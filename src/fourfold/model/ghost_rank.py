@@ -230,8 +230,8 @@ class GhostRank:
         return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
 
     def halves(self, policy: str) -> Halves:
-        """Of a block: the input gradient, which leaves what it defers (the upstream gradient, where that is an operand,
-        included); then the weight gradients."""
+        """Records a block's split backward: the input gradient, then the weight gradients. The first leaves the operands of the
+        second, the upstream gradient among them where it is one."""
         x = self.hidden(max(1, self.segment.depth))
         saved, forward = self._forward(x, Saved(SELECTIVE if policy == "selective" else ()))
         recording, upstream = self.recording, self._upstream()

@@ -6,7 +6,7 @@ from fourfold.model.operations import Array, Operations
 from fourfold.model.weights import Weight
 
 Statistics = tuple[Array, ...]
-"""What a norm keeps of each token for backward: (1/rms [..., 1],), or of a LayerNorm (mean, 1/deviation)."""
+"""Statistics of each token that a norm keeps for backward: (1/rms [..., 1],), for a LayerNorm (mean, 1/deviation)."""
 
 
 class Normed(Protocol):

@@ -1,4 +1,4 @@
-"""What a segment's function knows of other ranks: the groups that its own collectives run over, and nothing of the mesh."""
+"""The groups that a segment's own collectives run over. A segment's function knows nothing else of other ranks or the mesh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

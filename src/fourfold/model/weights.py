@@ -259,12 +259,12 @@ class HeadWeights:
     unembedding: Weight
     norm_bias: Weight | None = None
     depth_norms: tuple[Weight, ...] = ()
-    """In place of `norm`, for the modules of multi-token prediction."""
+    """In place of `norm`, for the MTP modules."""
 
 
 @dataclass(frozen=True)
 class ModuleWeights:
-    """A module of multi-token prediction: norms [hidden] of embedding and hidden state, projection [hidden, 2 hidden], a block."""
+    """An MTP module: norms [hidden] of embedding and hidden state, projection [hidden, 2 hidden], a block."""
 
     embedding: EmbeddingWeights
     embedding_norm: Weight

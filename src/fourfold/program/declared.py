@@ -1,4 +1,4 @@
-"""What each instruction must declare, from the model and the layout alone.
+"""The declaration that each instruction must make, from the model and the layout alone.
 
 Written beside lowering, not through it, so that the two check each other.
 """

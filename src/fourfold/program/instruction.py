@@ -84,7 +84,7 @@ class Instruction(NamedTuple):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """What it sends, in order."""
+        """Its collectives, in order."""
         return self.work.collectives
 
     @property

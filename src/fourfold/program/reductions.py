@@ -1,7 +1,7 @@
 """The reduction pass: each unit's gradients are summed as soon as their last contribution is there, while backward goes on.
 
-ZeRO-0 and 1 keep whole gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
-With HSDP the shards are summed over the replicas once a step. What tensor-parallel ranks have partial sums of is summed over them
+ZeRO-0 and 1 keep full gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
+With HSDP the shards are summed over the replicas once a step. Partial sums of tensor-parallel ranks are summed over these ranks
 first. A reduction that holds buffers is joined before later ones start, so that as many exist as it has phases; one that works in
 place is joined at the end.
 """

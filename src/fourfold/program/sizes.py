@@ -83,8 +83,8 @@ def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
 
 
 def _staging_bytes(spec: StepSpec, flat: FlatLayout) -> int:
-    """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
-    the shard (ZeRO-2, 3). An all-reduce works in place."""
+    """Bytes of a reduce-scatter's staging buffer. Exchange: the others' parts of this shard. Native: the sum, before it is added
+    to the shard (ZeRO-2, 3). An all-reduce works in place."""
     if flat.zero == 0:
         return 0
     shard = flat.shard_numel * DTYPE_BYTES[spec.gradients]

@@ -1,4 +1,4 @@
-"""The verifier: proves a step sound without running it, or names rank, index, instruction, and the fix.
+"""The verifier checks a step without running it. For each fault it names rank, index, instruction, and the fix.
 
 Three walks over the same lists. Buffers (`_Buffers`): nothing is read before it is written or after it is freed, nothing
 in flight is touched, nothing leaks. Gradients (`gradient_flow.py`): every contribution is reduced exactly once over every
@@ -63,12 +63,12 @@ def verify(
 
 
 _FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
-"""What fills a buffer anew."""
+"""Operations that fill a buffer anew."""
 
 
 @dataclass
 class _Buffers:
-    """What is live, what is in flight, while one program is walked."""
+    """Live buffers and buffers in flight, while one program is walked."""
 
     rank: int
     program: Program

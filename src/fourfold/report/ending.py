@@ -1,4 +1,4 @@
-"""What is said when a run has ended: how well it learned, what it writes, and what to try next."""
+"""The last lines of a run: how well it learned, a text that it writes, and what to try next."""
 
 import os
 import shlex

@@ -14,7 +14,7 @@ SMALL = 1e-3
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """What a person sees."""
+    """The lines of `fourfold report`."""
     lines = [model_line(found.resolved), layout_line(found.resolved), *(f"note: {note}" for note in found.notes), ""]
     lines += [*headline(found), ""]
     if found.differences:

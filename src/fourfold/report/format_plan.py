@@ -22,7 +22,7 @@ SHOWN_DIFFERENCES = 6
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What a person sees."""
+    """The lines of `fourfold plan`."""
     request, found = plan.request, plan.found
     lines = [
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
@@ -50,7 +50,7 @@ def format_best_layout(plan: Plan) -> str:
 
 
 def _closer(plan: Plan) -> list[str]:
-    """Of the best: what its time, its network and its memory go into."""
+    """Lines on the best layout: what its time, its network and its memory go into."""
     summary = plan.closer
     assert summary is not None
     lines = late_lines(summary)

@@ -85,7 +85,7 @@ def late_lines(summary: StepSummary) -> list[str]:
 
 
 def _hint(summary: StepSummary) -> str | None:
-    """What takes most beside the arithmetic, and what usually shortens it."""
+    """Names what takes most beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.spec.layout
     arithmetic = ("matrix products", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
@@ -202,7 +202,7 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
 
 
 def format_overhead(stack: Stack) -> str:
-    """What a device holds beside the program; nothing where it is counted as none."""
+    """Memory of a device beside the program's buffers; empty where none is counted."""
     context = (
         [f"{format_bytes(int(stack.context_bytes))} context and communication buffers"] if stack.context_bytes else []
     )
@@ -218,7 +218,7 @@ def format_software(prices: Prices) -> str:
 
 
 def _too_much(summary: StepSummary) -> str:
-    """What takes most where it does not fit, and what would make it smaller."""
+    """Names the largest kind of buffer where memory does not suffice, and what would make it smaller."""
     layout = summary.step.simulation.spec.layout
     held = summary.step.device_bytes
     fullest = max(range(len(held)), key=held.__getitem__)

@@ -18,9 +18,9 @@ FILLS = {
     Op.BACKWARD_INPUT: ("#12757f", "#86d5dc"),
     Op.BACKWARD_WEIGHT: ("#96611a", "#f0c27e"),
 }
-"""Of a rank's first stage, and of its later ones."""
+"""Fill colours: of a rank's first stage, and of its later ones."""
 INKS = ("#ffffff", "#000000")
-"""What is written on them."""
+"""Colours of the text on these fills."""
 
 Format = Callable[[float], str]
 
@@ -41,7 +41,7 @@ def ops_used(timeline: Timeline) -> list[Op]:
 
 
 def shortest_entry(timeline: Timeline) -> float:
-    """Of those that take any time; 1 where none does."""
+    """The shortest duration of an entry that takes any time; 1 where none does."""
     return min((e.end - e.start for events in timeline.events for e in events if e.end > e.start), default=1.0)
 
 

@@ -12,7 +12,7 @@ from fourfold.report.run_trace import first_begun
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 180, 58, 22
 BANDS = ("forward", "backward", "recompute", "wait", "other")
-"""What a timeline tells apart; the page's style has a colour for each."""
+"""Bands of a timeline; the page's style has a colour for each."""
 ROW, LANE, NAME = 20, 4, 130
 THINNEST = 0.15
 """Pixels: what is shorter is drawn with what follows."""
@@ -61,7 +61,7 @@ def _thinned(points: Sequence[Point], most: int = 1000) -> list[Point]:
 
 
 def timelines(found: Comparison) -> str:
-    """Of some pipeline ranks: the latest step as it ran, and under it as predicted, on one scale of time."""
+    """The latest step of some pipeline ranks: as it ran, and under it as predicted, on one scale of time."""
     measured = {r.pp_rank: r.measured.timeline for r in found.ranks if r.measured.timeline is not None}
     simulated_fully = found.step is not None and found.step.is_whole
     simulated = found.step.simulation.times if found.step is not None and simulated_fully else None
@@ -95,7 +95,7 @@ def timelines(found: Comparison) -> str:
 
 
 def _bars(program: Program, ends: Sequence[float], least: float) -> Iterator[tuple[str, float, float, str]]:
-    """Band, start, end and words of what a lane shows. What is too short to see is drawn with what follows."""
+    """Band, start, end and title of each bar of a lane. A bar too short to see is drawn with the one that follows."""
     start = before = 0.0
     names: list[str] = []
     spent: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What is known of a run from its folder: metrics and events, folded into one state that displays read."""
+"""The state of a run as its folder tells it: metrics and events, in one object that displays read."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _RATE_STEPS = 20
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What does not change while a run trains. Sizes in bytes, entropy in nats per token."""
+    """The part of a run that does not change while it trains. Sizes in bytes, entropy in nats per token."""
 
     name: str
     folder: Path

@@ -38,9 +38,9 @@ class StepData(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
+    """The result of one step. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
     routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean;
-    `mtp_loss`: the mean of the losses of modules of multi-token prediction, each a mean over its own valid targets."""
+    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
 
     loss: float
     grad_norm: float
@@ -60,7 +60,7 @@ class StepTimeout(RunFailure):
 
 
 class Executor:
-    """Runs programs over one rank's units. What lives between steps is the units; what lives within one is here, by name."""
+    """Runs programs over one rank's units. The units live between steps; buffers that live within one step are here, by name."""
 
     def __init__(
         self,

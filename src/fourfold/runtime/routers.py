@@ -26,7 +26,7 @@ class Routers:
         self.imbalance: float | None = None
 
     def balancing(self, segment: str, losses: Tensor) -> Balancing | None:
-        """What a block's router reads and records; None where it is none. `losses` [2]: the step's auxiliary losses."""
+        """The balancing state of a block's router; None where a block has none. `losses` [2]: the step's auxiliary losses."""
         if segment not in self.biases:
             return None
         layout = self._view.spec.layout

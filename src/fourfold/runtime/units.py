@@ -123,7 +123,7 @@ def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatU
 
 
 def watch_units(tracker: MemoryTracker, units: Iterable[Unit], tables: Iterable[Tensor]) -> None:
-    """What is there before a step, counted from now on: the units' buffers and the rotary tables."""
+    """Counts the buffers that are there before a step from now on: those of the units, and the rotary tables."""
     for unit in units:
         for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
             tracker.watch(tensor, resizable=True)

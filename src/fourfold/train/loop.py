@@ -132,7 +132,7 @@ class Training:
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
-        _event(log, "phase", what="measuring this machine's matrix products")
+        _event(log, "phase", what="measuring this machine's matmuls")
         peak_flops = self._peak_flops()
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:

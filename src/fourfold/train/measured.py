@@ -1,4 +1,4 @@
-"""What one rank measured of its latest steps, by kind of instruction: a file of the run's folder, which `fourfold report` reads."""
+"""One rank's measurements of its latest steps, by kind of instruction: a file of the run folder that `fourfold report` reads."""
 
 import json
 import math
@@ -49,9 +49,9 @@ class StepTimeline:
 
 @dataclass(frozen=True)
 class RankMeasured:
-    """Of one rank. `steps`: how many were timed, the latest of them number `last_step`; `step_seconds`: their median, the batch's
-    preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of the list that it ran; `timeline`: of the latest
-    step, where the rank is the first of its stage."""
+    """One rank's measurements. `steps`: the number of timed steps; `last_step`: the latest of them; `step_seconds`: their median,
+    the batch's preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of its program; `timeline`: of the
+    latest step, where the rank is the first of its stage."""
 
     rank: int
     world_size: int
@@ -116,7 +116,7 @@ def write_measured(folder: Path, measured: RankMeasured) -> None:
 
 
 def read_measured(folder: Path) -> list[RankMeasured]:
-    """What every rank wrote, by rank; files that are no such thing are left out. Empty where there are none."""
+    """Reads the files of all ranks, in the order of ranks. Other files are left out. Empty where there are none."""
     found = []
     for path in sorted((folder / FOLDER).glob("rank-*.json")):
         try:

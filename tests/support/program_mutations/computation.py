@@ -1,4 +1,4 @@
-"""What one rank computes: its microbatches, its loss, and the norm and the updates at the end of the step."""
+"""Mutations of one rank's computation: its microbatches, its loss, and the norm and the updates at the end of the step."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -57,7 +57,7 @@ def merge_output(
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What backward knows of the queries: grad, q and out [batch, tokens, heads, d], lse [batch, tokens, heads]."""
+    """The query side of attention's backward: grad, q and out [batch, tokens, heads, d], lse [batch, tokens, heads]."""
 
     ops: Operations
     grad: Array

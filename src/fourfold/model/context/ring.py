@@ -52,7 +52,7 @@ def _pieces_of_steps(group: Group, length: int, documents: Documents) -> list[Se
 
 
 def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
-    """What tells a step apart: the first and the last start other transfers."""
+    """A key for steps that do the same work. The first and the last step start other transfers."""
     return step[0] == 1, step[0] + 1 == size, tuple(step[1])
 
 

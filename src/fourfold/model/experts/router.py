@@ -12,7 +12,7 @@ EPSILON = 1e-20
 
 @dataclass(frozen=True)
 class Choice:
-    """What the router chose for n tokens: logits [n, experts], experts [n, top_k] int64, weights [n, top_k]."""
+    """The router's choice for n tokens: logits [n, experts], experts [n, top_k] int64, weights [n, top_k]."""
 
     logits: Array
     experts: Array

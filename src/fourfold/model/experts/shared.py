@@ -50,7 +50,7 @@ def begin_sum(partial: Array, parallel: Parallel) -> Arriving:
 
 
 def join(own: Array, partial: Arriving | None, parallel: Parallel) -> Array:
-    """What the routed path has for this rank's tokens, own [n, hidden], and the shared path's part -> their sum [t, hidden].
+    """Adds the routed path's output for this rank's tokens, own [n, hidden], and the shared path's part -> sum [t, hidden].
 
     Where every rank of `tp` has all tokens, the routed rows join the partial sum, and one all-reduce completes both; without
     shared experts they are gathered.

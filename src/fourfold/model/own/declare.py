@@ -1,4 +1,4 @@
-"""What a person's own block declares, and how `model.block = "python:MODULE:NAME"` is found. Imports no torch; the module may."""
+"""Finds a person's own block, `model.block = "python:MODULE:NAME"`, and its declarations. Only its module may import torch."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class OwnParameter:
 
 @dataclass(frozen=True)
 class OwnInputs:
-    """What a block may read beside hidden states. `cos`, `sin`: [seq, 1, width / 2], or [batch, seq, 1, width / 2] where documents
+    """Inputs of a block beside hidden states. `cos`, `sin`: [seq, 1, width / 2], or [batch, seq, 1, width / 2] where documents
     are masked, width that of a head; of no width where positions are learned. `document_lengths`: of each row, or None where
     attention may cross documents."""
 

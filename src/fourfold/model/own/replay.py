@@ -14,7 +14,7 @@ from fourfold.model.work import Attention, Gemm
 
 @dataclass(frozen=True)
 class GhostGraph:
-    """What a forward keeps: its inputs, and what autograd saved."""
+    """Activations of a forward: its inputs, and the tensors that autograd saved."""
 
     inputs: tuple[Ghost, ...]
     saved: tuple[Ghost, ...]

@@ -28,7 +28,7 @@ ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_str
 BY_INDEX = {"embedding", "index", "gather", "index_select"}
 """They read as much as they write, and the index."""
 WRITES_ONLY = {"copy_", "zero_", "fill_"}
-"""What they write first they do not read."""
+"""Operations that write their first argument without reading it."""
 
 
 def trace_block(model: ModelConfig, shape: TracedShape) -> TracedBlock:
@@ -192,7 +192,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _bytes(x: Tensor) -> int:
-    """What is expanded is read once."""
+    """Bytes of memory that a kernel reads of `x`: an expanded dim counts once."""
     size = x.element_size()
     for length, stride in zip(x.shape, x.stride(), strict=True):
         size *= length if stride or length == 0 else 1

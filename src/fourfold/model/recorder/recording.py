@@ -1,4 +1,4 @@
-"""What a recorded pass did: its kernels and collectives in order, its live bytes and their peak."""
+"""The recording of a pass: its kernels and collectives in order, its live bytes and their peak."""
 
 from itertools import count
 from typing import Any
@@ -98,7 +98,7 @@ class Recording:
         self.operand_bytes = 0
 
     def recorded(self) -> Work:
-        """What was done since `begin`."""
+        """The work since `begin`."""
         return Work(tuple(self.work))
 
     def touch(self, reads: Any, written: Any, launches: int = 1) -> None:

@@ -96,7 +96,7 @@ def _check_progress(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[i
 def _blocker(
     rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
 ) -> Compute:
-    """What the rank waits for, in the form in which its order has it."""
+    """The computation that the rank waits for, in the form in which its order has it."""
     for need in needs(orders[rank][ran[rank]], len(stage_ranks)):
         full = need._replace(op=Op.BACKWARD)
         forms = (need, full) if need.op is Op.BACKWARD_INPUT else (need,)
