@@ -1,4 +1,4 @@
-"""What every test takes for granted."""
+"""The common ground of all tests."""
 
 import signal
 

@@ -1,6 +1,6 @@
 """The source tree's own laws: a name for every class, files neither so long that they hold two ideas nor too short for one.
 
-What departs today is listed with its reason. The lists only shrink: an entry that is no longer needed fails too."""
+Files that depart today are listed with the reason. The lists only shrink: an entry that is no longer needed fails too."""
 
 import ast
 from collections import Counter
@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fourfold"
 FILES = sorted(SOURCE.rglob("*.py"))
 LONGEST, SHORTEST = 350, 40
 PACKAGE_FILES = ("__init__.py", "__main__.py")
-"""What a package shows, and what `python -m` runs, is as short as it can be."""
+"""Files that may be shorter than `SHORTEST`: a package shows, and `python -m` runs, as little as it can."""
 
 NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
@@ -35,7 +35,7 @@ SHORT = {
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "runtime/allocator.py": "the one call of the C library",
-    "simulate/collection.py": "Python's garbage collector, put off by whoever makes many objects",
+    "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/peak.py": "one measurement, for the denominator of MFU",
 }
 

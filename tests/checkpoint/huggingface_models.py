@@ -30,7 +30,7 @@ DENSE = {
     "phi3": replace(LLAMA, family="phi3", sliding_window=64),
 }
 _SIZES: dict[str, Any] = {"num_layers": 3, "hidden_size": 32, "num_heads": 4, "ffn_size": 48, "vocab_size": 96}
-_LATENT: dict[str, Any] = {
+_MLA: dict[str, Any] = {
     "key_value_rank": 16, "query_rank": 24, "rope_head_dim": 4, "nope_head_dim": 8, "value_head_dim": 6,
     "family": "deepseek_v3", "top_k": 3, "num_shared_experts": 2, "moe_ffn_size": 24,
 }  # fmt: skip
@@ -41,10 +41,10 @@ STATED: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
     },
     "deepseek_v3": {
-        **_SIZES, **_LATENT, "num_experts": 8, "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2,
+        **_SIZES, **_MLA, "num_experts": 8, "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2,
         "routed_scaling": 2.5,
     },
-    "deepseek_v3 without a query rank": {**_SIZES, **_LATENT, "num_experts": 4, "query_rank": 0},
+    "deepseek_v3 without a query rank": {**_SIZES, **_MLA, "num_experts": 4, "query_rank": 0},
     "gpt2": {**_SIZES, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**_SIZES, "family": "gpt2", "max_position": 64, "tie_embeddings": False},
 }  # fmt: skip
@@ -91,8 +91,8 @@ def as_in_memory(name: str, theirs: dict[str, Tensor], model: ModelConfig) -> Te
         return theirs[name]
     module = name.split(".")[-2]
     if module in fused and name.replace(module, fused[module][0]) in theirs:
-        whole, start, rows = fused[module]
-        return theirs[name.replace(module, whole)][start : start + rows]
+        full, start, rows = fused[module]
+        return theirs[name.replace(module, full)][start : start + rows]
     key = next(key for key in gpt2 if key in name)
     parts = name.split(".")
     where = f"transformer.h.{parts[2]}." if parts[1] == "layers" else "transformer."

@@ -45,11 +45,11 @@ class Run:
         self.world_size = self.layout.world_size
         self.segments = build_segments(model)
         self.flats = flat_layouts(self.segments, self.layout)
-        self.whole: dict[str, dict[str, Tensor]] = {}
+        self.full: dict[str, dict[str, Tensor]] = {}
         generator = torch.Generator().manual_seed(seed)
         for segment in self.segments:
             for spec in segment.parameters:
-                self.whole[spec.name] = {role: torch.randn(spec.shape, generator=generator) for role in ROLES}
+                self.full[spec.name] = {role: torch.randn(spec.shape, generator=generator) for role in ROLES}
 
     def units_of(self, rank: int) -> list[str]:
         """The units that a rank's stage holds: segments dealt out evenly, and a tied embedding on the last stage too."""
@@ -63,7 +63,7 @@ class Run:
         result = torch.zeros(flat.padded_numel)
         for parameter, start, _ in flat.ranges():
             box = tuple(slice(*interval) for interval in parameter.box(own))
-            part = self.whole[parameter.name][role][box].reshape(-1)
+            part = self.full[parameter.name][role][box].reshape(-1)
             result[start : start + len(part)] = part
         return result
 
@@ -122,7 +122,7 @@ class Run:
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter's master copy, in the order of the model's buffers."""
-        return {p.name: self.whole[p.name]["master"] for flat in self.flats.values() for p in flat.parameters}
+        return {p.name: self.full[p.name]["master"] for flat in self.flats.values() for p in flat.parameters}
 
 
 def on_threads(count: int, work: Callable[[int], Any]) -> list:

@@ -139,7 +139,7 @@ def test_a_disk_that_is_really_full(tiny_disk: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("barrier", [1, 2, 3, 4])
 def test_a_crash_at_any_barrier(tmp_path: Path, barrier: int) -> None:
-    """What is latest afterwards is whole: the old checkpoint, or the new one. The next save tidies up."""
+    """The latest checkpoint afterwards is complete: the old one, or the new one. The next save tidies up."""
     old, new = Run(1, seed=1), Run(1, seed=2)
     old.save(tmp_path, 1)
     passed = 0

@@ -27,7 +27,7 @@ from tests.checkpoint.ranks import ROLES, Run, layout_of
 DENSE = ModelConfig(3, 16, 4, 2, 4, 24, 32, max_position=64)
 TIED = replace(DENSE, tie_embeddings=True)
 MOE = replace(DENSE, num_experts=4, top_k=2, moe_ffn_size=8, first_dense_layers=1, qk_norm=True)
-LATENT = replace(
+MLA = replace(
     DENSE, num_kv_heads=4, head_dim=6, key_value_rank=8, query_rank=6, rope_head_dim=2, nope_head_dim=4, value_head_dim=3,
     num_experts=4, top_k=2, moe_ffn_size=8, num_shared_experts=2, first_dense_layers=1, router="sigmoid", norm_eps=1e-6,
 )  # fmt: skip
@@ -48,13 +48,13 @@ LAYOUTS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "ep x etp of tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2, "etp": 2}),
     "ep over tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 4}),
     "experts whole, tp": (MOE, {"dp_shard": 2, "tp": 2, "tp_head": 2, "zero": 0}),
-    "latent": (LATENT, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2, "etp": 2}),
+    "mla": (MLA, {"dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2, "etp": 2}),
     "pp x ep x tp x replicas": (MOE, {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "tp": 2, "tp_head": 2, "ep": 2}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_every_rank_loads_what_it_had_and_parameters_come_out_whole(name: str, tmp_path: Path) -> None:
+def test_every_rank_loads_what_it_had_and_parameters_come_out_full(name: str, tmp_path: Path) -> None:
     model, degrees = LAYOUTS[name]
     run = Run(model=model, layout=layout_of(degrees), seed=3)
     assert run.save(tmp_path, 1) == [tmp_path / "step-000001"] * run.world_size
@@ -244,7 +244,7 @@ def test_the_manifest_says_the_layout(tmp_path: Path) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.data())
-def test_any_grid_of_boxes_makes_up_the_whole_and_none_with_a_hole_does(shape: list[int], data: st.DataObject) -> None:
+def test_any_grid_of_boxes_makes_up_the_tensor_and_none_with_a_hole_does(shape: list[int], data: st.DataObject) -> None:
     cuts = [[0, *sorted(data.draw(st.sets(st.integers(1, size - 1))) if size > 1 else []), size] for size in shape]
     boxes: list[Any] = [()]
     for edges in cuts:

@@ -1,4 +1,4 @@
-"""What is loaded is what was saved, bit for bit; parameters come out whole under every number of shards."""
+"""A load gives what was saved, bit for bit; parameters come out full under every number of shards."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_every_rank_loads_what_was_saved(tmp_path: Path, num_shards: int, replic
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 4])
-def test_parameters_come_out_whole(tmp_path: Path, num_shards: int) -> None:
+def test_parameters_come_out_full(tmp_path: Path, num_shards: int) -> None:
     run = Run(num_shards)
     assert any(flat.padded_numel > flat.numel for flat in run.flats.values())
     run.save(tmp_path, 1)
@@ -84,12 +84,12 @@ def test_the_manifest_says_enough_to_restore_under_another_layout(tmp_path: Path
         assert record["dtypes"] == dict.fromkeys(ROLES, "fp32")
         part = record["parts"][""]
         for role in ROLES:
-            whole = torch.cat([files[name][f"{unit}.{role}"] for name in part["shards"]])
-            assert whole.numel() == part["padded_numel"]
+            full = torch.cat([files[name][f"{unit}.{role}"] for name in part["shards"]])
+            assert full.numel() == part["padded_numel"]
             for parameter, place in zip(record["parameters"], part["parameters"], strict=True):
                 assert place["box"] == [[0, size] for size in parameter["shape"]]
-                found = whole[place["start"] : place["end"]].view(parameter["shape"])
-                assert torch.equal(found, run.whole[parameter["name"]][role])
+                found = full[place["start"] : place["end"]].view(parameter["shape"])
+                assert torch.equal(found, run.full[parameter["name"]][role])
 
 
 def test_tensors_of_many_pieces(tmp_path: Path) -> None:

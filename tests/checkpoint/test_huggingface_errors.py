@@ -154,7 +154,7 @@ def test_nothing_is_overwritten(single: Path) -> None:
         write(single / "config.json")
 
 
-def test_an_empty_folder_and_a_new_tree_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_folder_and_a_new_tree_are_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     write(tmp_path / "empty")
     write(tmp_path / "new" / "tree")

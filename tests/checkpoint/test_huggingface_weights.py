@@ -55,9 +55,9 @@ def test_what_transformers_saves_is_read(tmp_path: Path, model: ModelConfig, max
     weights.check_against(build_segments(model))
     tensors = {spec.name: weights.get(spec.name) for segment in build_segments(model) for spec in segment.parameters}
     check_same(model, tensors, theirs)
-    for name, whole in tensors.items():
-        for start, end in ((0, whole.numel()), (3, 5), (whole.numel() // 3, whole.numel() - 1), (7, 7)):
-            assert torch.equal(weights.range(name, start, end), whole.flatten()[start:end])
+    for name, full in tensors.items():
+        for start, end in ((0, full.numel()), (3, 5), (full.numel() // 3, full.numel() - 1), (7, 7)):
+            assert torch.equal(weights.range(name, start, end), full.flatten()[start:end])
     biases = {balance_bias(layer): weights.balance_bias(layer) for layer in range(model.num_layers)}
     write(tmp_path / "again", model, {**tensors, **{n: bias for n, bias in biases.items() if bias is not None}})
     tokens = torch.randint(0, model.vocab_size, (2, 40), generator=torch.Generator().manual_seed(1))

@@ -78,7 +78,7 @@ def test_json_that_is_one_value_stays_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (b'{"text": "cut', "line 2 is not valid JSON"),
         (b'["text"]', "line 2 holds list, not an object"),
@@ -88,19 +88,19 @@ def test_json_that_is_one_value_stays_text(tmp_path: Path) -> None:
         (b"[" * 100_000, "line 2 is not valid JSON"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
     with pytest.raises(UserError) as caught:
         scan(tmp_path)
     assert str(tmp_path / "a.jsonl") in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_cut_compressed_file_is_named(tmp_path: Path, suffix: str) -> None:
     pack = {".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    whole = pack(json_lines([str(os.urandom(40)) for _ in range(500)]))
-    for content in (whole[: len(whole) // 2], b"no archive at all"):
+    complete = pack(json_lines([str(os.urandom(40)) for _ in range(500)]))
+    for content in (complete[: len(complete) // 2], b"no archive at all"):
         (tmp_path / f"a.jsonl{suffix}").write_bytes(content)
         with pytest.raises(UserError, match=r"a\.jsonl\.\w+: "):
             scan(tmp_path)

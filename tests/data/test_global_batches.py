@@ -41,14 +41,14 @@ def same(first: Batch, second: Batch) -> bool:
 def test_any_split_over_ranks_gives_the_same_samples(
     blended: PreparedData, num_ranks: int, document_mask: bool
 ) -> None:
-    whole = GlobalBatches(blended, S, G, 5, document_mask)
+    full = GlobalBatches(blended, S, G, 5, document_mask)
     for step in (0, 1, 7, 10_000):
-        expected = whole.batch(step, range(G))
+        expected = full.batch(step, range(G))
         for rank in range(num_ranks):
             rows = range(rank, G, num_ranks)
             mine = GlobalBatches(blended, S, G, 5, document_mask).batch(step, rows)
             assert same(mine, expected.select(rows))
-        assert whole.valid_tokens(step) == expected.valid_tokens
+        assert full.valid_tokens(step) == expected.valid_tokens
 
 
 def test_a_restart_continues_where_the_run_would_have_been(blended: PreparedData) -> None:
@@ -90,7 +90,7 @@ def test_every_epoch_holds_every_window_once_in_a_new_order(text_folder: Path, p
     assert epochs[0] != epochs[1] != epochs[2] != windows
 
 
-def test_parts_are_drawn_in_proportion_and_whole(blended: PreparedData) -> None:
+def test_parts_are_drawn_in_proportion_and_uncut(blended: PreparedData) -> None:
     batches = GlobalBatches(blended, S, 1, 3, False)
     of_part = [Counter(windows_of(blended, part)) for part in (0, 1)]
     count = 3 * batches.windows_per_part[1]
@@ -114,7 +114,7 @@ def test_without_a_mask_every_target_is_the_next_token(blended: PreparedData) ->
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=4))
-def test_with_a_mask_documents_are_apart(rows: list[list[int]]) -> None:
+def test_with_a_mask_documents_do_not_mix(rows: list[list[int]]) -> None:
     """The laws, position by position, with 3 as end-of-text."""
     batch = _to_batch(np.array(rows, np.int64), 3, True)
     assert batch.document_lengths is not None

@@ -140,7 +140,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "patch", "said"),
+    ("offset", "patch", "message"),
     [
         (0, b"NOT", "is not a Megatron index"),
         (9, struct.pack("<Q", 2), "has version 2"),
@@ -159,7 +159,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
         (94, struct.pack("<q", 2), "do not rise"),
     ],
 )
-def test_every_lie_of_an_index_is_named(tmp_path: Path, offset: int, patch: bytes, said: str) -> None:
+def test_every_lie_of_an_index_is_named(tmp_path: Path, offset: int, patch: bytes, message: str) -> None:
     write(tmp_path / "t", [[1, 2, 3], [4], [5, 6]])
     path = tmp_path / "t.idx"
     content = bytearray(path.read_bytes())
@@ -168,7 +168,7 @@ def test_every_lie_of_an_index_is_named(tmp_path: Path, offset: int, patch: byte
     with pytest.raises(RunFailure) as caught:
         open_indexed(tmp_path / "t")
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_missing_half_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What multi-token prediction reads: k tokens on, within the document, and nothing at its end."""
+"""Multi-token prediction reads k tokens on, within the document, and nothing at its end."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ TOKENS = np.array([[5, 6, 7, 0, 8, 9, 0, 3]])
 
 
 def _batch(lengths: tuple[tuple[int, ...], ...] | None) -> Batch:
-    """Of a row cut after every end-of-text (0), as data are."""
+    """Tokens and targets of a row that is cut after every end-of-text (0), as data are."""
     targets = np.append(TOKENS[:, 1:], [[4]], axis=1)
     if lengths is None:
         return Batch(TOKENS, targets, np.arange(8)[None], None)

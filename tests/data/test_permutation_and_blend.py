@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fourfold.config import UserError
 from fourfold.data.blend import Blend, largest_remainder
 from fourfold.data.permutation import Permutation
-from fourfold.data.stream import TokenStream, complement, whole
+from fourfold.data.stream import TokenStream, all_tokens, complement
 
 
 @settings(max_examples=200, deadline=None)
@@ -22,7 +22,7 @@ def test_a_permutation_is_a_bijection(size: int, seed: int, epoch: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 2**62), st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
-def test_large_domains_stay_in_range_and_apart(size: int, indices: list[int]) -> None:
+def test_large_domains_stay_in_range_and_differ(size: int, indices: list[int]) -> None:
     distinct = np.array(sorted({index % size for index in indices}), np.int64)
     image = Permutation(size, 1)(distinct)
     assert image.min() >= 0
@@ -125,5 +125,5 @@ def test_a_stream_reads_as_the_concatenation_of_its_ranges(edges: list[int], sta
         assert stream.read(start, count).tolist() == expected[start : start + count].tolist()
         assert stream.read(start, count).dtype == np.int64
         assert [token for chunk in stream.chunks() for token in chunk.tolist()] == expected.tolist()
-    assert whole(tokens).read(0, 60).tolist() == tokens.tolist()
-    assert len(whole(tokens[:0])) == 0
+    assert all_tokens(tokens).read(0, 60).tolist() == tokens.tolist()
+    assert len(all_tokens(tokens[:0])) == 0

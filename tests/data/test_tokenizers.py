@@ -103,7 +103,7 @@ def test_long_texts_encode_as_if_in_one_piece(monkeypatch: pytest.MonkeyPatch) -
         assert BPE.encode_batch([text])[0].tolist() == expected
 
 
-def test_a_text_without_lines_is_left_whole() -> None:
+def test_a_text_without_lines_is_left_uncut() -> None:
     assert split_at_lines("x" * 100 + "\n", 10) == ["x" * 100 + "\n"]
     assert split_at_lines("", 10) == [""]
 

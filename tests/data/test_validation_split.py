@@ -25,7 +25,7 @@ def divide(texts: list[str], every: int) -> tuple[list[str], list[str], str]:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(min_size=2, max_size=8), min_size=2, max_size=30), st.integers(2, 1000))
-def test_both_sets_are_filled_and_disjoint(texts: list[str], every: int) -> None:
+def test_both_sets_have_documents_and_are_disjoint(texts: list[str], every: int) -> None:
     train, validation, rule = divide(texts, every)
     assert train
     assert validation

@@ -1,4 +1,4 @@
-"""What torchrun and Slurm say of a rank, and how its peers wait for the first."""
+"""Ranks that torchrun and Slurm start: how each reads its environment, and how they wait for the first."""
 
 import pytest
 

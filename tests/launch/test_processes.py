@@ -37,14 +37,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_every_rank_gets_its_seat_and_one_port(folder: RunFolder) -> None:
+def test_every_rank_gets_its_environment_and_one_port(folder: RunFolder) -> None:
     assert launch(folder, "finish", ranks=2) == LaunchOutcome(0)
     told = [json.loads(folder.log(rank).read_text().splitlines()[0]) for rank in range(2)]
-    assert [seat["LOCAL_RANK"] for seat in told] == ["0", "1"]
-    assert {seat["WORLD_SIZE"] for seat in told} == {"2"}
-    assert len({seat["MASTER_PORT"] for seat in told}) == 1
-    assert {seat["FOURFOLD_PARENT"] for seat in told} == {str(os.getpid())}
-    assert {seat["OMP_NUM_THREADS"] for seat in told} == {"1"}
+    assert [environment["LOCAL_RANK"] for environment in told] == ["0", "1"]
+    assert {environment["WORLD_SIZE"] for environment in told} == {"2"}
+    assert len({environment["MASTER_PORT"] for environment in told}) == 1
+    assert {environment["FOURFOLD_PARENT"] for environment in told} == {str(os.getpid())}
+    assert {environment["OMP_NUM_THREADS"] for environment in told} == {"1"}
 
 
 def test_the_first_cause_is_named_and_those_who_only_noticed_are_not(folder: RunFolder) -> None:
@@ -80,31 +80,31 @@ def test_ranks_that_do_not_end_when_another_failed_are_killed_after_the_grace(fo
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_asks_the_ranks_once_and_waits_for_them(folder: RunFolder, number: int) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def signal_once_all_run() -> None:
-        if len(pids(folder)) == 3 and not said:
+        if len(pids(folder)) == 3 and not messages:
             os.kill(os.getpid(), number)
             time.sleep(0.02)
 
     before = signal.getsignal(number)
-    outcome = launch(folder, "hang", on_tick=signal_once_all_run, on_stop=said.append)
+    outcome = launch(folder, "hang", on_tick=signal_once_all_run, on_stop=messages.append)
     assert outcome == LaunchOutcome(128 + number)
-    assert len(said) == 1
-    assert "stopping after this step, saving" in said[0]
+    assert len(messages) == 1
+    assert "stopping after this step, saving" in messages[0]
     assert signal.getsignal(number) == before
     assert not any(map(is_alive, pids(folder)))
 
 
 def test_the_second_signal_kills(folder: RunFolder) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     def interrupt() -> None:
-        if len(pids(folder)) == 3 and len(said) < 2:
+        if len(pids(folder)) == 3 and len(messages) < 2:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.02)
 
-    outcome = launch(folder, "deaf", on_tick=interrupt, on_stop=said.append)
+    outcome = launch(folder, "deaf", on_tick=interrupt, on_stop=messages.append)
     assert outcome == LaunchOutcome(130, killed=True)
     assert not any(map(is_alive, pids(folder)))
 

@@ -1,4 +1,4 @@
-"""What degrees must divide: a run file that breaks a rule is refused with a value that works, and the planner keeps the rules."""
+"""Divisibility of degrees: a run file that breaks a rule is refused with a value that works, and the planner keeps the rules."""
 
 import re
 from typing import Any

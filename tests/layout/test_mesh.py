@@ -150,7 +150,7 @@ def test_shards_are_equal_aligned_and_cover_every_parameter_once(spec: StepSpec)
 
 @SOME
 @given(lowerings(max_ranks=32))
-def test_the_ranks_parts_of_a_parameter_are_the_whole_of_it_and_copies_alike(spec: StepSpec) -> None:
+def test_the_ranks_parts_of_a_parameter_make_all_of_it_and_copies_alike(spec: StepSpec) -> None:
     """Over the ranks that split a parameter its parts cover it, each element as often as there are ranks with that part."""
     layout = spec.layout
     for flat in flat_layouts(spec.segments, layout).values():

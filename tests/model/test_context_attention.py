@@ -60,7 +60,7 @@ def cases_of(method: tuple[int, int, bool], dtype: torch.dtype = torch.float64) 
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
-def test_equals_whole_attention(method) -> None:
+def test_equals_full_attention(method) -> None:
     check_cases(cases_of(method), 1e-10)
 
 

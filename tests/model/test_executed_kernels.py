@@ -1,4 +1,4 @@
-"""What ghosts record is what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
+"""Ghosts record what torch executes: FLOPs, collectives, launches and bytes of every pass of every kind of segment."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -13,14 +13,14 @@ from fourfold.model.work import Elementwise, Join, Start, Work
 from tests.support.torch_rank import TorchRank
 
 BASE = ModelConfig(1, 64, 8, 4, 8, 96, 512)
-LATENT = replace(
+MLA = replace(
     BASE, family="deepseek_v3", num_kv_heads=8, head_dim=12, query_rank=24, key_value_rank=16, rope_head_dim=4,
     nope_head_dim=8, value_head_dim=8, rope_interleave=True,
 )  # fmt: skip
 AUXILIARY = {"balance_loss": 0.3, "z_loss": 0.2}
 MIXTRAL = replace(BASE, family="mixtral", num_experts=8, top_k=2, moe_ffn_size=48, router="softmax", **AUXILIARY)
 DEEPSEEK = replace(
-    LATENT, num_experts=8, top_k=2, moe_ffn_size=48, num_shared_experts=1, router="sigmoid", routed_scaling=2.5,
+    MLA, num_experts=8, top_k=2, moe_ffn_size=48, num_shared_experts=1, router="sigmoid", routed_scaling=2.5,
     num_expert_groups=4, top_groups=2, **AUXILIARY,
 )  # fmt: skip
 MODELS = {
@@ -30,7 +30,7 @@ MODELS = {
         qkv_bias=True, positions="learned", tie_embeddings=True, max_position=64,
     ),
     "qk norm": replace(BASE, family="qwen3", qk_norm=True, qkv_bias=True),
-    "mla": LATENT,
+    "mla": MLA,
     "moe": MIXTRAL,
     "moe, shared": DEEPSEEK,
     "mtp": replace(BASE, mtp_layers=2, mtp_loss=0.3),
@@ -55,8 +55,8 @@ WAYS = [("none", "fp32", False), ("selective", "bf16", True), ("full", "fp32", F
 """(recompute, format, whether documents are masked)."""
 
 BYTES_BOUND = 0.01
-"""Of bytes that memory-bound kernels move. Left out of what is recorded: biases that matmuls add, statistics that a LayerNorm
-writes, offsets that a sum of rows reads."""
+"""Tolerance for the bytes that memory-bound kernels move. The recorder leaves out biases that matmuls add, statistics that a
+LayerNorm writes, and offsets that a sum of rows reads."""
 LAUNCHES_BOUND = 2
 """Launches of a pass beside those recorded: a sum of rows makes its offsets first, tokens repeated by their number are two
 kernels."""

@@ -75,7 +75,7 @@ def _check(model: ModelConfig, case: Case) -> None:
     assert expected["load"][-1] == 0
     if model.capacity_factor is None:
         _check_traffic(model, case, results)
-    assert all(result["put_off"] > 0 for result in results) == case.defers
+    assert all(result["num_deferred"] > 0 for result in results) == case.defers
     for name, tensor in expected.items():
         error = (got[name].reshape(tensor.shape) - tensor).abs().max().item()
         assert error <= TOLERANCE * tensor.abs().max().item(), (name, error)

@@ -18,7 +18,7 @@ from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.dispatch import keep_within_capacity
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.experts.router import Choice, choose
-from fourfold.model.experts.swiglu import add_grouped_product
+from fourfold.model.experts.swiglu import add_grouped_matmul
 from fourfold.model.footprint import Shape
 from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.operations import Groups
@@ -158,7 +158,7 @@ def test_the_bias_moves_against_the_load() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 5, 2), (0, 0, 0, 0), (0, 10, 0, 0)])
-def test_grouped_products(sizes: tuple[int, ...]) -> None:
+def test_grouped_matmuls(sizes: tuple[int, ...]) -> None:
     rows, grad = random(sum(sizes), 6), random(sum(sizes), 7, seed=2)
     matrices = random(4, 7, 6, seed=3)
     groups = Groups(sizes, torch.tensor(sizes).cumsum(0).int())
@@ -166,11 +166,11 @@ def test_grouped_products(sizes: tuple[int, ...]) -> None:
     weight = Weight(matrices, torch.full_like(matrices, torch.nan))
     weight.fresh = True
     weight.deferred = Deferred()
-    add_grouped_product(torch_operations, weight, grad, rows, groups)
+    add_grouped_matmul(torch_operations, weight, grad, rows, groups)
     assert weight.grad.isnan().all()
     weight.deferred.run()
     weight.deferred = None
-    add_grouped_product(torch_operations, weight, grad, rows, groups)
+    add_grouped_matmul(torch_operations, weight, grad, rows, groups)
     start = 0
     for expert, size in enumerate(sizes):
         part = slice(start, start + size)
@@ -183,11 +183,11 @@ def test_grouped_products(sizes: tuple[int, ...]) -> None:
 LARGE = {"hidden_size": 48, "moe_ffn_size": 40}
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("split_backward", [False, True])
 @pytest.mark.parametrize("compute", ["fp64", "fp32", "bf16"])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek"])
-def test_footprint(name: str, keep: bool, compute: str, apart: bool) -> None:
+def test_footprint(name: str, keep: bool, compute: str, split_backward: bool) -> None:
     """Saved bytes exactly; peaks within what counting and sorting take."""
     model = replace(MODELS[name], **LARGE, **AUXILIARY)
     gradients = "fp64" if compute == "fp64" else "fp32"
@@ -205,14 +205,14 @@ def test_footprint(name: str, keep: bool, compute: str, apart: bool) -> None:
     env, bound, saved = Environment(torch_operations, model), routed_weights(weights), rebuilding(keep)
     base = tracker.live_bytes
     tracker.watch(x)
-    recorded = _record(model, shape, balancing, keep, apart)
+    recorded = _record(model, shape, balancing, keep, split_backward)
     with tracker:
         out = routed_forward(env, x, bound, balancing, saved)
     assert tracker.live_bytes - base == recorded["forward"][1]
     assert tracker.peak_bytes - base == pytest.approx(recorded["forward"][0], rel=0.01)
     deferred = Deferred()
     for weight in weights.values():
-        weight.deferred = deferred if apart else None
+        weight.deferred = deferred if split_backward else None
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
         grad = routed_backward(env, upstream, bound, balancing, saved)
@@ -229,7 +229,7 @@ def test_footprint(name: str, keep: bool, compute: str, apart: bool) -> None:
 
 
 def _record(
-    model: ModelConfig, shape: Shape, balancing: Balancing, keep: bool, apart: bool
+    model: ModelConfig, shape: Shape, balancing: Balancing, keep: bool, split_backward: bool
 ) -> dict[str, tuple[int, int]]:
     """Peak and live bytes after each of the passes, the input and the output included."""
     ghosts = GhostRank(build_segments(model)[1], model, shape)
@@ -239,7 +239,7 @@ def _record(
     out = routed_forward(env, x, weights, balancing, saved)
     result["forward"] = recording.peak, recording.live
     recording.begin()
-    with deferring(ghosts.units.values() if apart else ()) as pending:
+    with deferring(ghosts.units.values() if split_backward else ()) as pending:
         grad = routed_backward(env, upstream, weights, balancing, saved)
     result["backward"] = recording.peak, recording.live
     recording.begin()

@@ -1,4 +1,4 @@
-"""What a footprint declares is what a segment does: peak and remaining live bytes, and every collective with its bytes."""
+"""A footprint declares what a segment does: peak and remaining live bytes, and every collective with its bytes."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ from tests.support.ranks import run_on_ranks
 from tests.support.segment_memory import measure
 
 MODEL = ModelConfig(1, 192, 6, 2, 32, 512, 2048)
-WIDE_ATTENTION = replace(MODEL, ffn_size=64, num_kv_heads=6)
-WIDE_VOCABULARY = replace(MODEL, vocab_size=32768, tie_embeddings=True)
+LARGE_ATTENTION = replace(MODEL, ffn_size=64, num_kv_heads=6)
+LARGE_VOCABULARY = replace(MODEL, vocab_size=32768, tie_embeddings=True)
 ONE_KEY = replace(MODEL, num_kv_heads=1, qk_norm=True, qkv_bias=True)
 GPT2 = replace(
     MODEL, family="gpt2", num_kv_heads=6, norm="layer", activation="gelu", gated=False, linear_bias=True, qkv_bias=True,
@@ -55,7 +55,7 @@ def test_gpt2(tp: int, sequence: bool, policy: str, compute: str, documents: boo
     ("tp", "sequence"), [*KINDS, (4, False), (4, True)], ids=[*KIND_NAMES, "tp 4", "tp 4+sequence"]
 )
 @pytest.mark.parametrize(
-    "model", [WIDE_ATTENTION, WIDE_VOCABULARY, ONE_KEY], ids=["wide attention", "wide vocabulary", "one key head"]
+    "model", [LARGE_ATTENTION, LARGE_VOCABULARY, ONE_KEY], ids=["large attention", "large vocabulary", "one key head"]
 )
 def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) -> None:
     model = replace(model, num_heads=8, num_kv_heads=8 if model.num_kv_heads == 6 else model.num_kv_heads)
@@ -65,7 +65,7 @@ def test_other_shapes(model: ModelConfig, tp: int, sequence: bool, policy: str) 
 @pytest.mark.parametrize("model", [MODEL, GPT2], ids=["llama", "gpt2"])
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(("tp", "sequence"), KINDS, ids=KIND_NAMES)
-def test_the_two_halves_of_backward_do_what_the_whole_does(
+def test_the_two_halves_of_backward_do_what_the_full_one_does(
     model: ModelConfig, tp: int, sequence: bool, policy: str
 ) -> None:
     """The same arithmetic and the same collectives, in another order; the operands of W were made or kept by I."""

@@ -184,6 +184,6 @@ def test_attention_looks_back_only() -> None:
 def test_one_document_that_fills_the_row_is_no_mask_at_all() -> None:
     plain = PlainModel(MODEL)
     tokens, targets = random_tokens(MODEL, 3, 15)
-    whole = plain.hidden(plain.microbatch(tokens, targets))
+    full = plain.hidden(plain.microbatch(tokens, targets))
     masked = plain.hidden(plain.microbatch(tokens, targets, [[15]] * 3))
-    torch.testing.assert_close(masked, whole, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(masked, full, rtol=1e-12, atol=1e-13)

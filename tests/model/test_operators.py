@@ -164,7 +164,7 @@ def test_output_residual() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("documents", [None, [[2, 3], [4, 1]]], ids=["whole", "documents"])
 @pytest.mark.parametrize("model", [MODEL, NORMED, BIASED, GPT2, PLAIN, LAYER], ids=lambda m: m.family)
-def test_a_whole_block(model: ModelConfig, documents: list[list[int]] | None, keep: bool) -> None:
+def test_a_full_block(model: ModelConfig, documents: list[list[int]] | None, keep: bool) -> None:
     plain = PlainModel(model)
     weights = plain.weights["b0"]
     assert isinstance(weights, BlockWeights)
@@ -224,7 +224,7 @@ def test_rotation_keeps_lengths_and_its_inverse_undoes_it() -> None:
     torch.testing.assert_close(turned, x, rtol=1e-6, atol=1e-7)  # the angles' cos and sin are rounded to fp32
 
 
-def test_rotated_products_depend_on_the_distance_alone() -> None:
+def test_rotated_scores_depend_on_the_distance_alone() -> None:
     """<R_m q, R_n k> is a function of m - n (Su et al. 2021, equation 11)."""
     q, k = _random(1, 1, 1, 6).expand(1, 20, 1, 6).clone(), _random(1, 1, 1, 6, seed=2).expand(1, 20, 1, 6).clone()
     cos, sin = _tables(MODEL, 20)

@@ -92,7 +92,7 @@ def test_model_flops_are_those_of_the_matrices_and_of_causal_attention() -> None
 # A block made for a test
 
 NUMBERS = count(1)
-"""What is known of a block is kept by its name."""
+"""A number for unique names: declarations are cached by a block's name."""
 
 
 @pytest.fixture

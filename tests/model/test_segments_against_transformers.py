@@ -94,14 +94,14 @@ def test_gradients_add_up_over_microbatches() -> None:
     ours = PlainModel(model)
     tokens, targets = random_tokens(model, 4, 11)
     count = int((targets != -100).sum())
-    whole = ours.loss_and_gradients(ours.microbatch(tokens, targets), count)
+    full = ours.loss_and_gradients(ours.microbatch(tokens, targets), count)
     expected = {name: grad.clone() for name, grad in ours.gradients().items()}
     ours.zero_gradients()
     parts = [
         ours.loss_and_gradients(ours.microbatch(tokens[row : row + 1], targets[row : row + 1]), count)
         for row in range(4)
     ]
-    assert sum(part.item() for part in parts) == pytest.approx(whole.item(), rel=1e-12)
+    assert sum(part.item() for part in parts) == pytest.approx(full.item(), rel=1e-12)
     for name, grad in ours.gradients().items():
         torch.testing.assert_close(grad, expected[name], rtol=1e-9, atol=1e-12)
 

@@ -25,7 +25,7 @@ from tests.support.split_model import (
 )
 
 MODEL = ModelConfig(2, 24, 8, 4, 6, 40, 64)
-LATENT = replace(
+MLA = replace(
     MODEL, family="deepseek_v3", num_kv_heads=8, head_dim=10, query_rank=12, key_value_rank=8, rope_head_dim=4,
     nope_head_dim=6, value_head_dim=4, rope_interleave=True,
 )  # fmt: skip
@@ -47,12 +47,12 @@ def run_rank(
     rank: int, model: ModelConfig, tp: int, cp: int, method: str, sequence: bool, documents: bool, deferred: bool
 ) -> dict[str, Any]:
     """Relative errors by name; what each group started, and what the footprints of all segments declare."""
-    whole = PlainModel(model)
+    full = PlainModel(model)
     layout = split_layout(model, tp, cp, method, sequence)
-    split = SplitModel(whole, layout, rank)
+    split = SplitModel(full, layout, rank)
     tokens, targets = random_tokens(model, ROWS, LENGTH)
     lengths = DOCUMENTS if documents else None
-    batch = whole.microbatch(tokens, targets, lengths)
+    batch = full.microbatch(tokens, targets, lengths)
     names = [axis for axis in ("tp", "cp_ring", "cp_ulysses") if layout.degree(axis) > 1]
     groups = {name: CountingGroup(g) for name, g in make_groups(layout, rank, [*names, "cp"], 60.0, LINKS).items()}
     context = ContextParallel(groups.get("cp_ring"), groups.get("cp_ulysses"), method == "all_gather")
@@ -67,18 +67,18 @@ def run_rank(
         lengths,
         batch.positions[:, positions].contiguous() if batch.positions is not None else None,
     )
-    expected = run_segments(model, whole.segments, whole.weights, whole.units, batch, 29)
+    expected = run_segments(model, full.segments, full.weights, full.units, batch, 29)
     actual = run_segments(model, split.segments, split.weights, split.units, local, 29, parallel, deferred=deferred)
     total = actual.loss.clone().view(1)
     context_group: AxisGroup = groups["cp"]._group
     context_group.all_reduce(total).wait()
     errors = {"loss": relative_error(total[0], expected.loss)}
-    whole_gradients = whole.gradients()
+    full_gradients = full.gradients()
     parameters = {p.name: p for flat in split.flats.values() for p in flat.parameters}
     for name, grad in split.summed_gradients().items():
         summed = grad.contiguous().view(-1)
         context_group.all_reduce(summed).wait()
-        part = take_box(whole_gradients[name], parameters[name].box(split.coordinates))
+        part = take_box(full_gradients[name], parameters[name].box(split.coordinates))
         errors[name] = relative_error(summed.view_as(part), part)
     shape = Shape(
         ROWS, LENGTH, "fp64", "fp64", documents, tp, sequence, layout.tp_copy, layout.cp_ring, layout.cp_ulysses,
@@ -88,10 +88,10 @@ def run_rank(
     for segment in split.segments:
         footprint = segment_footprint(segment, model, shape, "none")
         halves = segment_halves(segment, model, shape, "none")
-        apart = (halves.input_gradient, halves.weight_gradient)
+        both_halves = (halves.input_gradient, halves.weight_gradient)
         if segment.kind == "head":
             declared += footprint.forward.collectives  # the loss alone, once
-        for work in apart if deferred and segment.kind == "block" else (footprint.backward,):
+        for work in both_halves if deferred and segment.kind == "block" else (footprint.backward,):
             declared += work.collectives
         if segment.kind != "head":
             declared += footprint.forward.collectives
@@ -102,13 +102,13 @@ def run_rank(
     }
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "put off"])
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("documents", [False, True], ids=["whole", "documents"])
 @pytest.mark.parametrize(
     ("tp", "sequence", "method"),
     [(1, False, "ring"), (1, False, "all_gather"), (1, False, "ulysses"), (2, False, "ring"), (2, True, "ulysses")],
 )
-@pytest.mark.parametrize("model", [MODEL, LATENT, GPT2], ids=["grouped", "latent", "gpt2"])
+@pytest.mark.parametrize("model", [MODEL, MLA, GPT2], ids=["grouped", "mla", "gpt2"])
 def test_blocks_on_a_split_sequence(
     model: ModelConfig, tp: int, sequence: bool, method: str, documents: bool, deferred: bool
 ) -> None:

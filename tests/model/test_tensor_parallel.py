@@ -46,15 +46,15 @@ def split_errors(
     """Relative errors of everything that a pass over the segments gives, by name, on one rank."""
     if chunk is not None:
         head.chunk_tokens, before = (lambda vocab_size, accelerator: chunk), head.chunk_tokens
-    whole = PlainModel(model)
+    full = PlainModel(model)
     layout = tensor_layout(model, tp, sequence)
-    split = SplitModel(whole, layout, rank)
+    split = SplitModel(full, layout, rank)
     tokens, targets = random_tokens(model, ROWS, LENGTH)
     targets[1, 3:] = -100
-    batch = whole.microbatch(tokens, targets, DOCUMENTS if documents else None)
+    batch = full.microbatch(tokens, targets, DOCUMENTS if documents else None)
     parallel = Parallel(tp=tensor_group(layout, rank), sequence=sequence, tp_copies=layout.tp_copy)
     try:
-        expected = run_segments(model, whole.segments, whole.weights, whole.units, batch, 29)
+        expected = run_segments(model, full.segments, full.weights, full.units, batch, 29)
         actual = run_segments(
             model, split.segments, split.weights, split.units, batch, 29, parallel, keep=keep, deferred=deferred
         )
@@ -69,7 +69,7 @@ def split_errors(
     errors |= {f"input gradient {i}": relative_error(a, e[own]) for i, (a, e) in enumerate(pairs)}
     errors["loss"] = relative_error(actual.loss, expected.loss)
     errors["evaluated loss"] = relative_error(actual.evaluated, expected.loss)
-    gradients, parameters = whole.gradients(), {p.name: p for flat in split.flats.values() for p in flat.parameters}
+    gradients, parameters = full.gradients(), {p.name: p for flat in split.flats.values() for p in flat.parameters}
     for name, grad in split.summed_gradients().items():
         assert gradients[name].norm() > 0, name
         part = take_box(gradients[name], parameters[name].box(split.coordinates))
@@ -89,12 +89,12 @@ def check_split(ranks: int, **options: Any) -> None:
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp", "tp+sequence"])
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_split_segments_equal_whole_ones(name: str, ranks: int, sequence: bool) -> None:
+def test_split_segments_equal_full_ones(name: str, ranks: int, sequence: bool) -> None:
     check_split(ranks, model=MODELS[name], sequence=sequence)
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["tp", "tp+sequence"])
-@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "put off"])
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("keep", [False, True], ids=["rebuilt", "kept"])
 @pytest.mark.parametrize("name", ["qk norm", "gpt2"])
 def test_with_documents_and_every_way_of_backward(name: str, keep: bool, deferred: bool, sequence: bool) -> None:
@@ -111,14 +111,14 @@ def test_the_vocabulary_in_parts_and_chunks(name: str, chunk: int, sequence: boo
 
 def losses(rank: int, sequence: bool) -> tuple[float, float]:
     """The head's loss in training and evaluation, with logits far from each other on different ranks."""
-    whole = PlainModel(BASE, torch.float32)
-    whole.parameters()["lm_head.weight"].mul_(300.0)
+    full = PlainModel(BASE, torch.float32)
+    full.parameters()["lm_head.weight"].mul_(300.0)
     layout = tensor_layout(BASE, 2, sequence)
-    split = SplitModel(whole, layout, rank, torch.float32)
+    split = SplitModel(full, layout, rank, torch.float32)
     tokens, targets = random_tokens(BASE, ROWS, LENGTH)
-    batch = whole.microbatch(tokens, targets)
+    batch = full.microbatch(tokens, targets)
     parallel = Parallel(tp=tensor_group(layout, rank), sequence=sequence)
-    expected = run_segments(BASE, whole.segments, whole.weights, whole.units, batch, 29)
+    expected = run_segments(BASE, full.segments, full.weights, full.units, batch, 29)
     trace = run_segments(BASE, split.segments, split.weights, split.units, batch, 29, parallel)
     assert all(grad.isfinite().all() for grad in trace.gradients)
     assert trace.loss.item() == pytest.approx(expected.loss.item(), rel=1e-4)

@@ -109,9 +109,9 @@ def test_a_limit_for_each_rank() -> None:
 
 
 def test_halves_that_keep_little_leave_room_for_more() -> None:
-    """With a limit of two activations, W put off is dear where all stays for it and free where nothing does."""
-    lean = StageTimes((1.0,) * 3, (1.0,) * 3, (1.0,) * 3, activations=(1.0,) * 3, weight_activations=(0.1,) * 3)
-    assert run(3, 1, 6, lean, 2).makespan <= run(3, 1, 6, StageTimes.uniform(3), 2).makespan
+    """With a limit of two activations, a deferred W is dear where all stays for it and free where nothing does."""
+    small_w = StageTimes((1.0,) * 3, (1.0,) * 3, (1.0,) * 3, activations=(1.0,) * 3, weight_activations=(0.1,) * 3)
+    assert run(3, 1, 6, small_w, 2).makespan <= run(3, 1, 6, StageTimes.uniform(3), 2).makespan
 
 
 def test_a_limit_below_one_microbatch_is_refused_with_both_numbers() -> None:

@@ -52,7 +52,7 @@ def test_steps_that_differ_in_data_parallelism_share_what_ranks_compute(monkeypa
     first = spec_of()
     second = replace(first, layout=replace(first.layout, dp_shard=4, dp_replicate=2, zero=3, outermost="dp"))
     shared = CompiledStages(first)
-    apart = [lower_pipeline(each) for each in (first, second)]
-    assert list(each_program(shared, shared.views(first))) == apart[0]
+    compiled_alone = [lower_pipeline(each) for each in (first, second)]
+    assert list(each_program(shared, shared.views(first))) == compiled_alone[0]
     monkeypatch.setattr(compiled, "expand_segments", None)  # nothing may be compiled again
-    assert list(each_program(shared, shared.views(second))) == apart[1]
+    assert list(each_program(shared, shared.views(second))) == compiled_alone[1]

@@ -25,21 +25,21 @@ def _kinds(collectives: list[Collective]) -> Counter[tuple[str, str, int]]:
 def test_tensor_parallelism_all_reduces_twice_a_block_each_way(tp: int, cp: int) -> None:
     """Megatron (Shoeybi et al. 2019, section 3): one all-reduce after attention and one after the feed-forward; backward the
     same before them. With sequence parallelism (Korthikanti et al. 2022, section 4.2.2) each is an all-gather and a
-    reduce-scatter, of the same bytes together; backward gathers the inputs of the column-split products again for their weight
+    reduce-scatter, of the same bytes together; backward gathers the inputs of the column-split matmuls again for their weight
     gradients, since forward keeps a rank's part of them alone. (`cp` all_gather's own collectives are on other axes.)"""
     make = {"model": {"num_heads": 4, "num_kv_heads": 4}, "tp": tp, "cp": cp, "sequence_length": 64}
     plain = make_spec(**make, sequence_parallel=False)  # type: ignore[arg-type]
-    whole = plain.layout.tokens * plain.model.hidden_size * 4
+    full = plain.layout.tokens * plain.model.hidden_size * 4
     forward, backward = _of(plain, "tp", Op.FORWARD), _of(plain, "tp", Op.BACKWARD)
-    assert forward == backward == {("all_reduce", "tp", whole): 2}
+    assert forward == backward == {("all_reduce", "tp", full): 2}
     split = make_spec(**make, sequence_parallel=True)  # type: ignore[arg-type]
-    gather, scatter = ("all_gather", "tp", whole), ("reduce_scatter", "tp", whole)
+    gather, scatter = ("all_gather", "tp", full), ("reduce_scatter", "tp", full)
     assert _of(split, "tp", Op.FORWARD) == {gather: 2, scatter: 2}
     assert _of(split, "tp", Op.BACKWARD) == {gather: 4, scatter: 2}, (
         "two of the gathers are of the forward's inputs again"
     )
     moved = [sum(c.sent_bytes for c in _inside(f, Op.FORWARD) if c.axes == "tp") for f in (plain, split)]
-    assert moved[0] == moved[1] == 4 * (tp - 1) * whole // tp
+    assert moved[0] == moved[1] == 4 * (tp - 1) * full // tp
 
 
 def _of(spec: StepSpec, axis: str, *ops: Op) -> Counter[tuple[str, str, int]]:
@@ -63,12 +63,12 @@ def test_ring_attention_shifts_keys_and_values_around(cp: int) -> None:
 def test_gathered_keys_and_values_are_one_all_gather_and_one_reduce_scatter(cp: int) -> None:
     """Llama 3 (section 3.3.2): every rank has all keys and values; their gradients are summed back to their owners."""
     spec = make_spec(cp=cp, cp_method="all_gather", sequence_length=32)
-    whole = 2 * cp * spec.layout.tokens * spec.model.num_kv_heads * spec.model.head_dim * 4
+    full = 2 * cp * spec.layout.tokens * spec.model.num_kv_heads * spec.model.head_dim * 4
     forward, backward = (
         [c for c in _inside(spec, op) if set(c.axes.split("+")) & {"cp", "cp_ring"}] for op in (Op.FORWARD, Op.BACKWARD)
     )
-    assert sum(c.bytes for c in forward if c.kind == "all_gather") == whole
-    assert sum(c.bytes for c in backward if c.kind == "reduce_scatter") == whole
+    assert sum(c.bytes for c in forward if c.kind == "all_gather") == full
+    assert sum(c.bytes for c in backward if c.kind == "reduce_scatter") == full
     assert {c.kind for c in forward} == {"all_gather"}
 
 

@@ -35,25 +35,27 @@ def test_training_the_405b_model_on_15_trillion_tokens() -> None:
 @SOME
 @given(lowerings(shapes=("dense",), tensor=False))
 def test_a_program_does_the_useful_arithmetic_and_what_it_recomputes(spec: StepSpec) -> None:
-    """Without recompute: 6 per parameter of a matrix product and token, the head's forward among them, and attention's
+    """Without recompute: 6 per parameter of a matmul and token, the head's forward among them, and attention's
     forward and 2.5-fold backward (flash attention, Dao et al. 2022, computes the scores again). Over all stages."""
     model, layout = spec.model, spec.layout
     tokens = layout.microbatch_sequences * layout.sequence_length * layout.num_microbatches
     blocks = sum(p.numel for s in spec.segments for p in s.parameters if s.kind == "block" and len(p.shape) == 2)
-    products = blocks + model.vocab_size * model.hidden_size
+    multiplied = blocks + model.vocab_size * model.hidden_size
     attention = 2 * layout.sequence_length * model.num_heads * model.head_dim * model.num_layers
     forward = (2 * blocks + attention) // model.num_layers
     recomputed = sum(policy == "full" for policy in layout.recompute) * forward
     total = sum(step.flops for program in lower_pipeline(spec) for step in program.instructions)
-    assert total == pytest.approx(tokens * (6 * products + 3.5 * attention + recomputed), abs=tokens * model.num_layers)
+    assert total == pytest.approx(
+        tokens * (6 * multiplied + 3.5 * attention + recomputed), abs=tokens * model.num_layers
+    )
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_v"])
 def test_the_halves_of_backward_do_its_arithmetic(schedule: str) -> None:
-    """Input and weight gradients are half each of the products' backward (Qi et al. 2023); together the whole."""
+    """Input and weight gradients are half each of the matmuls' backward (Qi et al. 2023); together the full backward."""
     make = {"model": {"num_layers": 6}, "pp": 2, "virtual_stages": 2 if schedule == "zb_v" else 1, "accumulation": 4}
-    halves, whole = (
+    halves, full = (
         sum(step.flops for p in lower_pipeline(make_spec(**make, schedule=s)) for step in p.instructions)  # type: ignore[arg-type]
         for s in (schedule, "interleaved_1f1b" if schedule == "zb_v" else "1f1b")
     )
-    assert halves == whole
+    assert halves == full

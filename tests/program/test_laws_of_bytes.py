@@ -24,7 +24,7 @@ def _scalar(spec: StepSpec, totals: Counter[str], axes: tuple[str, ...], size: i
 
 
 def _scalars(spec: StepSpec) -> Counter[str]:
-    """What every rank sums a step, 8 bytes each: the count of targets over the data axes; the loss over the stages too, with
+    """Every rank's sums in a step, 8 bytes each: the count of targets over the data axes; the loss over the stages too, with
     routers' two auxiliary losses beside it, of which each tensor-parallel rank has its tokens' part; the norm over all that
     hold different parts of the gradient; the loads of all experts of all routers."""
     layout, totals = spec.layout, Counter[str]()
@@ -53,7 +53,7 @@ def _gradient_bytes(spec: StepSpec) -> int:
 
 
 def _reductions(spec: StepSpec, program: Program) -> Counter[str]:
-    """What gradients move by the rings, ZeRO's paper and the model's statement of who has partial sums."""
+    """The bytes of gradients by the rings, ZeRO's paper and the model's statement of who has partial sums."""
     layout, element, totals = spec.layout, DTYPE_BYTES[spec.gradients], Counter[str]()
     for unit, flat in rank_view(spec, program.pp_rank).flats.items():
         size, dense = flat.padded_numel * element, flat.domain == "dense"
@@ -91,7 +91,15 @@ def test_reductions_move_what_their_rings_move(spec: StepSpec) -> None:
 @SOME
 @given(lowerings())
 def test_all_a_step_sends_is_what_these_kinds_of_instructions_send(spec: StepSpec) -> None:
-    kinds = {Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH, Op.SEND_ACTIVATION, Op.SEND_GRADIENT, *COMPUTE_OPS}
+    kinds = {
+        Op.REDUCE,
+        Op.REDUCE_TIED,
+        Op.GATHER,
+        Op.PARAMETER_ALL_GATHER,
+        Op.SEND_ACTIVATION,
+        Op.SEND_GRADIENT,
+        *COMPUTE_OPS,
+    }
     for program in lower_pipeline(spec):
         expected = _scalars(spec)
         for step in program.instructions:
@@ -205,7 +213,7 @@ def test_an_evaluation_sends_gathers_and_scalars_only(spec: StepSpec) -> None:
         loss = spec.layout.active(("pp", *data_axes(spec.layout), *(("tp",) if experts else ())))
         _scalar(spec, expected, loss, 24 if experts else 8)
         for step in program.instructions:
-            assert step.op not in (Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, Op.SEND_GRADIENT)
+            assert step.op not in (Op.REDUCE, Op.REDUCE_TIED, Op.PARAMETER_ALL_GATHER, Op.SEND_GRADIENT)
             assert step.op is not Op.GATHER or units[step.segment or ""].zero == 3
             for c in step.collectives if step.op in (Op.GATHER, Op.SEND_ACTIVATION, Op.FORWARD) else ():
                 expected[c.axes] += c.sent_bytes

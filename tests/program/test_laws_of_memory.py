@@ -53,9 +53,9 @@ def test_each_zero_stage_keeps_no_more_than_the_one_before(spec: StepSpec) -> No
 
 @pytest.mark.parametrize(("dp_shard", "cp"), [(2, 1), (8, 1), (64, 1), (1, 8), (4, 4)])
 def test_the_arithmetic_of_the_zero_paper(dp_shard: int, cp: int) -> None:
-    """Rajbhandari et al. 2020, figure 1: of 2 + 2 + K bytes a parameter (bf16 weights, bf16 gradients, K = 12 for the fp32
-    copy and two moments), stage 1 divides K by the ranks, stage 2 the gradients too, stage 3 all. Ranks that have parts of the
-    same sequences hold the same parameters: they shard as the others do."""
+    """Rajbhandari et al. 2020, figure 1: a parameter takes 2 + 2 + K bytes (bf16 weights, bf16 gradients, K = 12 for the
+    fp32 copy and two optimizer states). Stage 1 divides K by the ranks, stage 2 the gradients too, stage 3 all. Context-parallel
+    ranks hold the same parameters and shard as the others do."""
     ranks = dp_shard * cp
     model = resolve_model(ModelSection(preset="llama3-8b"))
     parameters = num_parameters(model)
@@ -69,7 +69,7 @@ def test_the_arithmetic_of_the_zero_paper(dp_shard: int, cp: int) -> None:
 
 
 def test_gradients_accumulated_in_fp32_cost_two_bytes_more() -> None:
-    """What the run file gives by default: 2 (bf16 weights) + 4 (fp32 gradients) + 4 (fp32 weights) + 8 (fp32 moments)."""
+    """The run file's default formats: 2 (bf16 weights) + 4 (fp32 gradients) + 4 (fp32 weights) + 8 (fp32 optimizer states)."""
     model = resolve_model(ModelSection(preset="llama3-8b"))
     spec = make_spec(model, sequence_length=512, precision={"compute": "bf16"})
     assert _state_at_update(spec) / num_parameters(model) == pytest.approx(18, rel=1e-3)
@@ -78,7 +78,7 @@ def test_gradients_accumulated_in_fp32_cost_two_bytes_more() -> None:
 
 
 def test_the_405b_model_on_1024_ranks() -> None:
-    """12 bytes a parameter (bf16 weights and gradients, fp32 moments): 4.87 TB in all, 4.75 GB a rank within half a
+    """12 bytes a parameter (bf16 weights and gradients, fp32 optimizer states): 4.87 TB in all, 4.75 GB a rank within half a
     percent; with the fp32 copy 16 bytes, 6.5 TB."""
     model = resolve_model(ModelSection(preset="llama3-405b"))
     spec = make_spec(

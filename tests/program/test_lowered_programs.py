@@ -1,4 +1,4 @@
-"""What holds for every program that lowering makes, whatever the model and the layout."""
+"""Laws of every compiled program, whatever the model and the layout."""
 
 import subprocess
 import sys
@@ -291,12 +291,14 @@ LARGEST = "megatron-1t"
     "name", [pytest.param(n, marks=pytest.mark.sweep) if n == LARGEST else n for n in run_preset_names()]
 )
 def test_runs_of_the_literature_lower_and_verify_on_all_pipeline_ranks_without_torch(name: str) -> None:
-    """What torch, numpy and the tokenizers would do is nothing that a program needs: they cannot even be imported."""
+    """A program needs neither torch nor numpy nor the tokenizers: they cannot even be imported here."""
     command = [sys.executable, "-c", LITERATURE, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    ranks, stages, instructions, faults, peak, lowering, verifying = done.stdout.split()
-    print(f"{name}: {ranks} ranks, {instructions} instructions, lowered in {lowering} s, verified in {verifying} s")
+    ranks, stages, instructions, faults, peak, lower_seconds, verify_seconds = done.stdout.split()
+    print(
+        f"{name}: {ranks} ranks, {instructions} instructions, lowered in {lower_seconds} s, verified in {verify_seconds} s"
+    )
     config = load_run(Path(f"preset:{name}"))
     layout = resolve_layout(config, resolve_model(config.model))
     assert (int(ranks), int(stages), int(faults)) == (layout.world_size, layout.pp, 0)

@@ -70,7 +70,7 @@ def _programs(case: str) -> list[Program]:
 
 
 def _mutants(kind: str, spec: StepSpec, programs: list[Program]) -> Iterator[Mutant]:
-    """Of all stages' programs, stage by stage where the kind is one of a single program's."""
+    """Mutants of all stages' programs, stage by stage where the kind is one of a single program's."""
     if kind in PIPELINE_MUTATIONS:
         yield from PIPELINE_MUTATIONS[kind](programs, spec)
         return

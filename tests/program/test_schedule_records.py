@@ -1,4 +1,4 @@
-"""What a schedule's record states is what its orders do: every built-in schedule, many sizes."""
+"""A schedule's orders do what its record states: every built-in schedule, many sizes."""
 
 from collections import Counter
 from fractions import Fraction

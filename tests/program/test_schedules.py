@@ -146,7 +146,7 @@ def test_an_entry_twice_is_named_with_its_place() -> None:
     assert "rank 1, entry 6: F1.0: stands here a second time" in _refused(orders)
 
 
-def test_a_whole_backward_beside_its_halves_is_refused() -> None:
+def test_a_full_backward_beside_its_halves_is_refused() -> None:
     orders = _orders()
     orders[0].append(Compute(Op.BACKWARD, 0, 0))
     assert "B0.0: I or W of the same stage and microbatch came before" in _refused(orders)

@@ -1,4 +1,4 @@
-"""What the verifier accepts is right: programs broken at random are run on symbols, by an interpreter that knows no verifier."""
+"""The verifier accepts right programs alone: programs broken at random run on symbols, in an interpreter without a verifier."""
 
 import random
 from collections import Counter

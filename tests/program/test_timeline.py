@@ -38,14 +38,14 @@ def test_worked_figures(num_ranks: int, microbatches: int, shown: str) -> None:
 
 @pytest.mark.parametrize("halves", HALVES.values(), ids=HALVES)
 @pytest.mark.parametrize(("P", "M"), SIZES)
-def test_bubbles_of_whole_backwards(P: int, M: int, halves: tuple[float, float]) -> None:
+def test_bubbles_of_full_backwards(P: int, M: int, halves: tuple[float, float]) -> None:
     assert run("naive", P, 1, M, 1.0, *halves).bubble_fraction == (P - 1) / P
     for schedule in ("gpipe", "1f1b"):
         assert run(schedule, P, 1, M, 1.0, *halves).bubble_fraction == (P - 1) / (P - 1 + M)
 
 
 @pytest.mark.parametrize(("P", "M"), SIZES)
-def test_live_activations_of_whole_backwards(P: int, M: int) -> None:
+def test_live_activations_of_full_backwards(P: int, M: int) -> None:
     assert run("naive", P, 1, M).peak_activations == (1,) * P
     assert run("gpipe", P, 1, M).peak_activations == (M,) * P
     assert run("1f1b", P, 1, M).peak_activations == tuple(min(P - r, M) for r in range(P))

@@ -15,7 +15,7 @@ from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
 from fourfold.program.stage_map import stage_map
 from fourfold.report.comparison import compare
-from fourfold.report.comparison_words import comparison_document, comparison_lines
+from fourfold.report.format_comparison import comparison_document, comparison_lines
 from fourfold.report.run_charts import curve
 from fourfold.report.run_page import page
 from fourfold.report.run_trace import write_run_trace
@@ -56,8 +56,8 @@ def as_predicted(folder: Path, stretch: dict[str, float] | None = None, rank_cha
         for kind, end in zip(kinds, simulation.times.ranks[pp].ends, strict=True):
             late += more.get(kind, 0.0)
             ends.append(end + late)
-        whole = max(simulation.seconds, ends[-1])
-        steps = [TimedStep(number, 1000.0 + number, whole, tuple(ends)) for number in (7, 8, 9)]
+        full = max(simulation.seconds, ends[-1])
+        steps = [TimedStep(number, 1000.0 + number, full, tuple(ends)) for number in (7, 8, 9)]
         peak = memory_peak(program).bytes
         write_measured(folder, rank_measured(view, program, rank, "cpu", steps, ledger(program), peak))
     return RunFolder(folder)
@@ -89,16 +89,16 @@ def test_a_kind_that_took_longer_on_one_rank_is_named_with_that_rank(tmp_path: P
     assert (first.kind, first.rank) == ("forward block", 3)
     assert first.rank_seconds == pytest.approx(count * second)
     assert first.seconds == pytest.approx(count * second / 4)
-    said = "\n".join(comparison_lines(found))
-    assert "largest differences\n  forward block" in said
-    assert "most on rank 3 (8 s more)" in said
+    text = "\n".join(comparison_lines(found))
+    assert "largest differences\n  forward block" in text
+    assert "most on rank 3 (8 s more)" in text
     document = comparison_document(found)
     assert document["differences"][0]["kind"] == "forward block"
     assert len(document["ranks"]) == 4
     json.dumps(document, allow_nan=False)
 
 
-def test_bytes_that_differ_are_said(tmp_path: Path) -> None:
+def test_bytes_that_differ_are_named(tmp_path: Path) -> None:
     folder = as_predicted(tmp_path / "run")
     counted = read_measured(folder.path)[2].sent_bytes
     changed(folder, 2, sent_bytes={**counted, "pp": counted["pp"] + 1})
@@ -111,9 +111,9 @@ def test_bytes_that_differ_are_said(tmp_path: Path) -> None:
 def test_without_a_cluster_bytes_and_memory_are_still_compared(tmp_path: Path) -> None:
     found = compare(as_predicted(tmp_path / "run"))
     assert found.predicted_seconds is None
-    said = "\n".join(comparison_lines(found))
-    assert "fourfold calibrate" in said
-    assert "equal on every rank and axis" in said
+    text = "\n".join(comparison_lines(found))
+    assert "fourfold calibrate" in text
+    assert "equal on every rank and axis" in text
     assert "not predicted" in page(found, RunFolder(tmp_path / "run"))
 
 
@@ -209,7 +209,7 @@ def test_the_trace_has_both_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_kinds_of_every_instruction_take_the_whole_program() -> None:
+def test_kinds_of_every_instruction_take_the_full_program() -> None:
     run = resolved()
     simulation = simulated(run)
     for program, times in zip(simulation.programs, simulation.times.ranks, strict=True):

@@ -1,4 +1,4 @@
-"""What displays show is what the run's folder says, however it was written."""
+"""Displays show what the run folder says, however it was written."""
 
 import json
 import time
@@ -10,15 +10,15 @@ from fourfold.report.ending import Command, final_lines
 from fourfold.report.follow import Follower
 from fourfold.report.live import render
 from fourfold.report.plain import PlainDisplay
-from fourfold.report.run_state import RunFacts, RunState
+from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.units import format_bytes, format_count, format_seconds, sparkline
 
-FACTS = {"model": "llama, 3 M parameters", "layout": "2 ranks: dp_shard 2, ZeRO-3", "num_steps": 1000}
+INFO = {"model": "llama, 3 M parameters", "layout": "2 ranks: dp_shard 2, ZeRO-3", "num_steps": 1000}
 
 
 def state(folder, **changes) -> RunState:
     sizes = {"unigram_entropy_nats": 5.25, "bytes_per_token": 2.0, "predicted_peak_bytes": 2_000_000}
-    return RunState(RunFacts(name="tiny", folder=folder, **{**FACTS, **sizes, **changes}))
+    return RunState(RunInfo(name="tiny", folder=folder, **{**INFO, **sizes, **changes}))
 
 
 def row(step: int, **values) -> str:

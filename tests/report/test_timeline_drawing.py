@@ -134,9 +134,9 @@ def show(*arguments: str) -> int:
 
 def test_show_timeline_prints_the_schedule_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show("--timeline") == 0
-    said = capsys.readouterr().out
-    assert "1f1b: 4 ranks, 8 microbatches: bubble 27.3 % of a step of 33" in said
-    assert "rank 3" in said
+    text = capsys.readouterr().out
+    assert "1f1b: 4 ranks, 8 microbatches: bubble 27.3 % of a step of 33" in text
+    assert "rank 3" in text
 
 
 def test_show_timeline_as_json_has_the_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

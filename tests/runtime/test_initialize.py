@@ -19,9 +19,9 @@ MODEL = ModelConfig(3, 32, 4, 2, 8, 56, 99, qk_norm=True)
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 3000), st.integers(0, 300), st.integers(0, 2**63 - 1))
-def test_any_range_is_that_slice_of_the_whole(start: int, length: int, seed: int) -> None:
-    whole = truncated_normal("x", 0, start + length + 7, seed)
-    assert torch.equal(truncated_normal("x", start, start + length, seed), whole[start : start + length])
+def test_any_range_is_that_slice_of_all(start: int, length: int, seed: int) -> None:
+    full = truncated_normal("x", 0, start + length + 7, seed)
+    assert torch.equal(truncated_normal("x", start, start + length, seed), full[start : start + length])
 
 
 def test_a_range_far_out_costs_no_more_than_its_length() -> None:
@@ -68,7 +68,7 @@ def test_neighbours_are_not_correlated() -> None:
 @pytest.mark.parametrize(
     ("std", "expected"), [(None, "ones"), (0.0, "zeros"), (0.02, "normal"), (0.02 / math.sqrt(6), "normal")]
 )
-def test_what_a_parameter_is_filled_with(std: float | None, expected: str) -> None:
+def test_initial_values_of_a_parameter(std: float | None, expected: str) -> None:
     spec = ParameterSpec("p", (50, 40), std, True, None)
     out = torch.full((2000,), torch.nan)
     fill_range(spec, 0, 2000, 0, out)
@@ -82,11 +82,11 @@ def test_what_a_parameter_is_filled_with(std: float | None, expected: str) -> No
 
 def test_ranges_longer_than_a_chunk_are_seamless(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ParameterSpec("p", (1000,), 0.02, True, None)
-    whole, parts = torch.empty(1000), torch.empty(1000)
-    fill_range(spec, 0, 1000, 9, whole)
+    full, parts = torch.empty(1000), torch.empty(1000)
+    fill_range(spec, 0, 1000, 9, full)
     monkeypatch.setattr(initialize, "_CHUNK", 37)
     fill_range(spec, 0, 1000, 9, parts)
-    assert torch.equal(whole, parts)
+    assert torch.equal(full, parts)
 
 
 @settings(max_examples=30, deadline=None)
@@ -109,11 +109,11 @@ def test_the_parameters_are_the_same_under_every_layout(
             out = torch.full((flat.shard_numel,), torch.nan)
             initialize_shard(flat, index, seed, {}, out)
             shards.append(out)
-        whole = torch.cat(shards)
+        full = torch.cat(shards)
         alone = torch.full((one.flats[name].padded_numel,), torch.nan)
         initialize_shard(one.flats[name], 0, seed, {}, alone)
-        assert torch.equal(whole[: flat.numel], alone[: flat.numel])
-        assert not whole[flat.numel :].any(), "the padding is zero"
+        assert torch.equal(full[: flat.numel], alone[: flat.numel])
+        assert not full[flat.numel :].any(), "the padding is zero"
 
 
 def test_the_published_recipe() -> None:

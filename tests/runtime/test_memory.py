@@ -65,13 +65,15 @@ def test_other_shapes(model: dict, data: dict, length: int, recompute: str) -> N
 # Pipelines, split layers, split sequences, experts
 
 TIGHT = 0.02
-"""Of what is not resident. Measured below 0.002, but gloo lets go of a tensor that it reduced a moment after its end."""
+"""Tolerance as a share of the memory that is not resident. Measured below 0.002, but gloo frees a tensor that it reduced a moment
+after its end."""
 ROUTED = 0.12
-"""Where a router decides how many rows an expert gets, and the prediction is for as many as others. Measured: up to 0.065."""
+"""Tolerance with a router, which decides how many rows an expert gets; the prediction assumes equal numbers. Measured: up to
+0.065."""
 
 
 def _errors(ranks: int, layout: dict[str, Any], **sections: dict[str, Any]) -> list[float]:
-    """Of every rank: predicted over measured - 1, of the peak above what is there before and after the step."""
+    """Every rank's predicted over measured - 1, of the peak above the memory before and after the step."""
     table = run_table(
         model={**MODEL, "vocab_size": 128, "num_layers": 4, **sections.pop("model", {})},
         batch={"global_sequences": 8, "sequence_length": 128, "steps": 1},
@@ -102,7 +104,7 @@ def _check(ranks: int, layout: dict[str, Any], tolerance: float = TIGHT, **secti
 )
 @pytest.mark.parametrize("recompute", ["none", *(pytest.param(r, marks=sweep) for r in ("selective", "full"))])
 def test_every_stage_of_a_pipeline(schedule: str, recompute: str) -> None:
-    """Weight gradients that are put off hold their operands until then."""
+    """Deferred weight gradients hold their operands until then."""
     _check(2, {"pp": 2, "schedule": schedule, "virtual_stages": least_stages(schedule), "recompute": recompute})
 
 
@@ -138,7 +140,7 @@ def test_split_sequences(cp: int, method: str, recompute: str, masked: bool, com
 
 
 MIXTRAL = {"family": "mixtral", "num_experts": 4, "moe_ffn_size": 256}
-LATENT = {
+MLA = {
     **DEEPSEEK_V3,
     "num_layers": 4,
     "num_kv_heads": 6,
@@ -166,13 +168,13 @@ expert_splits = pytest.mark.parametrize(
 
 
 @expert_splits
-@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(MLA, marks=sweep)], ids=["mixtral", "deepseek"])
 def test_experts_that_all_tokens_pass(model: dict[str, Any], layout: dict[str, Any]) -> None:
     """As many experts a token as there are: every rank gets what the prediction says."""
     _check(2, layout, model={**model, "top_k": 4})
 
 
 @expert_splits
-@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(LATENT, marks=sweep)], ids=["mixtral", "deepseek"])
+@pytest.mark.parametrize("model", [MIXTRAL, pytest.param(MLA, marks=sweep)], ids=["mixtral", "deepseek"])
 def test_experts_that_a_router_chooses(model: dict[str, Any], layout: dict[str, Any]) -> None:
     _check(2, layout, ROUTED, model={**model, "top_k": 1})

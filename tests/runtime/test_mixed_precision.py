@@ -1,4 +1,4 @@
-"""bf16 products with fp32 weights beside them: losses and norms near those of fp32, under every way to split a model."""
+"""bf16 matmuls with fp32 weights beside them: losses and norms near those of fp32, under every way to split a model."""
 
 from typing import Any
 

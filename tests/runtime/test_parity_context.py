@@ -41,7 +41,7 @@ def test_architectures(cp: int, method: str, model: dict[str, Any]) -> None:
 
 @methods
 @pytest.mark.parametrize("masked", [pytest.param(False, marks=sweep), pytest.param(True, marks=sweep)])
-def test_latent_attention(cp: int, method: str, masked: bool) -> None:
+def test_mla(cp: int, method: str, masked: bool) -> None:
     """Values of another size than queries and keys, one rotated key for all heads."""
     check_split(cp, model=DEEPSEEK_V3, data={"document_mask": masked}, layout=_context(cp, method))
 

@@ -86,7 +86,7 @@ BALANCE = {
 @pytest.mark.parametrize("losses", BALANCE)
 @pytest.mark.parametrize("split", ["ep over tp", "ep over cp", "pipeline of ep"])
 def test_auxiliary_losses(family: str, split: str, losses: str) -> None:
-    """Of a sequence, however its tokens are split over ranks and its row over microbatches."""
+    """The losses are those of a sequence, however its tokens are split over ranks and its row over microbatches."""
     ranks, layout = SPLITS[split]
     model = {**MIXTURES[family], **BALANCE[losses]}
     check_split(ranks, model=model, layout={"microbatch_sequences": 2, **layout})

@@ -91,7 +91,7 @@ def test_recompute(schedule: str, recompute: str) -> None:
     [{"qkv_bias": True}, {"qk_norm": True}, pytest.param({"num_kv_heads": 1, "vocab_size": 7}, marks=sweep)],
     ids=str,
 )
-def test_weight_gradients_that_are_put_off(model: dict[str, Any]) -> None:
+def test_deferred_weight_gradients(model: dict[str, Any]) -> None:
     check_split(2, model=model, layout=_pipeline(2, "zb_h2", 3))
 
 
@@ -107,5 +107,5 @@ def test_a_schedule_from_a_text_file(tmp_path: Path, schedule: str, virtual: int
 @pytest.mark.parametrize(("pp", "virtual"), [(2, 1), (2, 2), pytest.param(4, 1, marks=sweep)])
 def test_a_schedule_from_a_python_function(pp: int, virtual: int) -> None:
     """Last in, first out, weight gradients at the very end, stages counted from the last rank."""
-    schedule = "python:tests.support.products:last_in_first_out"
+    schedule = "python:tests.support.combinations:last_in_first_out"
     check_split(pp, layout=_pipeline(pp, schedule, virtual_stages=virtual))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from fourfold.config import UserError
-from tests.support.products import Table, any_sections, complaint, faults_of, spec_of
+from tests.support.combinations import Table, any_sections, complaint, faults_of, spec_of
 
 KEY = r"(?:batch|layout|model|data)\.\w+"
 VALUE = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|-?[\w.]+"
@@ -66,7 +66,7 @@ def _check(sections: Table) -> None:
 
 
 def _reason(message: str) -> str:
-    """What is complained of, without numbers and what is proposed."""
+    """The complaint without its numbers and without the proposal."""
     return re.sub(r"\d+|\[[^\]]*\]", "#", message.partition(";")[0])
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_run_is_refused_with_what_can_at_length(sections: Table) -> 
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_what_is_said(layout: dict[str, Any], message: str, repair: dict[str, Any]) -> None:
+def test_message_and_repair(layout: dict[str, Any], message: str, repair: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         spec_of({"model": {"vocab_size": 96}, "layout": layout})
     assert message in str(caught.value)

@@ -14,7 +14,7 @@ from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
-from tests.support.products import OWN
+from tests.support.combinations import OWN
 from tests.support.programs import by_rank, make_spec, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of
 from tests.support.simulated import UNIT, free_prices, one_block_a_stage, real_prices, unit_blocks
@@ -215,7 +215,9 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
         simulate(spec, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
         for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
     )
-    published = sum(ahead.durations.collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)
+    published = sum(
+        ahead.durations.collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PARAMETER_ALL_GATHER
+    )
     assert 0 < waited.times.makespan - ahead.times.makespan <= published
     assert contended.times.makespan > ahead.times.makespan
     assert min(min(spent.values()) for spent in (*ahead.spent, *contended.spent)) >= -1e-12

@@ -59,7 +59,7 @@ def test_without_collectives_inside_segments_a_step_takes_less_time_and_sends_le
         {Op.BACKWARD},
         {Op.UPDATE},
         {Op.CLIP_NORM},
-        {Op.PUBLISH},
+        {Op.PARAMETER_ALL_GATHER},
         {Op.REDUCE},
         {Op.SEND_ACTIVATION, Op.RECV_ACTIVATION},
     ],

@@ -90,7 +90,7 @@ def inputs(case: Case) -> tuple[Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(case.dtype) for shape in shapes)
 
 
-def whole_attention(case: Case) -> tuple[Tensor, ...]:
+def full_attention(case: Case) -> tuple[Tensor, ...]:
     """out, d_q, d_k, d_v in fp64, with every score computed and a mask over all of them."""
     q, k, v, grad = (x.double().requires_grad_() for x in inputs(case))
     groups = case.heads // case.kv_heads
@@ -171,7 +171,7 @@ def check_cases(cases: Sequence[Case], tolerance: float) -> list[list[Result]]:
     """Outputs and gradients of every case are those of whole attention, relative to the largest element."""
     everything = run_cases(cases)
     for case, results in zip(cases, everything, strict=True):
-        expected = whole_attention(case)
+        expected = full_attention(case)
         for name, i in (("out", 0), ("d_q", 1), ("d_k", 2), ("d_v", 3)):
             for rank, result in enumerate(results):
                 reference = expected[i][:, case.layout().positions(rank)]
@@ -262,7 +262,7 @@ class Recorded:
 
 def record(case: Case, ring_rank: int = 0) -> Recorded:
     """The same forward and backward on ghosts."""
-    recording, phases = Recording(landing=True), []
+    recording, phases = Recording(staging=True), []
     degrees = {"cp_ring": case.ring, "cp_ulysses": case.ulysses}
     groups = {
         axis: GhostGroup(recording, axis, size, ring_rank if axis == "cp_ring" else 0)

@@ -35,7 +35,7 @@ class ExecutedKernels(TorchDispatchMode):
         self.flops: list[int] = []
         self.trace: list[tuple[str, int]] = []
         self._paused = False
-        self._product = 0
+        self._last_matmul = 0
 
     @property
     def bytes(self) -> int:
@@ -47,7 +47,7 @@ class ExecutedKernels(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What a collective does here is not counted."""
+        """Stops the count within the block: a collective's kernels here are not the model's."""
         self._paused = True
         yield
         self._paused = False
@@ -69,17 +69,17 @@ class ExecutedKernels(TorchDispatchMode):
             self._attend(args, name.endswith("backward"))
         elif schema.is_mutable or not _shared(inputs, outputs):  # else it is a view
             widens = inputs and outputs[0].element_size() > inputs[-1].element_size()
-            if name in ("add_", "copy_") and widens and self._product == _key(inputs[-1]):
-                self._product = 0  # a matmul's result is added to a gradient in a wider format: part of the matmul
+            if name in ("add_", "copy_") and widens and self._last_matmul == _key(inputs[-1]):
+                self._last_matmul = 0  # a matmul's result is added to a gradient in a wider format: part of the matmul
                 return
             self._touch(name, inputs, outputs, args)
         if name not in MATMULS and not _shared(inputs, outputs):
-            self._product = 0
+            self._last_matmul = 0
 
     def _matmul(self, name: str, args: Any, out: Tensor) -> None:
         inner = args[-1].shape[0]
         self.flops.append(2 * out.numel() * inner)
-        self._product = _key(out)
+        self._last_matmul = _key(out)
         if name == "addmm":
             self.trace.append(("residual", _bytes(args[0])))
 
@@ -122,7 +122,7 @@ def _shared(inputs: list[Tensor], outputs: list[Tensor]) -> bool:
 
 
 def _bytes(x: Tensor) -> int:
-    """What is expanded is read once."""
+    """Bytes of memory behind `x`: an expanded dim counts once."""
     size = x.element_size()
     for length, stride in zip(x.shape, x.stride(), strict=True):
         size *= length if stride or length == 0 else 1

@@ -230,10 +230,10 @@ def run_rank(
     forward = {name: len(group.started) for name, group in groups.items()}
     upstream = projection.view(-1, x.shape[-1])[tokens]
     grad = routed_backward(env, upstream, routed_weights(weights), balancing, saved)
-    put_off = len(deferred)
+    num_deferred = len(deferred)
     deferred.run()
     return {
-        "x": grad, "output": out, "losses": balancing.losses, "load": balancing.load, "put_off": put_off,
+        "x": grad, "output": out, "losses": balancing.losses, "load": balancing.load, "num_deferred": num_deferred,
         "gradients": {name: weight.grad for name, weight in weights.items()},
         "forward": {name: group.started[: forward[name]] for name, group in groups.items()},
         "backward": {name: group.started[forward[name] :] for name, group in groups.items()},
@@ -243,10 +243,10 @@ def run_rank(
 
 def assemble(results: list[dict[str, Any]], case: Case, model: ModelConfig, x: Tensor) -> dict[str, Tensor]:
     """All ranks' results as those of one: gradients summed over exactly the ranks that the parameters' rules name."""
-    whole = {name: torch.zeros_like(tensor) for name, tensor in full_weights(model).items()}
+    full = {name: torch.zeros_like(tensor) for name, tensor in full_weights(model).items()}
     flat = {name: torch.zeros_like(x).view(-1, x.shape[-1]) for name in ("x", "output")}
     for rank, result in enumerate(results):
-        places = shard(whole, case, rank)
+        places = shard(full, case, rank)
         for name, grad in result["gradients"].items():
             copies = name == "norm" and not case.sequence and case.layout.coordinates(rank)["tp"] > 0
             if not copies:
@@ -254,4 +254,4 @@ def assemble(results: list[dict[str, Any]], case: Case, model: ModelConfig, x: T
         for name, tensor in flat.items():
             tensor[case.tokens(rank, case.sequence)] = result[name]
     totals = {name: sum(result[name] for result in results) for name in ("losses", "load")}
-    return whole | {name: tensor.view_as(x) for name, tensor in flat.items()} | totals
+    return full | {name: tensor.view_as(x) for name, tensor in flat.items()} | totals

@@ -21,7 +21,7 @@ def run_mutant(rank: int, mutant: str, **kwargs: Any) -> dict[str, Any]:
 
 def check_mutant(name: str, ranks: int, **sections: dict[str, Any]) -> None:
     """Raises where the broken runtime's values pass (for a mutant of bytes: its traffic), or the whole one's do not."""
-    _whole(ranks, json.dumps(sections, sort_keys=True))
+    _check_unbroken(ranks, json.dumps(sections, sort_keys=True))
     table = run_table(**sections)
     results = run_on_ranks(ranks, run_mutant, mutant=name, table=table, ranks=ranks)
     with pytest.raises(AssertionError):
@@ -36,5 +36,5 @@ def _check(name: str, table: dict[str, Any], results: list[dict[str, Any]]) -> N
 
 
 @functools.cache
-def _whole(ranks: int, sections: str) -> None:
+def _check_unbroken(ranks: int, sections: str) -> None:
     check_parity(ranks, **json.loads(sections))

@@ -26,7 +26,7 @@ def _reference(key: str) -> Record:
 
 
 def expected_record(table: dict[str, Any], compute: str | None = None) -> Record:
-    """What the reference gives for the run of this table, in its own or another compute format."""
+    """The reference's result for the run of this table, in its own or another compute format."""
     precision = {"compute": compute or table["precision"]["compute"]}
     return _reference(json.dumps({**table, "layout": {}, "precision": precision}, sort_keys=True))
 

@@ -112,22 +112,22 @@ def assemble(table: dict[str, Any], results: list[dict[str, Any]], key: str, ran
             held = torch.from_numpy(values)
             for local, start, end, part in shard_pieces(view.flats[unit], result["shards"][unit], held):
                 empty = torch.full((local.spec.numel,), float("nan"), dtype=part.dtype)
-                whole = full.setdefault(local.name, empty)
+                tensor = full.setdefault(local.name, empty)
                 for first, last, low, high in global_runs(local, coordinates, start, end):
-                    known = ~whole[first:last].isnan()
-                    same = whole[first:last][known] == part[low:high][known]
+                    known = ~tensor[first:last].isnan()
+                    same = tensor[first:last][known] == part[low:high][known]
                     assert same.all(), f"ranks differ in {key} of {local.name} (rank {rank})"
-                    whole[first:last] = part[low:high]
+                    tensor[first:last] = part[low:high]
     _, view = prepare_rank(0, table, ranks)
     shapes = {each.name: each.shape for segment in view.spec.segments for each in segment.parameters}
-    for name, whole in full.items():
-        assert not whole.isnan().any(), f"nobody has all of {key} of {name}"
-    return {name: whole.view(shapes[name]) for name, whole in full.items()}
+    for name, tensor in full.items():
+        assert not tensor.isnan().any(), f"nobody has all of {key} of {name}"
+    return {name: tensor.view(shapes[name]) for name, tensor in full.items()}
 
 
 def worst(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
-    """The largest relative error of any tensor (norm of the difference over norm), and its name. What is next to nothing beside
-    the largest (the gradient of GPT-2's key biases is rounding alone) is held to a millionth of that."""
+    """The largest relative error of any tensor (norm of the difference over norm), and its name. A tensor that is next to nothing
+    beside the largest (the gradient of GPT-2's key biases is rounding alone) is held to a millionth of that."""
     assert set(actual) == set(expected)
     errors = {}
     least = 1e-6 * max(tensor.norm().item() for tensor in expected.values())

@@ -24,7 +24,7 @@ from tests.support.reference_optimizers import REFERENCES
 
 @dataclass
 class Record:
-    """What is compared: per step loss and gradient norm; gradients of the last step and parameters after it, by name."""
+    """The values to compare: loss and gradient norm of each step; gradients of the last step and parameters after it, by name."""
 
     losses: list[float]
     norms: list[float]
@@ -147,7 +147,7 @@ def in_double(forward: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
 
 class Routing:
-    """What transformers' routers chose, with the auxiliary losses and the balancing bias by their formulas."""
+    """The choices of transformers' routers, with the auxiliary losses and the balancing bias by their formulas."""
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
         self._config = config
@@ -160,7 +160,7 @@ class Routing:
             gate.register_forward_hook(lambda m, i, out, name=name: self._seen[name].append((out[0], out[2])))
 
     def sequence_loss(self, sequences: int, length: int) -> Any:
-        """Of the sequence whose parts were run since the last call."""
+        """The auxiliary losses of the sequence whose parts were run since the last call."""
         config, loss = self._config, 0.0
         for name, parts in self._seen.items():
             logits, experts = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

@@ -69,7 +69,7 @@ DEEPSEEK = {
     },
     **{"key_value_rank": 12, "query_rank": 10, "rope_head_dim": 4, "nope_head_dim": 6, "value_head_dim": 8},
 }
-"""Beside `DIMENSIONS` without key and value heads: latent attention, a dense block, shared experts."""
+"""Beside `DIMENSIONS` without key and value heads: MLA, a dense block, shared experts."""
 
 
 def deepseek(**dimensions: Any) -> dict[str, Any]:

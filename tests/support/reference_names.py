@@ -32,8 +32,8 @@ def view_of(name: str, theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
     layer, part, kind = match.groups()
     prefix = f"transformer.h.{layer}."
     if part in _FUSED:
-        whole = theirs[f"{prefix}attn.c_attn.{kind}"]
-        own = whole.chunk(3, dim=-1)[_FUSED[part]]
+        full = theirs[f"{prefix}attn.c_attn.{kind}"]
+        own = full.chunk(3, dim=-1)[_FUSED[part]]
     else:
         own = theirs[f"{prefix}{_PARTS[part]}.{kind}"]
     return own.t() if own.dim() == 2 else own

@@ -40,8 +40,8 @@ class PatientWork:
 class PatientGroup(CountingGroup):
     """A counting group whose tensors are free once they are waited for."""
 
-    def all_reduce(self, whole: torch.Tensor) -> Pending:
-        return PatientWork(super().all_reduce(whole))
+    def all_reduce(self, full: torch.Tensor) -> Pending:
+        return PatientWork(super().all_reduce(full))
 
 
 @dataclass
@@ -105,14 +105,14 @@ def measure(
     """Every phase of the embedding, a block and the head on one rank of `tp`; gradients in fp32, or fp64 for fp64."""
     gradients = "fp64" if compute == "fp64" else "fp32"
     dtype = torch_dtype(compute)
-    whole = PlainModel(model, dtype)
+    full = PlainModel(model, dtype)
     layout = tensor_layout(model, tp, sequence)
-    split = SplitModel(whole, layout, rank, torch_dtype(gradients))
+    split = SplitModel(full, layout, rank, torch_dtype(gradients))
     shape = Shape(
         ROWS, length, compute, gradients, documents, tp=tp, sequence_parallel=sequence, tp_copies=layout.tp_copy
     )
     tokens, targets = random_tokens(model, ROWS, length)
-    batch = whole.microbatch(tokens, targets, [[length - 9, 9]] * ROWS if documents else None)
+    batch = full.microbatch(tokens, targets, [[length - 9, 9]] * ROWS if documents else None)
     group = PatientGroup(tensor_group(layout, rank)) if tp > 1 else None
     env = Environment(torch_operations, model, Parallel(tp=group, sequence=sequence, tp_copies=layout.tp_copy))
     constant = [t for unit in split.units.values() for t in (unit.parameters, unit.gradients)]
@@ -123,8 +123,8 @@ def measure(
     x = _embedding(meter, footprints["embed"], batch, split, env)
     grad = _head(meter, footprints["head"], x, targets, split, env)
     halves = segment_halves(block, model, shape, policy)
-    for apart in (None, halves):
-        grad = _block(meter, footprints[block.name], block, x, grad, split, batch, env, policy, apart)
+    for each in (None, halves):
+        grad = _block(meter, footprints[block.name], block, x, grad, split, batch, env, policy, each)
     h = footprints["embed"].output_bytes
     f = footprints["embed"]
     meter.run(
@@ -171,10 +171,10 @@ def _block(
     batch: Any,
     env: Environment,
     policy: str,
-    apart: Halves | None,
+    halves: Halves | None,
 ) -> torch.Tensor:
-    """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient. `apart`: where
-    its backward runs as halves."""
+    """Forward and backward of a block whose input `x` and upstream gradient stay live; returns the input's gradient. `halves`:
+    the parts of a split backward."""
     h, weights = f.output_bytes, split.weights[block.name]
 
     def forward() -> Saved:
@@ -195,33 +195,33 @@ def _block(
     before = 2 * h + f.saved_bytes
 
     def backward() -> Any:
-        with deferring([split.units[name] for name in block.units if apart is not None]) as pending:
+        with deferring([split.units[name] for name in block.units if halves is not None]) as pending:
             grad = block_backward(env, upstream, x, weights, batch, saved)  # type: ignore[arg-type]
         return grad, pending
 
-    if apart is None:
+    if halves is None:
         after = 3 * h
         grad, _ = meter.run("backward", backward, f.backward.collectives, before, h, f.backward_workspace_bytes, after)
         return grad
     routed = isinstance(weights.feed_forward, RoutedWeights)  # type: ignore[union-attr]
     keeps_upstream = not env.parallel.sequence and not (routed and weights.feed_forward.shared is None)  # type: ignore
-    held = apart.deferred_bytes - h if keeps_upstream else apart.deferred_bytes
+    held = halves.deferred_bytes - h if keeps_upstream else halves.deferred_bytes
     grad, pending = meter.run(
         "input gradient",
         backward,
-        apart.input_gradient.collectives,
+        halves.input_gradient.collectives,
         before,
-        h + apart.deferred_bytes,
-        apart.input_workspace_bytes,
+        h + halves.deferred_bytes,
+        halves.input_workspace_bytes,
         3 * h + held,
     )
     meter.run(
         "weight gradient",
         pending.run,
-        apart.weight_gradient.collectives,
+        halves.weight_gradient.collectives,
         3 * h + held,
         0,
-        apart.weight_workspace_bytes,
+        halves.weight_workspace_bytes,
         3 * h,
     )
     return grad

@@ -20,12 +20,12 @@ UNIT = {
     Op.BACKWARD_INPUT: 1.0,
     Op.BACKWARD_WEIGHT: 1.0,
 }
-"""What a block takes; embedding and head take nothing."""
+"""Seconds of a block; embedding and head take none."""
 
 
 @dataclass(frozen=True)
 class FreePrices(Prices):
-    """Collectives, transfers and passes over memory take no time."""
+    """Collectives, transfers and memory-bound kernels take no time."""
 
     def collective(self, kind: str, axes: str, size: int) -> float:
         return 0.0

@@ -40,20 +40,20 @@ class CountingGroup:
     def sent_bytes(self) -> int:
         return self._group.sent_bytes
 
-    def _note(self, kind: str, whole: Tensor) -> None:
-        self.started.append((kind, whole.numel() * whole.element_size()))
+    def _note(self, kind: str, full: Tensor) -> None:
+        self.started.append((kind, full.numel() * full.element_size()))
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> Pending:
-        self._note("all_gather", whole)
-        return self._group.all_gather(whole, shard)
+    def all_gather(self, full: Tensor, shard: Tensor) -> Pending:
+        self._note("all_gather", full)
+        return self._group.all_gather(full, shard)
 
-    def sum_scatter(self, whole: Tensor, into: Tensor) -> Pending:
-        self._note("reduce_scatter", whole)
-        return self._group.sum_scatter(whole, into)
+    def sum_scatter(self, full: Tensor, into: Tensor) -> Pending:
+        self._note("reduce_scatter", full)
+        return self._group.sum_scatter(full, into)
 
-    def all_reduce(self, whole: Tensor) -> Pending:
-        self._note("all_reduce", whole)
-        return self._group.all_reduce(whole)
+    def all_reduce(self, full: Tensor) -> Pending:
+        self._note("all_reduce", full)
+        return self._group.all_reduce(full)
 
     def all_to_all(
         self,
@@ -100,14 +100,14 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return ((actual - expected).norm() / expected.norm().clamp(min=1e-30)).item()
 
 
-def take_box(whole: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:
+def take_box(full: Tensor, box: Sequence[tuple[int, int]]) -> Tensor:
     """The part of a parameter that a rank holds."""
-    return whole[tuple(slice(start, end) for start, end in box)]
+    return full[tuple(slice(start, end) for start, end in box)]
 
 
 @dataclass
 class Trace:
-    """What one pass over the segments gave, in order: inputs of blocks and head; their gradients, last first; the loss."""
+    """The results of one pass over the segments, in order: inputs of blocks and head; their gradients, last first; the loss."""
 
     hidden: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
@@ -153,11 +153,11 @@ def run_segments(
 class SplitModel:
     """One rank's part of a plain model."""
 
-    def __init__(self, whole: PlainModel, layout: Layout, rank: int, gradients: torch.dtype = torch.float64) -> None:
+    def __init__(self, full: PlainModel, layout: Layout, rank: int, gradients: torch.dtype = torch.float64) -> None:
         self.layout, self.coordinates = layout, layout.coordinates(rank)
-        self.model, self.segments = whole.model, whole.segments
-        self.flats: dict[str, FlatLayout] = flat_layouts(whole.segments, layout)
-        parameters = whole.parameters()
+        self.model, self.segments = full.model, full.segments
+        self.flats: dict[str, FlatLayout] = flat_layouts(full.segments, layout)
+        parameters = full.parameters()
         self.units = {}
         for name, flat in self.flats.items():
             parts = [take_box(parameters[p.name], p.box(self.coordinates)).reshape(-1) for p in flat.parameters]

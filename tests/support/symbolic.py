@@ -17,7 +17,7 @@ from fourfold.program.instruction import RECEIVES, SENDS
 from tests.support.symbolic_ranks import COMPUTES, Entry, Group, Rank, Started, compute, counts_all
 from tests.support.symbolic_values import Parameters, Run, need
 
-UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PUBLISH)
+UNIT_STARTS = (Op.REDUCE, Op.REDUCE_TIED, Op.GATHER, Op.PARAMETER_ALL_GATHER)
 
 
 class _World:
@@ -87,7 +87,7 @@ class _World:
             mine.append((started, which))
 
     def members(self, started: Started, which: int) -> list[Entry] | None:
-        """What every member of the group has entered as this collective; None: not all have come."""
+        """The values that the members of the group entered as this collective; None: not all have come."""
         if which in started.met:
             return started.met[which]
         group, position = started.entries[which]
@@ -146,11 +146,11 @@ class _World:
         return None
 
     def everyone(self, started: Started) -> Any:
-        """What all collectives of the instruction leave on its rank, one after another."""
+        """The values that all collectives of the instruction leave on its rank, one after another."""
         return self.after(started, len(started.entries) - 1)
 
     def after(self, started: Started, which: int) -> Any:
-        """What the rank has after the collective; -1: what it took along."""
+        """The values that the rank has after the collective; -1: those that it took along."""
         if which < 0:
             return started.taken
         if which not in started.values:
@@ -207,7 +207,7 @@ class _World:
         rank.flying[step.short] = started
 
     def land(self, rank: Rank, started: Started) -> None:
-        """What the transfer has done by the time that it is joined."""
+        """Completes the transfer when it is joined."""
         step = started.step
         if started.channel is not None:
             if step.op in RECEIVES:
@@ -235,7 +235,7 @@ class _World:
             rank.clipped = True
             for unit in rank.view.flats:
                 self.parameters.check_gradient(rank, unit)
-            need(self.everyone(started) == self.parameters.whole, "the norm is not that of the whole gradient")
+            need(self.everyone(started) == self.parameters.full, "the norm is not that of the whole gradient")
         elif step.op is Op.BALANCE and training:
             need(rank.loads is None, "the loads are summed twice")
             rank.loads = self.everyone(started)

@@ -87,7 +87,7 @@ def compute(rank: Rank, step: Instruction, parameters: Parameters) -> None:
     training, full = rank.program.kind == "train", rank.view.stages.policies[segment.name] == "full"
     if step.op is Op.BACKWARD_WEIGHT:
         need(segment.kind == "block" and training, f"{step.short} is not of this step")
-        need(rank.get(f"deferred/{name}/m{m}"), "nothing was put off")
+        need(rank.get(f"deferred/{name}/m{m}"), "nothing was deferred")
         parameters.add(rank, segment, m, step.op)
         return
     _read_inputs(rank, segment, m, step.op, parameters)

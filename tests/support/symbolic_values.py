@@ -1,8 +1,8 @@
 """Parameters and gradients as symbols. A gradient cell is a multiset of contributions (rank, segment, microbatch, part of
 backward), held as one integer with a digit for each contribution, so that adding multisets is adding integers.
 
-What a cell must hold in the end follows from the model's own statement of each parameter (`ParameterSpec`): who computes a part of
-its gradient. A cell is a range of a flat buffer that no shard boundary and no such statement divides.
+The value that a cell must hold in the end follows from the model's own statement of each parameter (`ParameterSpec`): who
+computes a part of its gradient. A cell is a range of a flat buffer that no shard boundary and no such statement divides.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ class Parameters:
         self.units = {name: self._unit(name) for view in self.views for name in view.flats}
         self.owned, self.parts, self._complete = cache(self._owned), cache(self._parts), cache(self._all_of)
         self._digits = {name: self._numbered(unit) for name, unit in self.units.items()}
-        self.whole = frozenset().union(*map(self.parts, range(self.layout.world_size)))
+        self.full = frozenset().union(*map(self.parts, range(self.layout.world_size)))
 
     def _at(self, number: int) -> RankView:
         return self.views[self.layout.coordinates(number)["pp"]]
@@ -105,7 +105,7 @@ class Parameters:
         return 1 << DIGIT * (self._digits[unit][number, segment] + 3 * m + part)
 
     def expected(self, unit: str, cell: Cell, number: int) -> int:
-        """What the cell's gradient must be on this rank."""
+        """The value that the cell's gradient must have on this rank."""
         of, own = self.units[unit], self.layout.coordinates(number)
         if cell[0] >= of.flat.numel:
             return 0
@@ -150,7 +150,7 @@ class Parameters:
         need(set(values.values()) == begun, f"{unit} is read with other values than the step began with")
 
     def add(self, rank: Any, segment: Segment, m: int, op: Op) -> None:
-        """A backward's contributions: of the norms with the input gradient, of the products with the weight gradient."""
+        """A backward's contributions: of the norms with the input gradient, of the matmuls with the weight gradient."""
         part = {Op.BACKWARD: 0, Op.BACKWARD_INPUT: 1, Op.BACKWARD_WEIGHT: 2}[op]
         for unit in segment.units:
             rank.settled(f"grad/{unit}")
@@ -231,15 +231,15 @@ class Parameters:
 
     def _take_part(self, started: Any, unit: _Unit) -> None:
         rank, name = started.rank, unit.flat.unit
-        need(unit.zero in (1, 2), f"{name} is not to be published")
+        need(unit.zero in (1, 2), f"{name} is not to be gathered after its update")
         rank.settled(f"params/{name}")
         held = rank.get(f"params/{name}")
         started.taken = [{cell: held[cell] for cell in self.owned(name, rank.number)}]
         started.writes = frozenset([f"params/{name}"])
 
     def combine(self, started: Any, which: int, own: Any, states: list[Any]) -> Any:
-        """What a collective leaves on this rank: `own` and `states` are what it and all members had before it."""
-        if started.step.op in (Op.GATHER, Op.PUBLISH):
+        """The values that a collective leaves on this rank: `own` and `states` are what it and all members had before it."""
+        if started.step.op in (Op.GATHER, Op.PARAMETER_ALL_GATHER):
             return [part for state in states for part in state]
         if started.step.op is Op.REDUCE_TIED:
             need(all(state.keys() == own.keys() for state in states), "the stages' shards are not the same")
@@ -278,11 +278,11 @@ class Parameters:
     def land(self, started: Any, result: Any) -> None:
         rank, name = started.rank, started.step.segment
         unit = self.units[name]
-        if started.step.op in (Op.GATHER, Op.PUBLISH):
-            whole = {cell: value for part in result for cell, value in part.items()}
-            need(sum(map(len, result)) == len(whole), f"{started.step.short} brings a part of {name} twice")
-            need(list(whole) == list(unit.cells), f"{started.step.short} does not bring {name} whole and in order")
-            rank.live[f"params/{name}"] = whole
+        if started.step.op in (Op.GATHER, Op.PARAMETER_ALL_GATHER):
+            full = {cell: value for part in result for cell, value in part.items()}
+            need(sum(map(len, result)) == len(full), f"{started.step.short} brings a part of {name} twice")
+            need(list(full) == list(unit.cells), f"{started.step.short} does not bring {name} whole and in order")
+            rank.live[f"params/{name}"] = full
         elif started.step.op is Op.REDUCE_TIED:
             rank.live[unit.gradient] = {**rank.live[unit.gradient], **result}
         else:

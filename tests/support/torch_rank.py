@@ -26,8 +26,8 @@ from tests.support.differentiable import rebuilding
 from tests.support.executed import ExecutedKernels
 
 
-class Meeting:
-    """What the groups of one rank started, in order, and who counts kernels meanwhile."""
+class StartedCollectives:
+    """Collectives that the groups of one rank started, in order, and the counter of kernels meanwhile."""
 
     def __init__(self, head_sizes: tuple[int, int]) -> None:
         self.started: list[Collective] = []
@@ -41,32 +41,34 @@ class Meeting:
 class LonelyGroup:
     """A group of whose ranks one runs; the others have what it has."""
 
-    def __init__(self, meeting: Meeting, axes: str, size: int, index: int) -> None:
-        self._meeting, self._axes, self.size, self.index = meeting, axes, size, index
+    def __init__(self, log: StartedCollectives, axes: str, size: int, index: int) -> None:
+        self._log, self._axes, self.size, self.index = log, axes, size, index
 
-    def _start(self, kind: Any, sent: Sequence[Tensor], into: Sequence[Tensor], values: Sequence[Tensor]) -> Meeting:
-        self._meeting.started.append(
+    def _start(
+        self, kind: Any, sent: Sequence[Tensor], into: Sequence[Tensor], values: Sequence[Tensor]
+    ) -> StartedCollectives:
+        self._log.started.append(
             Collective(kind, self._axes, sum(x.numel() * x.element_size() for x in sent), self.size)
         )
-        with self._meeting.kernels.paused():
+        with self._log.kernels.paused():
             for target, value in zip(into, values, strict=True):
                 target.copy_(value)
-        return self._meeting
+        return self._log
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> Meeting:
-        shards = whole.view(self.size, *shard.shape)
-        return self._start("all_gather", [whole], [shards], [shard.expand_as(shards)])
+    def all_gather(self, full: Tensor, shard: Tensor) -> StartedCollectives:
+        shards = full.view(self.size, *shard.shape)
+        return self._start("all_gather", [full], [shards], [shard.expand_as(shards)])
 
-    def sum_scatter(self, whole: Tensor, into: Tensor) -> Meeting:
-        return self._start("reduce_scatter", [whole], [into], [whole.view(self.size, *into.shape)[self.index]])
+    def sum_scatter(self, full: Tensor, into: Tensor) -> StartedCollectives:
+        return self._start("reduce_scatter", [full], [into], [full.view(self.size, *into.shape)[self.index]])
 
-    def all_reduce(self, whole: Tensor) -> Meeting:
-        return self._start("all_reduce", [whole], [], [])
+    def all_reduce(self, full: Tensor) -> StartedCollectives:
+        return self._start("all_reduce", [full], [], [])
 
-    def all_to_all(self, received: Tensor, sent: Tensor, *rows: Any) -> Meeting:
+    def all_to_all(self, received: Tensor, sent: Tensor, *rows: Any) -> StartedCollectives:
         return self._start("all_to_all", [sent], [received], [sent])
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Meeting:
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> StartedCollectives:
         return self._start("shift", sent, received, sent)
 
 
@@ -76,7 +78,7 @@ class TorchRank:
     def __init__(self, segment: Segment, model: ModelConfig, shape: Shape, ring_rank: int) -> None:
         torch.manual_seed(0)
         self.segment, self.model, self.shape = segment, model, shape
-        self.meeting = Meeting((model.head_dim, model.value_head_dim or model.head_dim))
+        self.log = StartedCollectives((model.head_dim, model.value_head_dim or model.head_dim))
         self.env = Environment(torch_operations, model, self._parallel(ring_rank))
         self.units = self._units()
         self.weights: Any = bind_weights(segment, model, self.units)
@@ -84,7 +86,7 @@ class TorchRank:
         self.balancing = self._balancing() if segment.moe else None
 
     def _group(self, axes: str, size: int, index: int = 0) -> Any:
-        return LonelyGroup(self.meeting, axes, size, index) if size > 1 else None
+        return LonelyGroup(self.log, axes, size, index) if size > 1 else None
 
     def _parallel(self, ring_rank: int) -> Parallel:
         shape, context = self.shape, None
@@ -132,10 +134,10 @@ class TorchRank:
         )
 
     def _run(self, call: Any) -> tuple[Any, ExecutedKernels, list[Collective]]:
-        self.meeting.started, self.meeting.kernels = [], ExecutedKernels(self.meeting.head_sizes)
-        with self.meeting.kernels:
+        self.log.started, self.log.kernels = [], ExecutedKernels(self.log.head_sizes)
+        with self.log.kernels:
             result = call()
-        return result, self.meeting.kernels, list(self.meeting.started)
+        return result, self.log.kernels, list(self.log.started)
 
     def passes(self, policy: str) -> dict[str, tuple[ExecutedKernels, list[Collective]]]:
         """By the names of a footprint's phases; `recompute` is held against `forward`."""

@@ -131,8 +131,8 @@ def test_the_state_of_every_other_optimizer_is_resumed(tmp_path, corpus, name) -
 
 
 def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
-    whole = make_run(tmp_path / "whole", corpus, **sections)
-    codes, errors = finish(start(whole, ranks))
+    full = make_run(tmp_path / "whole", corpus, **sections)
+    codes, errors = finish(start(full, ranks))
     assert codes == [0] * ranks, errors
     parts = make_run(tmp_path / "parts", corpus, **sections)
     processes = start(parts, ranks)
@@ -142,11 +142,11 @@ def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
     assert codes in ([3] * ranks, [0] * ranks), errors
     if codes[0] == 3:
         assert finish(start(parts, ranks))[0] == [0] * ranks
-    expected, actual = (lines(folder / "metrics.jsonl") for folder in (whole, parts))
+    expected, actual = (lines(folder / "metrics.jsonl") for folder in (full, parts))
     for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "validation_loss"):
         assert [line.get(key) for line in actual] == [line.get(key) for line in expected], key
     assert [line["step"] for line in expected] == list(range(12))
-    last, again = (read_manifest(folder / "checkpoints" / "step-000012") for folder in (whole, parts))
+    last, again = (read_manifest(folder / "checkpoints" / "step-000012") for folder in (full, parts))
     assert last.files == again.files, "weights and optimizer states are the same to the bit"
 
 

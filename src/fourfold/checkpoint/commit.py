@@ -55,13 +55,13 @@ def rank_record(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], f
 def _describe(shard: UnitShard) -> UnitRecord:
     """A unit with this shard's part alone, whose `shards` are for rank 0 to fill."""
     flat = shard.flat
-    whole = tuple(ParameterRecord(p.name, p.spec.shape) for p in flat.parameters)
+    full = tuple(ParameterRecord(p.name, p.spec.shape) for p in flat.parameters)
     starts = [start for _, start, _ in flat.ranges()]
     boxes = tuple(
         PartParameter(box, start, start + box_numel(box)) for box, start in zip(shard.boxes, starts, strict=True)
     )
     dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
-    return UnitRecord(dtypes, whole, {shard.part: PartRecord(flat.padded_numel, flat.num_shards, boxes, ())})
+    return UnitRecord(dtypes, full, {shard.part: PartRecord(flat.padded_numel, flat.num_shards, boxes, ())})
 
 
 class Composer:

@@ -14,7 +14,7 @@ from fourfold.config import RunFailure
 from fourfold.layout import Layout
 
 DEGREES = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "zero")
-"""What decides which part and shard a rank holds; `pp` may differ, for a unit is saved alike on whatever stage it is."""
+"""The degrees that decide which part and shard a rank holds. `pp` may differ: a unit is saved alike on every stage."""
 
 
 def check_fits(
@@ -71,7 +71,7 @@ def _same_layout(part: PartRecord, shard: UnitShard) -> bool:
 def _other_layout(
     path: Path, unit: str, manifest: Manifest, part: PartRecord | None, shard: UnitShard, layout: Layout | None
 ) -> str:
-    """What to set back. Where both layouts are known, their degrees say it; else the parts and shards do."""
+    """Names the setting to change back: the degrees that differ if both layouts are known, else the parts and shards."""
     end = "and restoring under another layout is not supported"
     if layout is not None and manifest.layout:
         own = {key: int(getattr(layout, key)) for key in DEGREES}

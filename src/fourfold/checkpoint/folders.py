@@ -31,7 +31,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """The complete checkpoints below `root`, oldest step first. What has no manifest is not one."""
+    """The complete checkpoints below `root`, oldest step first. A folder without a manifest is no checkpoint."""
     found = []
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in root.iterdir():
@@ -62,7 +62,7 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def publish(folder: Path) -> None:
+def move_into_place(folder: Path) -> None:
     """Renames `aside(folder)`, whose files are on disk, into place; what stood there before goes. Raises `OSError`."""
     old = folder.with_name(_REPLACED + folder.name)
     replaces = folder.exists()
@@ -81,7 +81,7 @@ def publish(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int, written: Path) -> None:
-    """Deletes all but the `keep` newest checkpoints, never `written`. What cannot be deleted is left for the next save."""
+    """Deletes all but the `keep` newest checkpoints, never `written`. One that cannot be deleted is left for the next save."""
     for path in checkpoints(root)[: -max(keep, 1)]:
         if path == written:
             continue

@@ -139,7 +139,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 
 def how_to_go_on(checkpoint: Path) -> str:
-    """What to do about a checkpoint that cannot be used: the end of each such message."""
+    """Tells what to do about a checkpoint that cannot be used. Every such message ends with this."""
     step = step_of(checkpoint)
     if step is None:
         return "name another checkpoint"
@@ -163,7 +163,7 @@ def _digest(document: dict[str, Any]) -> str:
 
 
 def _inconsistency(manifest: Manifest) -> str | None:
-    """What contradicts itself, or None. A name that is no plain file name never reaches the file system."""
+    """Describes the first contradiction in the manifest; None without one. Only plain file names reach the file system."""
     if manifest.version != VERSION:
         return f"version = {manifest.version} is unknown; allowed: {VERSION}"
     for name, file in manifest.files.items():
@@ -191,7 +191,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
 
 
 def unit_inconsistency(unit: UnitRecord, files: Mapping[str, FileDigest]) -> str | None:
-    """What contradicts itself in a unit's record, or None; among it, parts that do not make up the whole."""
+    """Describes the first contradiction in a unit's record, for example parts that leave a gap; None without one."""
     if not unit.dtypes or set(unit.dtypes.values()) - _DTYPES:
         return f"dtypes = {unit.dtypes} must name fp64, fp32 or bf16 for each role"
     if not unit.parts:
@@ -220,12 +220,12 @@ def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, 
     if len(part.parameters) != len(unit.parameters):
         return f"has boxes of {len(part.parameters)} parameters, the unit has {len(unit.parameters)}"
     offset = 0
-    for whole, parameter in zip(unit.parameters, part.parameters, strict=True):
+    for full, parameter in zip(unit.parameters, part.parameters, strict=True):
         size = parameter.end - parameter.start
         if parameter.start < offset or size < 1 or any(low >= high for low, high in parameter.box):
-            return f"parameter {whole.name}: start, end and box do not agree"
+            return f"parameter {full.name}: start, end and box do not agree"
         if size != box_numel(parameter.box):
-            return f"parameter {whole.name}: start, end and box do not agree"
+            return f"parameter {full.name}: start, end and box do not agree"
         offset = parameter.end
     if offset > part.padded_numel:
         return f"its parameters have {offset} elements, padded_numel is {part.padded_numel}"

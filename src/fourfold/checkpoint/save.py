@@ -85,7 +85,7 @@ def save_checkpoint(
 
 
 class _Failure:
-    """What went wrong on this rank, and how the other ranks hear of it."""
+    """A save's first error on this rank, and the file by which the other ranks hear of it."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.aside = folders.aside(folder)
@@ -188,7 +188,7 @@ def _commit(
     for path in (*records, aside / _SOUND):
         path.unlink()
     folders.sync_folder(aside)
-    folders.publish(folder)
+    folders.move_into_place(folder)
 
 
 def _is_committed(folder: Path, attempt: str | None) -> bool:

@@ -52,7 +52,7 @@ def part_name(flat: FlatLayout, coordinates: Mapping[str, int]) -> str:
 def is_writer(flat: FlatLayout, layout: Layout, rank: int) -> bool:
     """Whether `rank` is the first of the ranks that hold the same shard of the same part of a unit.
 
-    Of a tied embedding, which the last stage holds a replica of, the first stage's.
+    The first stage writes a tied embedding, although the last stage holds a replica.
     """
     own = layout.coordinates(rank)
     copies = ["dp_replicate"]
@@ -70,7 +70,7 @@ def is_first_of_stage(layout: Layout, rank: int) -> bool:
 
 
 def unit_shard(flat: FlatLayout, index: int, tensors: Mapping[str, Tensor], layout: Layout, rank: int) -> UnitShard:
-    """What `rank` saves and fills of a unit that it holds."""
+    """The part of a unit that `rank` holds: it saves this part, and fills it on loading."""
     return UnitShard(flat, index, tensors, layout.coordinates(rank), is_writer(flat, layout, rank))
 
 

@@ -70,13 +70,13 @@ class WeightFolder:
         """Elements [start, end) of a box of the parameter, laid flat, [end - start]; by default all of the box. Only the rows along
         dim 0 that hold them are read: of stacked experts, those experts."""
         shape = self.shape(name)
-        inner, whole_row = prod(box_shape(box)[1:]), prod(shape[1:])
+        inner, row_numel = prod(box_shape(box)[1:]), prod(shape[1:])
         end = box_numel(box) if end is None else end
         if start >= end:
             return self.range(name, 0, 0)
         first, last = start // inner, -(-end // inner)
         origin = box[0][0]
-        rows = self.range(name, (origin + first) * whole_row, (origin + last) * whole_row).view(-1, *shape[1:])
+        rows = self.range(name, (origin + first) * row_numel, (origin + last) * row_numel).view(-1, *shape[1:])
         part = rows[(slice(None), *(slice(*interval) for interval in box[1:]))]
         return part.reshape(-1)[start - first * inner : end - first * inner]
 
@@ -87,8 +87,8 @@ class WeightFolder:
         if piece.columns is None:
             return file.read_range(piece.name, piece.offset + first, piece.offset + last)
         rows = (piece.end - piece.start) // piece.shape[0]
-        whole = file.read(piece.name)[:, piece.columns : piece.columns + rows]
-        return whole.t().reshape(-1)[first:last]
+        full = file.read(piece.name)[:, piece.columns : piece.columns + rows]
+        return full.t().reshape(-1)[first:last]
 
     def balance_bias(self, layer: int) -> Tensor | None:
         """The balancing bias of a block's router, [experts], or None where the folder has none."""
@@ -99,7 +99,7 @@ class WeightFolder:
         """Raises one `UserError` that names all tensors which a model of these segments misses or cannot take.
 
         From then on parameters are read by their names in memory, whichever form they have on disk. Ignored:
-        `lm_head.weight` where the model ties its embeddings, buffers, modules of multi-token prediction.
+        `lm_head.weight` where the model ties its embeddings, buffers, MTP modules.
         """
         segments = tuple(segments)
         specs = [spec for segment in segments for spec in segment.parameters]

@@ -51,11 +51,11 @@ def write_weights(
     folder: Path, model: ModelConfig, files: Iterable[WeightFile], tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
     """Writes the files. Raises `ValueError` for a parameter that is none, comes twice, or not at all."""
-    with ExitStack() as stack:
+    with ExitStack() as open_files:
         places: dict[str, _Place] = {}
         streams: list[IO[bytes]] = []
         for file in files:
-            streams.append(stack.enter_context(open(folder / file.name, "wb")))
+            streams.append(open_files.enter_context(open(folder / file.name, "wb")))
             prefix, starts = header(file.entries)
             streams[-1].write(prefix)
             streams[-1].truncate(len(prefix) + sum(entry.size_bytes for entry in file.entries))
@@ -75,7 +75,7 @@ def write_weights(
 
 
 class _Expected:
-    """What of the model's parameters has come so far."""
+    """Checks that every parameter of the model comes once."""
 
     def __init__(self, model: ModelConfig) -> None:
         self._forms: dict[str, tuple[tuple[int, ...], Form]] = {}

@@ -9,10 +9,10 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
 from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command, final_lines
+from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.run_page import PAGE, write_page
-from fourfold.report.run_state import RunFacts, RunState
+from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
-from fourfold.report.words import layout_line, model_line
 
 
 def write_plain(text: str) -> None:
@@ -20,9 +20,9 @@ def write_plain(text: str) -> None:
     print(text, flush=True)
 
 
-def run_facts(ready: ReadyRun, folder: RunFolder) -> RunFacts:
+def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
     """What displays show of a run beside its metrics."""
-    return RunFacts(
+    return RunInfo(
         name=folder.path.name,
         folder=_short(folder.path),
         model=model_line(ready.resolved),
@@ -41,7 +41,7 @@ def _short(path: Path) -> Path:
 
 def say_finished(ready: ReadyRun, folder: RunFolder, command: Command) -> None:
     """What a repeated command says of a run that has nothing left to do."""
-    state = RunState(run_facts(ready, folder), begun=0.0)
+    state = RunState(run_info(ready, folder), begun=0.0)
     state.refresh()
     write_plain(
         f"{folder.path}: this run finished at step {state.step}; to go on, ask for more steps: "
@@ -76,7 +76,7 @@ def conclude(outcome: LaunchOutcome, state: RunState, folder: RunFolder, config:
     )
     if outcome.stopped:
         how = "ended at once" if outcome.killed else "stopped"
-        write_plain(f"{how} at step {state.step} of {state.facts.num_steps}; {resume}:\n  {command.line()}")
+        write_plain(f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}")
         return outcome.exit_code
     kind = UserError if outcome.exit_code == 2 else RunFailure
     raise kind(f"{outcome.message}\n{resume}: {command.line()}\nlogs of the ranks: {folder.log(0).parent}")

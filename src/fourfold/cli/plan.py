@@ -24,7 +24,7 @@ from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import Progress, search
-from fourfold.report.plan_words import layout_words, plan_document, plan_lines
+from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
 from fourfold.simulate.run_prices import Products
 from fourfold.simulate.summary import StepSummary
 
@@ -230,7 +230,7 @@ def _summary(request: Request, layout: Candidate) -> StepSummary:
 
 
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
-    lines = [layout_words(result), *notes]
+    lines = [format_best_layout(result), *notes]
     if run.batch.steps is None and run.batch.tokens is None:
         lines.append("To train with it, state [data], and batch.steps or batch.tokens.")
     try:

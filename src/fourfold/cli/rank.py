@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
+from fourfold.cli.outcome import conclude, run_info, say_finished, write_plain
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.processes import STOPPED, LaunchOutcome
@@ -49,7 +49,7 @@ def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
     """Rank 0: trains, prints plain lines meanwhile, and says how it ended."""
     for warning in ready.warnings:
         write_plain(warning)
-    state = RunState(run_facts(ready, folder))
+    state = RunState(run_info(ready, folder))
     with _plain_lines(state):
         code = _run_worker(folder)
     if code in (0, _SIGTERM_CODE):

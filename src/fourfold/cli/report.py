@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
-from fourfold.report.comparison_words import comparison_document, comparison_lines
+from fourfold.report.format_comparison import comparison_document, comparison_lines
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_trace import TRACE, write_run_trace
 

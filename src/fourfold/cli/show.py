@@ -13,9 +13,9 @@ from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
+from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
-from fourfold.report.words import layout_line, model_line, transport_lines
 from fourfold.simulate.run_prices import transport_on
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]

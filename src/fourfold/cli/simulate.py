@@ -14,19 +14,19 @@ from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
-from fourfold.report.campaign_words import campaign_lines
-from fourfold.report.simulation_document import simulation_document
-from fourfold.report.simulation_words import (
+from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
+    format_software,
     late_lines,
     memory_curve_lines,
     memory_lines,
-    software_words,
     spent_lines,
     step_lines,
 )
-from fourfold.report.words import layout_line, model_line
+from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import (
     REPAIR_SECONDS,
     RESTART_SECONDS,
@@ -159,7 +159,7 @@ def _text(
 ) -> list[str]:
     columns = chosen_ranks(resolved.layout.pp, pp_rank)
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
-    software = software_words(summary.step.simulation.prices)
+    software = format_software(summary.step.simulation.prices)
     lines = [
         model_line(resolved),
         layout_line(resolved),

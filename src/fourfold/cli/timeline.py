@@ -12,9 +12,9 @@ from fourfold.launch.resolve import ResolvedRun
 from fourfold.program.compiled import stage_flops
 from fourfold.program.schedule import StageTimes, find_schedule
 from fourfold.program.timeline import timeline
+from fourfold.report.format_timeline import Format, plain_number, timeline_document
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline
-from fourfold.report.timeline_words import Format, plain_number, timeline_document
 from fourfold.report.units import format_bytes, format_flops
 
 Times = Literal["unit", "flops"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fourfold.cli.console import preparing
-from fourfold.cli.outcome import conclude, run_facts, say_finished, write_plain
+from fourfold.cli.outcome import conclude, run_info, say_finished, write_plain
 from fourfold.cli.rank import train_as_rank
 from fourfold.config import UserError, load_run, num_steps
 from fourfold.launch.external import external_rank
@@ -69,7 +69,7 @@ def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds
 def _launch(ready: ReadyRun, folder: RunFolder, command: Command, worker: tuple[str, ...], grace_seconds: float) -> int:
     config, ranks = ready.resolved.config, ready.resolved.layout.world_size
     threads = threads_per_rank(config, ranks)
-    state = RunState(run_facts(ready, folder))
+    state = RunState(run_info(ready, folder))
     for warning in ready.warnings:
         write_plain(warning)
     console = Console(highlight=False)

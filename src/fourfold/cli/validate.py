@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from fourfold.config import UserError
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder, read_jsonl
-from fourfold.report.validation_words import validation_lines
+from fourfold.report.format_validation import validation_lines
 from fourfold.simulate.collection import without_collection
 from fourfold.validate import Case, checked_prediction, read_cases, run_case
 from fourfold.validate import validate as compare

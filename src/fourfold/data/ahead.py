@@ -1,4 +1,4 @@
-"""What multi-token prediction reads: tokens and targets some places on, never beyond their document or their row."""
+"""Tokens and targets of multi-token prediction: some places on, never beyond their document or their row."""
 
 import numpy as np
 

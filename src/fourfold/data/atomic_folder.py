@@ -14,7 +14,7 @@ def ensure_folder(folder: Path, build: Callable[[Path], None]) -> bool:
     """Makes `folder` by `build(temporary folder)` and a rename, unless it is there. Returns whether it was built here.
 
     One process builds while others that want the same folder wait for it; where the file system has no locks both
-    build and the first rename counts. What an interrupted build left behind goes away with the next. Raises
+    build and the first rename counts. The next build removes what an interrupted one left behind. Raises
     `RunFailure` when the disk refuses.
     """
     if folder.is_dir():

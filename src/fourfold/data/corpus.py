@@ -1,4 +1,4 @@
-"""What `data.corpus` names: the files behind "stdlib", a folder, a file, a glob or a URL, or a Megatron pair."""
+"""Resolves `data.corpus`: the files behind "stdlib", a folder, a file, a glob or a URL, or a Megatron pair."""
 
 import glob
 import os

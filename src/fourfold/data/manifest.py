@@ -51,7 +51,7 @@ class TextCorpus:
                 yield self.split.divide(text)
 
     def manifest(self) -> dict[str, Any]:
-        """What is written down about the corpus, as JSON."""
+        """The corpus's part of the manifest, as JSON."""
         return {
             "name": self.name,
             "kind": "text",
@@ -119,7 +119,7 @@ def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> F
     """
     if split.rule == "tail":
         return replace(file, validation_documents=0)
-    validation = sum(split.holds_out(text.encode("utf-8")) for text in read_documents(source, text_key))
+    validation = sum(split.is_validation(text.encode("utf-8")) for text in read_documents(source, text_key))
     return replace(file, validation_documents=validation)
 
 

@@ -15,7 +15,7 @@ from fourfold.data.split import Split, SplitSurvey
 from fourfold.data.stream import TokenStream, complement
 
 _CHUNK_BYTES = 1 << 20
-_WHOLE_HASH_BYTES = 1 << 30
+_FULL_HASH_BYTES = 1 << 30
 _NUM_SAMPLES = 256
 
 
@@ -33,7 +33,7 @@ class MegatronCorpus:
     num_validation_documents: int
 
     def manifest(self) -> dict[str, Any]:
-        """What is written down about the corpus, as JSON."""
+        """The corpus's part of the manifest, as JSON."""
         return {
             "name": self.name,
             "kind": "megatron",
@@ -43,7 +43,7 @@ class MegatronCorpus:
             "validation_documents": self.num_validation_documents,
             "validation_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
             "files": [{"path": path, "size_bytes": size, "sha256": digest} for path, size, digest in self.files],
-            "sha256_of": f"the whole file up to {_WHOLE_HASH_BYTES} bytes, else {_NUM_SAMPLES} evenly spaced MiB of it",
+            "sha256_of": f"the whole file up to {_FULL_HASH_BYTES} bytes, else {_NUM_SAMPLES} evenly spaced MiB of it",
         }
 
 
@@ -86,15 +86,15 @@ def count_tokens(stream: TokenStream, vocab_size: int, name: str, tokenizer: str
 
 def _divide(indexed: IndexedTokens, every: int) -> tuple[Split, np.ndarray, int]:
     offsets = indexed.document_offsets
-    filled = np.flatnonzero(np.diff(offsets) > 0)
+    not_empty = np.flatnonzero(np.diff(offsets) > 0)
     survey = SplitSurvey(every)
-    for index in filled:
+    for index in not_empty:
         survey.add(_key(index))
     split = survey.finish()
     if split.rule == "tail":
-        start, stop = int(offsets[filled[0]]), int(offsets[filled[0] + 1])
+        start, stop = int(offsets[not_empty[0]]), int(offsets[not_empty[0] + 1])
         return split, np.array([[start + split.cut(stop - start), stop]], np.int64), 0
-    validation = np.array([index for index in filled if split.holds_out(_key(index))], np.int64)
+    validation = np.array([index for index in not_empty if split.is_validation(_key(index))], np.int64)
     return split, _merge(np.stack([offsets[validation], offsets[validation + 1]], axis=1)), len(validation)
 
 
@@ -104,9 +104,9 @@ def _key(index: np.integer) -> bytes:
 
 def _merge(ranges: np.ndarray) -> np.ndarray:
     """Joins ranges that touch."""
-    apart = ranges[1:, 0] != ranges[:-1, 1]
-    starts = ranges[:, 0][np.concatenate([[True], apart])]
-    stops = ranges[:, 1][np.concatenate([apart, [True]])]
+    separate = ranges[1:, 0] != ranges[:-1, 1]
+    starts = ranges[:, 0][np.concatenate([[True], separate])]
+    stops = ranges[:, 1][np.concatenate([separate, [True]])]
     return np.stack([starts, stops], axis=1)
 
 
@@ -114,7 +114,7 @@ def _fingerprint(path: Path) -> str:
     """SHA-256 of the file, or of its size and evenly spaced samples where reading it all would hold up every start."""
     digest, size = sha256(), os.path.getsize(path)
     with open(path, "rb") as stream:
-        if size <= _WHOLE_HASH_BYTES:
+        if size <= _FULL_HASH_BYTES:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
             return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What `prepare` leaves behind: where the tokens lie and what they are, as one JSON file that any process can open."""
+"""The result of `prepare`: a JSON file that tells where the tokens lie and what they are. Any process can open it."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ import numpy as np
 from fourfold.config import RunFailure
 from fourfold.data.indexed import open_indexed
 from fourfold.data.megatron import train_stream
-from fourfold.data.stream import TokenStream, whole
+from fourfold.data.stream import TokenStream, all_tokens
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2
@@ -76,7 +76,7 @@ class PreparedData:
         """(training tokens, validation tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""
         folder = self.folder / part.folder
         if part.kind == "text":
-            train, validation = (whole(open_indexed(folder / side).tokens) for side in ("train", "validation"))
+            train, validation = (all_tokens(open_indexed(folder / side).tokens) for side in ("train", "validation"))
         else:
             ranges = read_array(folder / "validation.npy")
             indexed = open_indexed(part.prefix)

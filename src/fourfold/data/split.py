@@ -21,7 +21,7 @@ class Split:
     every: int
     threshold: str = ""
 
-    def holds_out(self, document: bytes) -> bool:
+    def is_validation(self, document: bytes) -> bool:
         """Whether a whole document is for validation. Not for the rule "tail"."""
         digest = sha256(document).hexdigest()
         return digest >= self.threshold if self.rule == "last" else int(digest, 16) % self.every == 0
@@ -31,7 +31,7 @@ class Split:
         if self.rule == "tail":
             cut = self.cut(len(text))
             return text[:cut], text[cut:]
-        return ("", text) if self.holds_out(text.encode("utf-8")) else (text, "")
+        return ("", text) if self.is_validation(text.encode("utf-8")) else (text, "")
 
     def cut(self, length: int) -> int:
         """Under "tail": where the validation tail of something of this length begins."""

@@ -39,12 +39,12 @@ class TokenStream:
             yield self.read(start, _CHUNK_TOKENS)
 
 
-def whole(tokens: np.ndarray) -> TokenStream:
+def all_tokens(tokens: np.ndarray) -> TokenStream:
     """The stream of all tokens of an array."""
     return TokenStream(tokens, complement(np.empty((0, 2), np.int64), len(tokens)))
 
 
 def complement(ranges: np.ndarray, length: int) -> np.ndarray:
-    """What rising, disjoint ranges leave of [0, length): int64 [R', 2], empty ranges left out."""
+    """The ranges of [0, length) outside rising, disjoint `ranges` [R, 2]: int64 [R', 2], without empty ranges."""
     edges = np.concatenate([[0], ranges.reshape(-1), [length]]).astype(np.int64).reshape(-1, 2)
     return edges[edges[:, 0] < edges[:, 1]]

@@ -19,7 +19,7 @@ _PIECE_CHARS = 1 << 18
 
 
 class Tokenizer(Protocol):
-    """What the data, the model and the sampler need of a tokenizer. `eos` is the id of the end-of-text token."""
+    """The interface of a tokenizer for the data, the model and the sampler. `eos` is the id of the end-of-text token."""
 
     @property
     def vocab_size(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What `data.tokenizer` says: "bytes", "bpe:N" (trained here, on training documents alone), or a path."""
+"""Parses `data.tokenizer`: "bytes", "bpe:N" (trained here, on training documents alone), or a path."""
 
 import re
 from dataclasses import dataclass, replace

@@ -37,7 +37,7 @@ class ExternalRank:
 
 
 def external_rank(environment: Mapping[str, str]) -> ExternalRank | None:
-    """What torchrun (RANK, WORLD_SIZE) or else Slurm (SLURM_PROCID, SLURM_NTASKS) say; None where neither started us.
+    """Reads the rank from torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS); None where neither started us.
 
     A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
     """

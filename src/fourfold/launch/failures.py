@@ -49,8 +49,8 @@ def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
     if stated.strip():
         return RankFailure(rank, exit_code, stated.strip())
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
-    said = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
-    return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {said}")
+    log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
+    return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
 
 
 def _tail(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What this machine offers: its device, memory and cores; and which package is missing."""
+"""Describes this machine: its device, memory and cores; and which package is missing."""
 
 import importlib.util
 import os

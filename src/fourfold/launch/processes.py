@@ -77,9 +77,9 @@ def launch_local(
     and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
     """
     stop = _Stop()
-    with stop.installed(), ExitStack() as stack:
+    with stop.installed(), ExitStack() as cleanup:
         group = _Ranks(folder, grace_seconds)
-        stack.callback(group.kill)
+        cleanup.callback(group.kill)
         group.start(ranks, threads, command)
         handled = 0
         while group.alive():

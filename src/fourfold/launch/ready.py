@@ -33,7 +33,7 @@ class ReadyRun:
     warnings: tuple[str, ...]
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
-        """What `data.json` holds. `start`: a token that tells other ranks of this launch to begin."""
+        """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         table = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
         return {**table, "start": start} if start is not None else table
 

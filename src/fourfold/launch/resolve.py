@@ -25,7 +25,7 @@ class ResolvedRun:
 
     @cached_property
     def compiled(self) -> CompiledStages:
-        """What is known of the step's stages, for everyone who lowers or simulates this run."""
+        """The step's compiled stages, shared by everyone who compiles or simulates this run."""
         return CompiledStages(self.spec)
 
     @cached_property
@@ -57,7 +57,7 @@ class ResolvedRun:
         return {**programs, **dict.fromkeys(own, program)}
 
     def faults(self) -> list[Fault]:
-        """What the verifier finds in both programs: an empty list is the proof."""
+        """The verifier's faults in both programs. Programs without faults are verified."""
         return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.spec)
 
 

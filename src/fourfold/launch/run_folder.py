@@ -94,7 +94,7 @@ class RunFolder:
         return load_run(self.run_file)
 
     def data(self) -> dict[str, Any]:
-        """What `data.json` says; empty where it is missing or damaged: the data are then prepared again."""
+        """The content of `data.json`; empty where it is missing or damaged: the data are then prepared again."""
         try:
             table = json.loads(self.data_file.read_bytes())
         except (OSError, ValueError):
@@ -121,7 +121,7 @@ class RunFolder:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.is_dir() or not any(self.path.iterdir()):
-                _make_whole(self.path, texts)
+                _create_at_once(self.path, texts)
                 return
             for name, text in texts.items():  # data.json last: other ranks wait for it
                 write_whole(self.path / name, text)
@@ -153,7 +153,7 @@ class RunFolder:
             yield
 
 
-def _make_whole(path: Path, texts: dict[str, str]) -> None:
+def _create_at_once(path: Path, texts: dict[str, str]) -> None:
     """Writes a folder aside and renames it into place."""
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

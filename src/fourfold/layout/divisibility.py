@@ -1,4 +1,4 @@
-"""What the degrees of a layout must divide: each rule once, for the check of a run file and for the planner."""
+"""Divisibility rules of a layout's degrees. Each rule stands once, for the check of a run file and for the planner."""
 
 from fourfold.config import ModelConfig
 from fourfold.model.local_parameter import part_size

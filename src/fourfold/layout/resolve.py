@@ -219,19 +219,19 @@ def _dp_shard(config: RunConfig, ranks: int | None) -> int:
             )
         return ranks // others
     if ranks is not None and others * shard != ranks:
-        product = " x ".join(
+        degrees = " x ".join(
             [f"{key} {getattr(section, key)}" for key in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
         )
         raise UserError(
-            f"the layout needs {others * shard} ranks ({product}), but there are {ranks}; use --ranks {others * shard}, "
+            f"the layout needs {others * shard} ranks ({degrees}), but there are {ranks}; use --ranks {others * shard}, "
             f"or leave layout.dp_shard out to take all ranks"
         )
     return shard
 
 
 def _recompute(stated: str | list[str], model: ModelConfig) -> tuple[Recompute, ...]:
-    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. Modules of
-    multi-token prediction go as the last block does."""
+    """`"none"`, `"selective"`, `"full"`; `"full:4"` (the first 4 blocks, the others none); or a list, one a block. MTP
+    modules go as the last block does."""
     allowed = ("none", "selective", "full")
     num_layers = model.num_layers
     policies: list[str]

@@ -11,7 +11,7 @@ from fourfold.model.norm import normalize, rms_norm, rms_norm_backward
 from fourfold.model.operations import Array
 from fourfold.model.rope import rotate_
 from fourfold.model.tensor_parallel import add_bias, gather_tokens, norm_linear_backward, row_parallel
-from fourfold.model.weights import AttentionWeights, LatentWeights
+from fourfold.model.weights import AttentionWeights, MLAWeights
 
 
 def grouped_forward(env: Environment, x: Array, w: AttentionWeights, batch: Microbatch, saved: Saved) -> Array:
@@ -85,7 +85,7 @@ def query_key_value_backward(
 
 
 def output_forward(
-    env: Environment, attention: Array, residual: Array, w: AttentionWeights | LatentWeights, saved: Saved
+    env: Environment, attention: Array, residual: Array, w: AttentionWeights | MLAWeights, saved: Saved
 ) -> Array:
     """residual + attention @ W^T + bias. attention [batch, seq, heads * value size], residual [t, hidden] -> the same."""
     flat = attention.view(-1, attention.shape[-1])
@@ -94,14 +94,14 @@ def output_forward(
     return row_parallel(env, flat, w.output, residual, bias)
 
 
-def output_backward(env: Environment, grad: Array, w: AttentionWeights | LatentWeights, saved: Saved) -> Array:
+def output_backward(env: Environment, grad: Array, w: AttentionWeights | MLAWeights, saved: Saved) -> Array:
     """grad [t, hidden] -> the gradient of attention's output [T, heads * value size]. `attention` stays in `saved`: its own
     backward reads it too."""
     arriving = gather_tokens(grad, env.parallel)
     if isinstance(w, AttentionWeights):
         add_bias(env.ops, w.output_bias, grad)
     full = arriving.wait()
-    w.output.add_product(env.ops, full, saved.see("attention"))
+    w.output.add_matmul(env.ops, full, saved.see("attention"))
     return env.ops.matmul(full, w.output.data)
 
 

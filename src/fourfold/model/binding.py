@@ -10,7 +10,7 @@ from fourfold.model.weights import (
     EmbeddingWeights,
     FeedForwardWeights,
     HeadWeights,
-    LatentWeights,
+    MLAWeights,
     ModuleWeights,
     OwnWeights,
     PlainFeedForwardWeights,
@@ -51,7 +51,7 @@ def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, Weigh
 
 def _bind_block(segment: Segment, own: WeightUnit, model: ModelConfig, units: Mapping[str, WeightUnit]) -> BlockWeights:
     prefix = f"model.layers.{segment.layer}."
-    attention = _bind_latent(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
+    attention = _bind_mla(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
     if segment.moe:
         return BlockWeights(attention, _bind_routed(own, units[f"{segment.name}.experts"], model, prefix))
     if not model.gated:
@@ -82,9 +82,9 @@ def _bind_attention(own: WeightUnit, model: ModelConfig, prefix: str) -> Attenti
     )
 
 
-def _bind_latent(own: WeightUnit, model: ModelConfig, prefix: str) -> LatentWeights:
+def _bind_mla(own: WeightUnit, model: ModelConfig, prefix: str) -> MLAWeights:
     attention, low_rank = prefix + "self_attn.", model.query_rank is not None
-    return LatentWeights(
+    return MLAWeights(
         norm=own.weight(prefix + "input_layernorm.weight"),
         query_down=own.weight(attention + "q_a_proj.weight") if low_rank else None,
         query_norm=own.weight(attention + "q_a_layernorm.weight") if low_rank else None,

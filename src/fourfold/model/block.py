@@ -5,14 +5,14 @@ from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
 from fourfold.model.experts.feed_forward import routed_backward, routed_forward
 from fourfold.model.feed_forward import gated_backward, gated_forward, plain_backward, plain_forward
-from fourfold.model.latent import latent_backward, latent_forward
+from fourfold.model.mla import mla_backward, mla_forward
 from fourfold.model.multi_token import combine_backward, combine_forward
 from fourfold.model.operations import Array
 from fourfold.model.own.segment import own_backward, own_forward
 from fourfold.model.weights import (
     BlockWeights,
     FeedForwardWeights,
-    LatentWeights,
+    MLAWeights,
     ModuleWeights,
     OwnWeights,
     PlainFeedForwardWeights,
@@ -42,8 +42,8 @@ def block_forward(
         del combined
         with env.ops.fused():
             return env.ops.concatenate((x, out))
-    latent = isinstance(w.attention, LatentWeights)
-    half = latent_forward if latent else grouped_forward
+    is_mla = isinstance(w.attention, MLAWeights)
+    half = mla_forward if is_mla else grouped_forward
     x = half(env, x, w.attention, batch, saved)  # type: ignore[arg-type]
     if isinstance(w.feed_forward, FeedForwardWeights):
         return gated_forward(env, x, w.feed_forward, saved)
@@ -78,8 +78,8 @@ def block_backward(
         grad = plain_backward(env, grad, w.feed_forward, saved)
     else:
         grad = routed_backward(env, grad, w.feed_forward, balancing or _no_balancing(env, batch), saved)
-    latent = isinstance(w.attention, LatentWeights)
-    half = latent_backward if latent else grouped_backward
+    is_mla = isinstance(w.attention, MLAWeights)
+    half = mla_backward if is_mla else grouped_backward
     return half(env, grad, x, w.attention, batch, saved)  # type: ignore[arg-type]
 
 

@@ -11,8 +11,8 @@ from fourfold.model.weights import EmbeddingWeights, Weight
 
 
 def embedding_forward(env: Environment, tokens: Array, w: EmbeddingWeights, positions: Array | None = None) -> Array:
-    """tokens and, for learned positions, positions [batch, seq] -> hidden [t, hidden]. Of a table split by rows each rank gives
-    its tokens' rows and zeros for others."""
+    """tokens and, for learned positions, positions [batch, seq] -> hidden [t, hidden]. Where the table is split by rows,
+    each rank gives its own rows and zeros for the others."""
     ops = env.ops
     rows, elsewhere = _local_rows(env, tokens, w.tokens)
     with ops.fused():

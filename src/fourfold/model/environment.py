@@ -1,5 +1,4 @@
-"""What a segment's functions are given beside arrays: the backend, the model, the groups; and where they keep what backward
-reads."""
+"""The environment of a segment's functions: backend, model and groups; and `Saved`, where they keep activations."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +7,11 @@ from fourfold.config import ModelConfig
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
 
-SELECTIVE = frozenset({"normed_1", "normed_2", "normed_latent", "normed_query", "product", "shared_product", "both"})
-"""What selective recomputation rebuilds: outputs of norms and gated activations, cheap beside the matmuls that read them."""
+SELECTIVE = frozenset(
+    {"normed_1", "normed_2", "normed_latent", "normed_query", "down_input", "shared_down_input", "both"}
+)
+"""Activations that selective recomputation rebuilds: outputs of norms and inputs of down projections. They are cheap beside
+the matmuls that read them."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """What segments read beside hidden states. tokens, targets [batch, seq] (-100: no loss); cos, sin [seq or batch x seq, 1,
+    """Inputs of segments beside hidden states. tokens, targets [batch, seq] (-100: no loss); cos, sin [seq or batch x seq, 1,
     head_dim / 2], empty where positions are learned; document_lengths: per row the lengths of its documents, or None where
     attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned;
     ahead_tokens, ahead_targets [D, batch, seq]: what the D MTP modules read, the k-th the tokens k places on in their

@@ -19,30 +19,30 @@ def gated_forward(env: Environment, x: Array, w: FeedForwardWeights, saved: Save
     saved.keep(gate_up=gate_up)
     del normed, statistics
     with ops.fused():
-        product = swiglu(ops, gate_up)
+        down_input = swiglu(ops, gate_up)
     del gate_up
-    saved.keep(product=product)
-    return row_parallel(env, product, w.down, x)
+    saved.keep(down_input=down_input)
+    return row_parallel(env, down_input, w.down, x)
 
 
 def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: Saved) -> Array:
     """grad [t, hidden] -> the gradient of x; adds the weights' gradients."""
     ops = env.ops
     arriving = gather_tokens(grad, env.parallel)
-    gate_up, product = saved.take("gate_up"), saved.take_if_kept("product")
+    gate_up, down_input = saved.take("gate_up"), saved.take_if_kept("down_input")
     activated = None
-    if product is None:
+    if down_input is None:
         with ops.fused():
             activated = ops.silu(gate_up.chunk(2, dim=-1)[0])
-            product = activated * gate_up.chunk(2, dim=-1)[1]
+            down_input = activated * gate_up.chunk(2, dim=-1)[1]
     full = arriving.wait()
-    w.down.add_product(ops, full, product)
-    del product, arriving
-    grad_product = ops.matmul(full, w.down.data)
+    w.down.add_matmul(ops, full, down_input)
+    del down_input, arriving
+    grad_down_input = ops.matmul(full, w.down.data)
     del full
     with ops.fused():
-        swiglu_backward_(ops, [grad_product, activated], gate_up)
-    del grad_product, activated
+        swiglu_backward_(ops, [grad_down_input, activated], gate_up)
+    del grad_down_input, activated
     grads = [gate_up, grad]
     del gate_up
     return norm_linear_backward(env, w, w.gate_up, None, saved, "2", saved.take("x_2"), grads)
@@ -55,7 +55,7 @@ def swiglu(ops: Operations, gate_up: Array) -> Array:
 
 
 def swiglu_backward_(ops: Operations, given: list[Array], gate_up: Array) -> None:
-    """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. `given`: the gradient of the product [T, f] and
+    """Puts the gradients of gate and up in their place in gate_up [T, 2 f]. `given`: the gradient of the gated product [T, f] and
     silu(gate), None: made again; taken out of the list."""
     grad, activated = given
     given.clear()
@@ -74,10 +74,10 @@ def plain_forward(env: Environment, x: Array, w: PlainFeedForwardWeights, saved:
     bias = w.up_bias.data if w.up_bias is not None else None
     up = ops.linear(gather_tokens(normed, env.parallel).wait(), w.up.data, bias)
     del normed, statistics
-    product = _activate(env, up)
-    saved.keep(up=up, product=product)
+    down_input = _activate(env, up)
+    saved.keep(up=up, down_input=down_input)
     del up
-    return row_parallel(env, product, w.down, x, w.down_bias)
+    return row_parallel(env, down_input, w.down, x, w.down_bias)
 
 
 def plain_backward(env: Environment, grad: Array, w: PlainFeedForwardWeights, saved: Saved) -> Array:
@@ -85,17 +85,17 @@ def plain_backward(env: Environment, grad: Array, w: PlainFeedForwardWeights, sa
     ops = env.ops
     arriving = gather_tokens(grad, env.parallel)
     add_bias(ops, w.down_bias, grad)
-    up, product = saved.take("up"), saved.take_if_kept("product")
-    if product is None:
-        product = _activate(env, up)
+    up, down_input = saved.take("up"), saved.take_if_kept("down_input")
+    if down_input is None:
+        down_input = _activate(env, up)
     full = arriving.wait()
-    w.down.add_product(ops, full, product)
-    del product, arriving
-    grad_product = ops.matmul(full, w.down.data)
+    w.down.add_matmul(ops, full, down_input)
+    del down_input, arriving
+    grad_down_input = ops.matmul(full, w.down.data)
     del full
     backward_ = ops.silu_backward_ if env.model.activation == "silu" else ops.gelu_backward_
-    backward_(grad_product, up)  # `up` now holds its own gradient
-    del grad_product
+    backward_(grad_down_input, up)  # `up` now holds its own gradient
+    del grad_down_input
     grads = [up, grad]
     del up
     return norm_linear_backward(env, w, w.up, w.up_bias, saved, "2", saved.take("x_2"), grads)

@@ -1,4 +1,4 @@
-"""What every segment computes, keeps, moves and sends on one rank: recorded when it is first asked for."""
+"""A segment's footprint on one rank: what it computes, keeps, moves and sends. It is recorded when first asked for."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,15 +28,15 @@ def segment_footprint(segment: Segment, model: ModelConfig, shape: Shape, policy
 
 
 def segment_halves(segment: Segment, model: ModelConfig, shape: Shape, policy: str) -> Halves:
-    """The halves of any segment's backward. Only a block's are apart."""
+    """The halves of any segment's backward. Only a block's backward is split."""
     if segment.kind != "block":
         return Halves()
     return _halves_of_kind(segment.moe, segment.depth, model, shape, policy)
 
 
 def weight_gradient_work(segment: Segment, model: ModelConfig, shape: Shape) -> Work:
-    """What a block's weight gradients compute and send. They see tokens: it matters neither how attention splits sequences nor
-    what is recomputed."""
+    """The work of a block's weight gradients. They see tokens: neither the split of sequences in attention nor recomputation
+    changes it."""
     length = shape.sequence_length // (shape.cp_ring * shape.cp_ulysses)
     local = replace(shape, sequence_length=length, cp_ring=1, cp_ulysses=1, cp_gather=False)
     return segment_halves(segment, model, local, "none").weight_gradient
@@ -66,7 +66,7 @@ def _ghost_ranks(segment: Segment, model: ModelConfig, shape: Shape) -> "Iterato
 
     The last rank has all queries against halves of earlier keys, the first half of the queries against all later keys: as many
     scores. Its temporaries are smaller unless keys and values are larger than queries. The ranks between mix the two. Where
-    all keys are gathered, the first rank has the longest product of all.
+    all keys are gathered, the first rank has the longest matmul of all.
     """
     last = shape.cp_ring - 1
     if segment.kind != "block" or last == 0:

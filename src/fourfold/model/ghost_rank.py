@@ -79,7 +79,7 @@ class GhostRank:
         self.segment = segment
         self.model = model
         self.shape = shape
-        self.recording = Recording(landing=shape.exchange)
+        self.recording = Recording(staging=shape.exchange)
         self.ops = RecorderOperations(self.recording, accelerator=not shape.exchange)
         self.env = Environment(self.ops, model, self._parallel(ring_rank))
         self.units = self._units()
@@ -141,13 +141,13 @@ class GhostRank:
         shape, experts = self.shape, self.model.num_experts
         split = {"cp": shape.cp_ring * shape.cp_ulysses, "tp": shape.tp}
         axes, size = [axis for axis, degree in split.items() if degree > 1], split["cp"] * split["tp"]
-        wide = "fp64" if shape.compute == "fp64" else "fp32"
+        bias_dtype = "fp64" if shape.compute == "fp64" else "fp32"
         return Balancing(
             sequences=shape.sequences,
             sequence_length=shape.sequence_length,
             global_sequences=shape.sequences,
             groups=(GhostGroup(self.recording, "+".join(axes), size),) if axes else (),
-            bias=self.ops.outside((experts,), wide) if self.model.router == "sigmoid" else None,
+            bias=self.ops.outside((experts,), bias_dtype) if self.model.router == "sigmoid" else None,
             load=self.ops.outside((experts,), "fp64"),
             losses=self.ops.outside((2,), "fp64"),
         )
@@ -199,7 +199,7 @@ class GhostRank:
         saved, forward = self._forward(x, Saved(rebuilt))
         attended = saved.bytes_of("attention")
         recompute, saved_bytes, output, grad = forward.peak - forward.left, forward.left, forward.output, x.nbytes
-        whole = self._backward(x, saved)
+        full = self._backward(x, saved)
         if policy == "full":
             _, forward = self._forward(x, Saved(keeps=False))
         return Footprint(
@@ -208,10 +208,10 @@ class GhostRank:
             forward_workspace_bytes=max(0, forward.peak - forward.left - output),
             # A recomputed block's output exists until its forward returns, beside what it saves.
             recompute_workspace_bytes=max(0, recompute) if policy == "full" else 0,
-            backward_workspace_bytes=whole.peak - saved_bytes - grad,
+            backward_workspace_bytes=full.peak - saved_bytes - grad,
             forward=forward.phase,
-            backward=whole.phase,
-            saved_parts=SavedParts(whole.operands, attended),
+            backward=full.phase,
+            saved_parts=SavedParts(full.operands, attended),
         )
 
     def _forward(self, x: Ghost, saved: Saved) -> "tuple[Saved, _Pass]":
@@ -230,8 +230,8 @@ class GhostRank:
         return _Pass(recording.recorded(), peak, 0, grad.nbytes, recording.operand_bytes)
 
     def halves(self, policy: str) -> Halves:
-        """Of a block: the input gradient, which leaves what it defers (the upstream gradient, where that is an operand,
-        included); then the weight gradients."""
+        """Records a block's split backward: the input gradient, then the weight gradients. The first leaves the operands of the
+        second, the upstream gradient among them where it is one."""
         x = self.hidden(max(1, self.segment.depth))
         saved, forward = self._forward(x, Saved(SELECTIVE if policy == "selective" else ()))
         recording, upstream = self.recording, self._upstream()

@@ -27,11 +27,11 @@ def head_loss(env: Environment, x: Array, targets: Array, w: HeadWeights) -> Arr
     ops = env.ops
     normed, _ = normalize(ops, x, w, env.model.norm_eps)
     normed = gather_tokens(normed, env.parallel).wait()
-    total = normed.new_zeros((), dtype=ops.wide_format(normed))
+    total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
-            logits = ops.wide(logits)
+            logits = ops.upcast(logits)
             softmax = _exponentiate(env, logits, target)
             total.add_(softmax.loss)
             del logits, softmax
@@ -55,18 +55,18 @@ def head_loss_backward(
     ops = env.ops
     normed, statistics = normalize(ops, x, w, env.model.norm_eps)
     normed = gather_tokens(normed, env.parallel).wait()
-    total = normed.new_zeros((), dtype=ops.wide_format(normed))
+    total = normed.new_zeros((), dtype=ops.accumulation_dtype(normed))
     divisor = num_targets.clamp(min=1)
     for part, target in ops.repeats(_chunks(env, normed, targets, w), _tokens):
         logits = ops.linear(part, w.unembedding.data)
         with ops.fused():
-            logits = ops.wide(logits)
+            logits = ops.upcast(logits)
             softmax = _exponentiate(env, logits, target)
             total.add_(softmax.loss)
         with ops.fused():
             grad = _logits_gradient(env, [logits], softmax, divisor, share, part)
             del logits, softmax
-        w.unembedding.add_product_now(ops, grad, part)
+        w.unembedding.add_matmul_now(ops, grad, part)
         ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
         del grad, part
     arriving = sum_partial(normed, env.parallel)

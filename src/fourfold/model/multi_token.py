@@ -52,7 +52,7 @@ def combine_backward(
             with ops.fused():
                 into[half].copy_(apply_rms(ops, source, saved.see(f"scale_{name}"), norm.data))
         del into
-    w.projection.add_product(ops, grad, both)
+    w.projection.add_matmul(ops, grad, both)
     del both
     columns = w.projection.data.chunk(2, dim=1)
     grad_embedded = ops.matmul(grad, columns[0])

@@ -6,7 +6,7 @@ from fourfold.model.operations import Array, Operations
 from fourfold.model.weights import Weight
 
 Statistics = tuple[Array, ...]
-"""What a norm keeps of each token for backward: (1/rms [..., 1],), or of a LayerNorm (mean, 1/deviation)."""
+"""Statistics of each token that a norm keeps for backward: (1/rms [..., 1],), for a LayerNorm (mean, 1/deviation)."""
 
 
 class Normed(Protocol):
@@ -44,7 +44,7 @@ def normalize_backward(ops: Operations, grad: Array, x: Array, statistics: Stati
 
 def rms_norm(ops: Operations, x: Array, weight: Array, eps: float) -> tuple[Array, Array]:
     """x / rms(x) * weight over the last dim. x [..., n] -> (output [..., n], 1/rms [..., 1])."""
-    source = ops.wide(x)
+    source = ops.upcast(x)
     scale = ops.vector_norm(source)
     scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
     return _scaled(source, x, scale, weight), scale
@@ -52,7 +52,7 @@ def rms_norm(ops: Operations, x: Array, weight: Array, eps: float) -> tuple[Arra
 
 def apply_rms(ops: Operations, x: Array, scale: Array, weight: Array) -> Array:
     """The norm's output again, from its saved 1/rms."""
-    return _scaled(ops.wide(x), x, scale, weight)
+    return _scaled(ops.upcast(x), x, scale, weight)
 
 
 def _scaled(source: Array, x: Array, scale: Array, weight: Array) -> Array:
@@ -65,8 +65,8 @@ def _scaled(source: Array, x: Array, scale: Array, weight: Array) -> Array:
 def rms_norm_backward(ops: Operations, grad: Array, x: Array, scale: Array, weight: Weight) -> Array:
     """The gradient of x [tokens, n]; adds the weight's own. `grad` [tokens, n] is overwritten where formats allow."""
     out_dtype = x.dtype
-    grad, x = ops.wide(grad), ops.wide(x)
-    gain = ops.wide(weight.data)
+    grad, x = ops.upcast(grad), ops.upcast(x)
+    gain = ops.upcast(weight.data)
     projected = (grad * x).mul_(scale)
     weight.add(projected.sum(0))
     mean = ops.weighted_rows(projected, gain).div_(x.shape[-1])
@@ -77,7 +77,7 @@ def rms_norm_backward(ops: Operations, grad: Array, x: Array, scale: Array, weig
 
 def layer_norm(ops: Operations, x: Array, weight: Array, bias: Array, eps: float) -> tuple[Array, Statistics]:
     """(x - mean(x)) / deviation(x) * weight + bias over the last dim. x [..., n] -> (output [..., n], two of [..., 1])."""
-    out, mean, scale = ops.layer_norm(ops.wide(x), ops.wide(weight), ops.wide(bias), eps)
+    out, mean, scale = ops.layer_norm(ops.upcast(x), ops.upcast(weight), ops.upcast(bias), eps)
     return out.to(x.dtype), (mean, scale)
 
 
@@ -87,7 +87,7 @@ def layer_norm_backward(
     """The gradient of x [tokens, n]; adds those of weight and bias. `grad` [tokens, n] stays as it is."""
     mean, scale = statistics
     grad_x, grad_weight, grad_bias = ops.layer_norm_backward(
-        ops.wide(grad), ops.wide(x), mean, scale, ops.wide(weight.data), ops.wide(bias.data)
+        ops.upcast(grad), ops.upcast(x), mean, scale, ops.upcast(weight.data), ops.upcast(bias.data)
     )
     weight.add(grad_weight)
     bias.add(grad_bias)

@@ -110,11 +110,11 @@ class Operations(Protocol):
 
     # Elementwise kernels and reductions beyond arrays' own methods
 
-    def wide(self, x: Array) -> Array:
+    def upcast(self, x: Array) -> Array:
         """x in the accumulation format: fp32 for bf16, x itself otherwise."""
         ...
 
-    def wide_format(self, x: Array) -> Format:
+    def accumulation_dtype(self, x: Array) -> Format:
         """The accumulation format of x."""
         ...
 

@@ -1,4 +1,4 @@
-"""What a segment's function knows of other ranks: the groups that its own collectives run over, and nothing of the mesh."""
+"""The groups that a segment's own collectives run over. A segment's function knows nothing else of other ranks or the mesh."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ class Group(Protocol):
     size: int
     index: int
 
-    def all_gather(self, whole: Array, shard: Array) -> Pending:
-        """Fills `whole` [size * n, ...] with every rank's `shard` [n, ...]."""
+    def all_gather(self, full: Array, shard: Array) -> Pending:
+        """Fills `full` [size * n, ...] with every rank's `shard` [n, ...]."""
         ...
 
-    def sum_scatter(self, whole: Array, into: Array) -> Pending:
-        """`into` [n, ...] = this rank's part of the sum of every rank's `whole` [size * n, ...]."""
+    def sum_scatter(self, full: Array, into: Array) -> Pending:
+        """`into` [n, ...] = this rank's part of the sum of every rank's `full` [size * n, ...]."""
         ...
 
-    def all_reduce(self, whole: Array) -> Pending:
-        """Sums `whole` over the group in place."""
+    def all_reduce(self, full: Array) -> Pending:
+        """Sums `full` over the group in place."""
         ...
 
     def all_to_all(

@@ -25,7 +25,7 @@ def rotate_(x: Array, cos: Array, sin: Array, interleave: bool = False, inverse:
 
 
 def table_scale(model: ModelConfig) -> float:
-    """What cosines and sines are multiplied by."""
+    """The factor of cosines and sines."""
     scaling = model.yarn_scaling
     if scaling is None:
         return 1.0

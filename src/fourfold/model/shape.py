@@ -6,7 +6,7 @@ from fourfold.config import DTYPE_BYTES, ModelConfig
 
 LOGITS_CHUNK_ELEMENTS = 2**21
 ACCELERATOR_CHUNK_ELEMENTS = 2**26
-"""An accelerator needs larger products than a processor's cache wants: 268 MB of logits in fp32."""
+"""An accelerator needs larger matmuls than a processor's cache wants: 268 MB of logits in fp32."""
 MIN_CHUNK_TOKENS = 128
 
 
@@ -19,8 +19,8 @@ def chunk_tokens(vocab_size: int, accelerator: bool = False) -> int:
 class Shape:
     """One microbatch on one rank: `sequences` of `sequence_length` tokens, computed in `compute` with gradients in `gradients`.
 
-    `exchange`: the ranks are processors over gloo, where a sum that is scattered travels as parts to their owners, who need landing
-    space; else they are accelerators, with the library's own collectives (NCCL).
+    `exchange`: the ranks are processors over gloo. There a reduce-scatter sends each part to its owner, who needs a staging buffer.
+    Otherwise the ranks are accelerators and use the collectives of NCCL.
     """
 
     sequences: int
@@ -53,13 +53,13 @@ class Shape:
         return DTYPE_BYTES[self.compute]
 
     @property
-    def wide_bytes(self) -> int:
+    def accumulation_bytes(self) -> int:
         return max(4, self.element_bytes)
 
     @property
     def converts(self) -> bool:
         """Whether norms work on converted copies (bf16)."""
-        return self.wide_bytes != self.element_bytes
+        return self.accumulation_bytes != self.element_bytes
 
     def degree(self, axis: str) -> int:
         """The degree of a model-parallel axis."""

@@ -52,12 +52,12 @@ class UnitSpec:
 
 @dataclass(frozen=True)
 class Segment:
-    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., a module of multi-token prediction
-    `mtp0`, ..., which is a block with something before it, or `head`.
+    """The smallest part of a model that a program addresses: `embed`, a block `b0`, `b1`, ..., an MTP module `mtp0`, ..., which
+    is a block with something before it, or `head`.
 
     Its own parameters make one *unit*, a flat buffer, of the same name; a block's experts a second one, `b0.experts`.
-    `units` are the names of the units that it reads: its own, and for a head with tied embeddings, and for a module of multi-token
-    prediction, the embedding's too. `depth`: which module, from 1; 0: none.
+    `units` are the names of the units that it reads: its own, and for a head with tied embeddings, and for an MTP module, the
+    embedding's too. `depth`: which MTP module, from 1; 0: none.
     """
 
     name: str
@@ -126,7 +126,7 @@ def _block(model: ModelConfig, layer: int) -> Segment:
     if model.block is not None:
         return Segment(name, "block", (_own(model, prefix, name),), (name,), layer)
     moe = model.is_moe(layer)
-    attention = _latent_attention(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
+    attention = _mla(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
     norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
     feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
     dense = sorted((*feed_forward, *attention, *norms), key=_place)
@@ -137,19 +137,19 @@ def _block(model: ModelConfig, layer: int) -> Segment:
 
 
 def _own(model: ModelConfig, prefix: str, name: str) -> UnitSpec:
-    """What a person's own block declares: every rank has it whole."""
+    """The unit of a person's own block. Every rank has it unsplit."""
     declared = own_parameters(model)
     parameters = [ParameterSpec(prefix + p.name, p.shape, p.init_std, p.weight_decay, None) for p in declared]
     return UnitSpec(name, "dense", tuple(sorted(parameters, key=_place)))
 
 
 def _module_prefix(model: ModelConfig, index: int) -> str:
-    """As released, modules of multi-token prediction are numbered on from the last block."""
+    """As in released weights, MTP modules are numbered on from the last block."""
     return f"model.layers.{model.num_layers + index}."
 
 
 def _module(model: ModelConfig, index: int) -> Segment:
-    """A module of multi-token prediction (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
+    """An MTP module (DeepSeek-V3, section 2.2): norms of hidden state and embedding, a projection, a block."""
     hidden, prefix, name = model.hidden_size, _module_prefix(model, index), f"mtp{index}"
     block = _block(model, model.num_layers + index)
     projection = ParameterSpec(
@@ -190,7 +190,7 @@ def _grouped_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     return parameters
 
 
-def _latent_attention(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
+def _mla(model: ModelConfig, prefix: str) -> list[ParameterSpec]:
     """Multi-head latent attention: low-rank projections are replicated, those per head split."""
     hidden, std, heads = model.hidden_size, model.init_std, model.num_heads
     rank = model.key_value_rank or 0
@@ -254,12 +254,12 @@ def _experts(model: ModelConfig, prefix: str) -> tuple[ParameterSpec, ...]:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """All parameters, tied ones once; without modules of multi-token prediction, as models' sizes are stated."""
+    """All parameters, tied ones once; without MTP modules, as models' sizes are stated."""
     return sum(segment.numel for segment in build_segments(replace(model, mtp_layers=0)))
 
 
 def num_active_parameters(model: ModelConfig) -> int:
-    """Of those, what one token passes: of the routed experts, `top_k` of `num_experts`."""
+    """Parameters that one token passes: `top_k` of the `num_experts` routed experts, and all others."""
     units = [unit for segment in build_segments(replace(model, mtp_layers=0)) for unit in segment.own]
     return sum(u.numel * model.top_k // model.num_experts if u.domain == "expert" else u.numel for u in units)
 

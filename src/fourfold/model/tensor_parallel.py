@@ -50,7 +50,7 @@ def sum_partial(x: Array, parallel: Parallel) -> Arriving:
 
 class ColumnInput:
     """The input of a column-parallel matmul, for its weight's gradient: gathered from now on, so that the gather runs beside the
-    kernels until `add_product`; where the matmul is deferred, gathered then, from this rank's tokens alone."""
+    kernels until `add_matmul`; where the matmul is deferred, gathered then, from this rank's tokens alone."""
 
     def __init__(self, env: Environment, weight: Weight, local: Array) -> None:
         """`local` [t, in] must stay as it is."""
@@ -60,7 +60,7 @@ class ColumnInput:
         if weight.deferred is None:
             self._gather()
 
-    def add_product(self, grad_output: Array) -> None:
+    def add_matmul(self, grad_output: Array) -> None:
         """weight.grad += grad_output^T @ input, now or deferred. grad_output [T, out] must stay as it is if deferred."""
         self._grad_output = grad_output
         if self._weight.deferred is None:
@@ -73,7 +73,7 @@ class ColumnInput:
 
     def _multiply(self) -> None:
         assert self._full is not None
-        self._weight.add_product_now(self._env.ops, self._grad_output, self._full.wait())
+        self._weight.add_matmul_now(self._env.ops, self._grad_output, self._full.wait())
         self._full = self._grad_output = None
 
 
@@ -102,7 +102,7 @@ def norm_linear_backward(
     inputs = ColumnInput(env, weight, normed)
     del normed
     arriving = sum_partial(ops.matmul(grad_output, weight.data), env.parallel)
-    inputs.add_product(grad_output)
+    inputs.add_matmul(grad_output)
     add_bias(ops, bias, grad_output)
     del inputs, grad_output
     grad = arriving.wait()

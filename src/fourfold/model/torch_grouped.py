@@ -41,8 +41,8 @@ def grouped_accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, groups
 
 def _add_one(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
     if grad.dtype != inputs.dtype:
-        product = torch.mm(grad_output.t(), inputs)
-        grad.copy_(product) if fresh else grad.add_(product)
+        update = torch.mm(grad_output.t(), inputs)
+        grad.copy_(update) if fresh else grad.add_(update)
     elif fresh:
         torch.mm(grad_output.t(), inputs, out=grad)
     else:
@@ -50,7 +50,7 @@ def _add_one(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> 
 
 
 def _add_by_kernel(grads: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:
-    """A few experts at a time, so that their products take little memory."""
+    """A few experts at a time, so that their updates take little memory."""
     step = max(1, GRADIENT_CHUNK_ELEMENTS // grads[0].numel())
     start = 0
     for first in range(0, len(groups.sizes), step):
@@ -58,10 +58,10 @@ def _add_by_kernel(grads: Tensor, grad_output: Tensor, inputs: Tensor, groups: G
         rows = slice(start, start + sum(sizes))
         if rows.stop > start:
             ends = groups.ends[first : first + step] - start
-            product = torch._grouped_mm(grad_output[rows].t(), inputs[rows], offs=ends)
+            update = torch._grouped_mm(grad_output[rows].t(), inputs[rows], offs=ends)
             for offset, size in enumerate(sizes):
                 if size == 0:
-                    product[offset].zero_()  # a kernel may leave what it has no rows for as it was
+                    update[offset].zero_()  # a kernel may leave what it has no rows for as it was
             part = grads[first : first + step]
-            part.copy_(product) if fresh else part.add_(product)
+            part.copy_(update) if fresh else part.add_(update)
         start = rows.stop

@@ -37,19 +37,19 @@ def matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
     if grad.dtype != inputs.dtype:
-        product = torch.mm(grad_output.t(), inputs)
-        grad.copy_(product) if fresh else grad.add_(product)
+        update = torch.mm(grad_output.t(), inputs)
+        grad.copy_(update) if fresh else grad.add_(update)
     elif fresh:
         torch.mm(grad_output.t(), inputs, out=grad)
     else:
         grad.addmm_(grad_output.t(), inputs)
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def wide_format(x: Tensor) -> torch.dtype:
+def accumulation_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 

@@ -10,7 +10,7 @@ from fourfold.model.operations import Array, Operations
 
 
 class Deferred:
-    """Weight gradients put off (the W of zero-bubble schedules, Qi et al. 2023), in the order in which they were met.
+    """Deferred weight gradients (the W of zero-bubble schedules, Qi et al. 2023), in the order in which they were met.
 
     Each is held as a function that adds it, with the operands that it needs; `run` drops those one by one.
     """
@@ -26,7 +26,7 @@ class Deferred:
         return len(self._additions)
 
     def run(self) -> None:
-        """Adds all that was put off, once."""
+        """Adds all that was deferred, once."""
         self._begin(0)
         while self._additions:
             self._begin(1)
@@ -44,7 +44,7 @@ class Weight:
 
     The views stay valid while the storage below them is freed and refilled. A gradient is added to what is there, except
     the first into a new buffer, whose content means nothing (`fresh`): that one is assigned, so nobody clears the buffer.
-    While `deferred` is set, matrix products are put off; what they read must then stay as it is until they run.
+    While `deferred` is set, matmuls are deferred; what they read must then stay as it is until they run.
     """
 
     __slots__ = ("data", "deferred", "fresh", "grad")
@@ -55,9 +55,9 @@ class Weight:
         self.fresh = False
         self.deferred: Deferred | None = None
 
-    def add_product(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+    def add_matmul(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
         """grad += grad_output^T @ inputs, now or deferred. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
-        self.add_later(lambda: self.add_product_now(ops, grad_output, inputs))
+        self.add_later(lambda: self.add_matmul_now(ops, grad_output, inputs))
 
     def add_later(self, addition: Callable[[], None]) -> None:
         """Runs a function that adds to this gradient, now or deferred; what it reads must stay as it is until then."""
@@ -66,7 +66,7 @@ class Weight:
         else:
             self.deferred.append(addition)
 
-    def add_product_now(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+    def add_matmul_now(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
         """grad += grad_output^T @ inputs even while others are deferred: from within a deferred addition, or where it cannot
         wait."""
         ops.accumulate(self.grad, grad_output, inputs, self.fresh)
@@ -156,7 +156,7 @@ class FlatUnit(WeightUnit):
 
 @contextmanager
 def deferring(units: Iterable[WeightUnit]) -> Iterator[Deferred]:
-    """Within the block, the units' weight gradients that are matrix products are put off into the object that it gives."""
+    """Within the block, the units' weight gradients that are matmuls are deferred into the object that it yields."""
     units, deferred = list(units), Deferred()
     for unit in units:
         unit.set_deferred(deferred)
@@ -191,7 +191,7 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
-class LatentWeights:
+class MLAWeights:
     """Multi-head latent attention (DeepSeek-V2, section 2.1). Down projections are whole on every rank, the others per head:
     query_up [heads head_dim, query_rank or hidden], key_value_down [key_value_rank + rope_head_dim, hidden],
     key_value_up [heads (nope_head_dim + value_head_dim), key_value_rank], output [hidden, heads value_head_dim]."""
@@ -247,7 +247,7 @@ class RoutedWeights:
 class BlockWeights:
     """The two halves of a decoder block."""
 
-    attention: AttentionWeights | LatentWeights
+    attention: AttentionWeights | MLAWeights
     feed_forward: FeedForwardWeights | PlainFeedForwardWeights | RoutedWeights
 
 
@@ -259,12 +259,12 @@ class HeadWeights:
     unembedding: Weight
     norm_bias: Weight | None = None
     depth_norms: tuple[Weight, ...] = ()
-    """In place of `norm`, for the modules of multi-token prediction."""
+    """In place of `norm`, for the MTP modules."""
 
 
 @dataclass(frozen=True)
 class ModuleWeights:
-    """A module of multi-token prediction: norms [hidden] of embedding and hidden state, projection [hidden, 2 hidden], a block."""
+    """An MTP module: norms [hidden] of embedding and hidden state, projection [hidden, 2 hidden], a block."""
 
     embedding: EmbeddingWeights
     embedding_norm: Weight

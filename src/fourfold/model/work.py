@@ -1,4 +1,4 @@
-"""The work of an instruction, in order: kernels, and collectives started and joined. What a cost model prices.
+"""The work of an instruction, in order: kernels, and collectives started and joined. A cost model prices it.
 
 `bytes` of elementwise kernels are those of the runtime's own, one after the other; `least_bytes` those of one fused kernel, which
 reads its inputs once and writes its outputs once.
@@ -125,7 +125,7 @@ Item = Gemm | Attention | Elementwise | Start | Join
 
 @dataclass(frozen=True)
 class Work:
-    """What an instruction computes and sends, in order."""
+    """The kernels and collectives of an instruction, in order."""
 
     items: tuple[Item, ...] = ()
 
@@ -182,8 +182,8 @@ def touches(size: int) -> Work:
 
 class SavedParts(NamedTuple):
     """Parts of what a segment saves for backward, in bytes: `operands`, which matmuls alone read, and `attended`, attention's
-    output, which its own backward reads beside a matmul. Software that keeps operands in fewer bits holds less of the
-    first."""
+    output, which its own backward reads beside a matmul. Software that keeps operands in a low-precision format
+    holds less of the first."""
 
     operands: int = 0
     attended: int = 0

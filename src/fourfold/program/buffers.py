@@ -1,11 +1,11 @@
 """Names of a program's buffers. U is a unit, S a segment, m a microbatch.
 
-params/U      unit U's parameters, whole, in the compute format        hidden/S/m   input of segment S for microbatch m
+params/U      unit U's full parameters in the compute format           hidden/S/m   input of segment S for microbatch m
 shard/U       this rank's shard of them (ZeRO-3)                       dhidden/S/m  the gradient of that input
 master/U      the shard in the master format, where formats differ     saved/S/m    what S's backward needs beside its input
-optimizer/U   optimizer states of the shard                            deferred/S/m what S's weight gradients need, once put off
-grad/U        gradients of the whole unit                              batch/m      tokens, targets, positions
-grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     landing space of a reduction
+optimizer/U   optimizer states of the shard                            deferred/S/m operands of S's deferred weight gradients
+grad/U        full gradients of the unit                               batch/m      tokens, targets, positions
+grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
@@ -13,7 +13,7 @@ from fourfold.layout import FlatLayout
 
 
 def mark(microbatch: int) -> str:
-    """What the names of a microbatch's own buffers end in."""
+    """The end of the names of a microbatch's own buffers."""
     return f"/m{microbatch}"
 
 

@@ -1,4 +1,4 @@
-"""What pipeline ranks compute and send from stage to stage: the half of a step that data parallelism does not change."""
+"""Computation and transfers of all pipeline ranks: the half of a step that data parallelism does not change."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import starmap
@@ -44,7 +44,7 @@ class CompiledStages:
         return self._orders[number]
 
     def instructions(self, views: Sequence[RankView]) -> Iterator[list[Instruction]]:
-        """What every pipeline rank computes and sends, each compiled when it is asked for."""
+        """The computation and transfers of every pipeline rank, each compiled when it is asked for."""
         plan = None
         for view in views:
             key = (view.spec.layout.num_microbatches, view.pp_rank)
@@ -56,7 +56,7 @@ class CompiledStages:
 
 
 def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Instruction]:
-    """What one pipeline rank computes and sends."""
+    """The computation and transfers of one pipeline rank."""
     steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
     return insert_loads(insert_recompute(steps, view))
 

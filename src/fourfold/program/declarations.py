@@ -37,7 +37,7 @@ def check_declarations(rank: int, program: Program, view: RankView) -> list[Faul
 
 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
-    """What is live before and after a program of this kind."""
+    """Buffers that are live before and after a program of this kind."""
     state = ["optimizer", *(["master"] if view.spec.mixed else [])] if kind == "train" else []
     units = {f"{prefix}/{unit}" for unit in view.flats for prefix in state}
     return {"rope", *units, *map(values, view.flats.values()), *(f"router/{s.name}" for s in view.moe_segments)}
@@ -88,7 +88,7 @@ def _known_microbatch(step: Instruction, view: RankView) -> bool:
 
 
 def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] | None:
-    """What is wrong, and the mend, measured against the first that is allowed."""
+    """The problem and its repair, compared with the first declaration that is allowed."""
     own = Declared(tuple(sorted(step.reads)), tuple(sorted(step.writes)), step.work, step.workspace_bytes)
     if not allowed:
         return "is no part of this step", "drop it"
@@ -111,7 +111,7 @@ def _difference(step: Instruction, allowed: list[Declared]) -> tuple[str, str] |
 
 
 def _stream_problem(step: Instruction, view: RankView) -> tuple[str, str] | None:
-    """What is started runs on its group's link, a reduction on that of its shards; all else where computation does."""
+    """Collectives and transfers run on their group's stream, a reduction on that of its shards; all else on the compute stream."""
     stream = "compute"
     if step.op in STARTS:
         flat = view.flats[step.segment] if step.op is Op.REDUCE and step.segment else None

@@ -1,4 +1,4 @@
-"""What each instruction must declare, from the model and the layout alone.
+"""The declaration that each instruction must make, from the model and the layout alone.
 
 Written beside lowering, not through it, so that the two check each other.
 """
@@ -60,7 +60,7 @@ def _of_unit(step: Instruction, unit: str, view: RankView, training: bool) -> li
         return [Declared((f"shard/{unit}",), (params,), sends(*gather))]
     if not training:
         return []
-    if step.op is Op.PUBLISH and flat.zero in (1, 2):
+    if step.op is Op.PARAMETER_ALL_GATHER and flat.zero in (1, 2):
         gather = _over(view, "all_gather", flat.shard_axes, buffer_bytes(view, params))
         return [Declared((params,), (params,), sends(*gather))]
     if step.op is Op.UPDATE:
@@ -125,22 +125,22 @@ def _update(unit: str, view: RankView) -> Declared:
 
 def _reductions(unit: str, view: RankView) -> list[Declared]:
     """Over the shard axes alone, or over the replicas too: which of them when, is for the gradients' walk to say."""
-    flat, whole, landing = view.flats[unit], f"grad/{unit}", f"reduce/{unit}"
-    into = f"grad_shard/{unit}" if flat.zero >= 2 else whole
-    writes = tuple(sorted((into, landing) if buffer_bytes(view, landing) else (into,)))
-    size = buffer_bytes(view, whole)
+    flat, full, staging = view.flats[unit], f"grad/{unit}", f"reduce/{unit}"
+    into = f"grad_shard/{unit}" if flat.zero >= 2 else full
+    writes = tuple(sorted((into, staging) if buffer_bytes(view, staging) else (into,)))
+    size = buffer_bytes(view, full)
     element = DTYPE_BYTES[view.spec.gradients]
     partial = tuple(
         c for axis, start, end in flat.sums for c in _over(view, "all_reduce", (axis,), (end - start) * element)
     )
     if flat.zero == 0:
         everywhere = partial + _over(view, "all_reduce", flat.gradient_axes, size)
-        return [Declared((whole,), writes, sends(*everywhere))] if everywhere else []
+        return [Declared((full,), writes, sends(*everywhere))] if everywhere else []
     scatter = partial + _over(view, "reduce_scatter", flat.shard_axes, size)
-    allowed = [Declared((whole,), writes, sends(*scatter))]
+    allowed = [Declared((full,), writes, sends(*scatter))]
     if view.spec.layout.dp_replicate > 1:
         replicas = _over(view, "all_reduce", ("dp_replicate",), flat.shard_numel * element)
-        allowed.append(Declared((whole,), writes, sends(*scatter, *replicas)))
+        allowed.append(Declared((full,), writes, sends(*scatter, *replicas)))
     return allowed
 
 

@@ -126,11 +126,11 @@ def _backward(view: RankView, segment: Segment, m: int) -> Instruction:
 
 
 def _backward_input(view: RankView, segment: Segment, m: int) -> Instruction:
-    """A block's input gradient; norms' weight gradients come with it, the products' are put off."""
-    halves, whole = view.halves(segment), _backward(view, segment, m)
-    return whole._replace(
+    """A block's input gradient; norms' weight gradients come with it, the matmuls' are deferred."""
+    halves, full = view.halves(segment), _backward(view, segment, m)
+    return full._replace(
         op=Op.BACKWARD_INPUT,
-        writes=(*whole.writes, name.deferred(segment.name, m)),
+        writes=(*full.writes, name.deferred(segment.name, m)),
         work=halves.input_gradient,
         workspace_bytes=halves.input_workspace_bytes,
     )

@@ -1,4 +1,4 @@
-"""What the verifier reports."""
+"""A fault, as the verifier reports it."""
 
 from dataclasses import dataclass
 

@@ -48,5 +48,5 @@ class Footprints:
 
 
 def segment_kind(segment: Segment, policy: str) -> Kind:
-    """What a segment's footprint depends on beside model and shape."""
+    """The key of a segment's footprint, beside model and shape."""
     return (segment.kind, segment.moe, segment.depth, policy)

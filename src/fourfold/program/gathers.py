@@ -59,12 +59,12 @@ def _runs(positions: list[int], distance: int) -> list[tuple[int, int]]:
 
 def _gather(view: RankView, unit: str) -> Instruction:
     axes = view.flats[unit].shard_axes
-    whole = over(view.spec.layout, "all_gather", axes, unit_bytes(view.spec, "params", view.flats[unit]))
+    full = over(view.spec.layout, "all_gather", axes, unit_bytes(view.spec, "params", view.flats[unit]))
     return Instruction(
         Op.GATHER,
         unit,
         reads=(f"shard/{unit}",),
         writes=(f"params/{unit}",),
-        work=sends(whole),
+        work=sends(full),
         stream=axes_name(axes),
     )

@@ -23,7 +23,7 @@ class _Flow:
     rank: int
     program: Program
     view: RankView
-    whole: dict[str, Held] = field(default_factory=dict)
+    full: dict[str, Held] = field(default_factory=dict)
     shard: dict[str, Held] = field(default_factory=dict)
     passed: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     counts: int = 0
@@ -34,7 +34,7 @@ class _Flow:
     reported: set[str] = field(default_factory=set)
     clipped: bool = False
     updated: Counter[str] = field(default_factory=Counter)
-    published: Counter[str] = field(default_factory=Counter)
+    gathered_updates: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, index: int, message: str, fix: str) -> None:
@@ -62,11 +62,11 @@ class _Flow:
                 self._check_complete(index, unit)
         elif step.op is Op.UPDATE:
             self._update(index, step)
-        elif step.op is Op.PUBLISH:
+        elif step.op is Op.PARAMETER_ALL_GATHER:
             unit = step.segment or ""
-            self.published[unit] += 1
+            self.gathered_updates[unit] += 1
             if not self.updated[unit]:
-                self.fault(index, f"{unit} is published before its update", "move it after the Update")
+                self.fault(index, f"{unit} is gathered before its update", "move it after the Update")
         elif step.op is Op.REDUCE_TIED:
             self._reduce_tied(index, step)
         elif step.op is Op.BALANCE:
@@ -80,7 +80,7 @@ class _Flow:
         for freed in step.frees:
             kind, _, unit = freed.partition("/")
             if kind in ("grad", "grad_shard"):
-                (self.whole if kind == "grad" else self.shard).pop(unit, None)
+                (self.full if kind == "grad" else self.shard).pop(unit, None)
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
@@ -119,11 +119,11 @@ class _Flow:
             self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         for written in step.writes:
             if written.startswith("grad/"):
-                self.whole.setdefault(written.removeprefix("grad/"), {})[segment, m, step.op.value] = Counter()
+                self.full.setdefault(written.removeprefix("grad/"), {})[segment, m, step.op.value] = Counter()
 
     def _reduce(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
-        held = self.whole.get(unit)
+        held = self.full.get(unit)
         if not held:
             self.fault(
                 index, f"reduces {unit}, which has no gradient to reduce", "move it after the last Backward of the unit"
@@ -148,11 +148,11 @@ class _Flow:
         """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
         held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
-        whole = {key for key, axes in held.items() if axes == before}
+        full = {key for key, axes in held.items() if axes == before}
         for axes in held.values():
             axes.update(["tied"])
         self.tied += 1
-        lacking = self._expected(unit) - whole
+        lacking = self._expected(unit) - full
         if lacking:
             segment, m, op = min(lacking)
             fix = f"move it after the reductions of {unit}, of which `{op} {segment} m{m}` is a part"
@@ -160,7 +160,7 @@ class _Flow:
 
     def _final(self, unit: str) -> Held:
         """Where the unit's whole gradient comes to lie."""
-        return (self.shard if self.view.flats[unit].zero >= 2 else self.whole).get(unit, {})
+        return (self.shard if self.view.flats[unit].zero >= 2 else self.full).get(unit, {})
 
     def _wanted(self, unit: str) -> Counter[str]:
         """How often a contribution must be summed over each axis: data axes, partial sums, the stages that share it."""
@@ -230,8 +230,12 @@ class _Flow:
             if not self.updated[unit]:
                 self.fault(last, f"{unit} is never updated", f"add `U {unit}`")
             wanted = 1 if self.view.flats[unit].zero in (1, 2) else 0
-            if self.published[unit] != wanted:
-                self.fault(last, f"{unit} is published {self.published[unit]} times", f"publish it {wanted} times")
+            if self.gathered_updates[unit] != wanted:
+                self.fault(
+                    last,
+                    f"{unit} is gathered {self.gathered_updates[unit]} times after its update",
+                    f"gather it {wanted} times",
+                )
 
     def _check_passed(self, last: int, segment: Segment, m: int) -> None:
         """Every microbatch passes the segment forward once, and backward once, whole or in halves."""

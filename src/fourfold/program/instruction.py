@@ -10,22 +10,22 @@ from fourfold.model.work import NOTHING, Collective, SavedParts, Work
 class Op(Enum):
     """Operations; the value is the short form's first word.
 
-    LOAD             fetch a microbatch
-    COUNT            sum the valid target tokens over all data ranks: the loss's one divisor
-    FORWARD          run a segment, keep what its backward needs
-    RECOMPUTE        run a segment's forward again to rebuild what its backward needs
-    BACKWARD         input and weight gradients; the head's does its forward too, chunk by chunk
-    BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves apart (zero bubble)
+    LOAD                    fetches a microbatch
+    COUNT                   sums the valid target tokens over all data ranks: the loss's one divisor
+    FORWARD                 runs a segment and keeps the activations that its backward needs
+    RECOMPUTE               runs a segment's forward again to rebuild those activations
+    BACKWARD                computes input and weight gradients; the head's does its forward too, chunk by chunk
+    BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves of a split backward (zero bubble)
     SEND_ACTIVATION, SEND_GRADIENT, RECV_ACTIVATION, RECV_GRADIENT     start a transfer between stages
-    GATHER, FREE     bring a unit's parameters together, drop them
-    REDUCE           sum a unit's gradients over its groups
-    REDUCE_TIED      sum the gradients of a tensor that two stages share
-    SUM_LOSS         sum the loss over all ranks that have a part of it, for the record
-    BALANCE          sum the loads of the experts over all ranks that route tokens, move the balancing biases by them
-    CLIP_NORM        the global gradient norm, and whether every gradient is finite
-    UPDATE           the optimizer on the local shard
-    PUBLISH          all-gather parameters that ZeRO-1 and 2 updated shard by shard
-    WAIT             join what an earlier instruction started; `handle` is that instruction's short form
+    GATHER, FREE            all-gather a unit's parameters, drop them
+    REDUCE                  sums a unit's gradients over its groups
+    REDUCE_TIED             sums the gradients of a tensor that two stages share
+    SUM_LOSS                sums the loss over all ranks that have a part of it, for the record
+    BALANCE                 sums the loads of the experts over all ranks that route tokens, moves the balancing biases by them
+    CLIP_NORM               computes the global gradient norm, and whether every gradient is finite
+    UPDATE                  runs the optimizer on the local shard
+    PARAMETER_ALL_GATHER    all-gathers parameters that ZeRO-1 and 2 updated shard by shard
+    WAIT                    joins what an earlier instruction started; `handle` is that instruction's short form
     """
 
     LOAD = "L"
@@ -47,7 +47,7 @@ class Op(Enum):
     BALANCE = "E"
     CLIP_NORM = "C"
     UPDATE = "U"
-    PUBLISH = "P"
+    PARAMETER_ALL_GATHER = "P"
     WAIT = "wait"
 
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a Python function, and slow
@@ -57,7 +57,7 @@ COMPUTE_OPS = frozenset((Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPU
 BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
-STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PUBLISH, Op.COUNT, Op.SUM_LOSS}
+STARTS = SENDS | RECEIVES | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
 
 _WORDS = {op: op.value for op in Op}
 
@@ -84,7 +84,7 @@ class Instruction(NamedTuple):
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """What it sends, in order."""
+        """Its collectives, in order."""
         return self.work.collectives
 
     @property

@@ -1,4 +1,4 @@
-"""What kind of work an instruction does: the name under which what was predicted and what was measured are compared."""
+"""Kinds of instructions: the names under which predicted and measured times are compared."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ from fourfold.program.instruction import RECEIVES, SENDS, Instruction, Op, Progr
 
 
 def instruction_kinds(program: Program, segments: Mapping[str, Segment]) -> tuple[str, ...]:
-    """Of every instruction: `forward block`, `update block experts`, `wait for recv activation`, `clip norm`.
+    """The kind of every instruction: `forward block`, `update block experts`, `wait for recv activation`, `clip norm`.
 
     Segments of a kind share a name; a WAIT is named after what it joins. `segments`: by name, the program's own.
     """
@@ -23,7 +23,7 @@ def instruction_kinds(program: Program, segments: Mapping[str, Segment]) -> tupl
 
 
 def seconds_by_kind(kinds: Sequence[str], ends: Sequence[float]) -> dict[str, list[float]]:
-    """What every instruction of a kind took, from when each was over; the first began at 0."""
+    """Seconds of every instruction, by kind. `ends`: when each was over; the first began at 0."""
     found: dict[str, list[float]] = {}
     before = 0.0
     for kind, end in zip(kinds, ends, strict=True):

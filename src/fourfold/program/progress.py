@@ -35,7 +35,7 @@ class _Rank:
 
 @dataclass
 class _Channel:
-    """What one rank sends to another, and what that one receives from it, in order: (index of the instruction, what)."""
+    """Transfers from one rank to another as the two list them, in order: (index of the instruction, what)."""
 
     sent: list[tuple[int, str]] = field(default_factory=list)
     received: list[tuple[int, str]] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """The reduction pass: each unit's gradients are summed as soon as their last contribution is there, while backward goes on.
 
-ZeRO-0 and 1 keep whole gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
-With HSDP the shards are summed over the replicas once a step. What tensor-parallel ranks have partial sums of is summed over them
+ZeRO-0 and 1 keep full gradients and reduce once a step; ZeRO-2 and 3 reduce every microbatch into the shard and drop the rest.
+With HSDP the shards are summed over the replicas once a step. Partial sums of tensor-parallel ranks are summed over these ranks
 first. A reduction that holds buffers is joined before later ones start, so that as many exist as it has phases; one that works in
 place is joined at the end.
 """
@@ -61,7 +61,7 @@ def _last_writers(steps: list[Instruction], view: RankView) -> dict[int, list[tu
 def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instruction, tuple[str, ...]] | None:
     """The Reduce, of any microbatch or the step's last, and what its Wait frees; None where no other rank has a part of this
     gradient."""
-    whole, landing, shard = f"grad/{flat.unit}", f"reduce/{flat.unit}", f"grad_shard/{flat.unit}"
+    full, staging, shard = f"grad/{flat.unit}", f"reduce/{flat.unit}", f"grad_shard/{flat.unit}"
     zero, layout = flat.zero, spec.layout
     collectives = partial_sums(spec, flat)
     if zero == 0 and flat.gradient_axes:
@@ -73,13 +73,13 @@ def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instructi
             collectives += (over(layout, "all_reduce", replicas, unit_bytes(spec, "grad_shard", flat)),)
     if not collectives:
         return None
-    writes: tuple[str, ...] = (shard, landing) if zero >= 2 else (whole, landing)
-    frees: tuple[str, ...] = (whole, landing) if zero >= 2 else (landing,)
+    writes: tuple[str, ...] = (shard, staging) if zero >= 2 else (full, staging)
+    frees: tuple[str, ...] = (full, staging) if zero >= 2 else (staging,)
     if unit_bytes(spec, "reduce", flat) == 0:
         writes, frees = writes[:1], frees[:-1]
     stream = axes_name(flat.shard_axes) if zero > 0 else collectives[-1].axes
     return Instruction(
-        Op.REDUCE, flat.unit, reads=(whole,), writes=writes, work=sends(*collectives), stream=stream
+        Op.REDUCE, flat.unit, reads=(full,), writes=writes, work=sends(*collectives), stream=stream
     ), frees
 
 

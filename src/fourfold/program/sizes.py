@@ -38,7 +38,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
         positions = SCALAR_BYTES if learned else rotated * element if spec.document_mask or layout.cp > 1 else 0
         return layout.tokens * (2 * 8 * (1 + model.mtp_layers) + positions)
     if kind == "router":
-        return (SCALAR_BYTES + spec.shape.wide_bytes) * model.num_experts
+        return (SCALAR_BYTES + spec.shape.accumulation_bytes) * model.num_experts
     owner = rest.partition("/")[0]
     if kind in ("hidden", "dhidden"):
         return hidden_bytes(spec, view.stages.segments[owner])
@@ -74,7 +74,7 @@ _UNIT_BUFFERS = {
 def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     """Size of one of a unit's buffers. Raises `KeyError` for a kind that units have not."""
     if kind == "reduce":
-        return _landing_bytes(spec, flat)
+        return _staging_bytes(spec, flat)
     if kind == "optimizer":
         return flat.shard_numel * spec.optimizer.state_bytes(spec.master)
     numel, dtype = _UNIT_BUFFERS[kind]
@@ -82,9 +82,9 @@ def unit_bytes(spec: StepSpec, kind: str, flat: FlatLayout) -> int:
     return size
 
 
-def _landing_bytes(spec: StepSpec, flat: FlatLayout) -> int:
-    """What a reduce-scatter lands in. Exchange: the others' parts of this shard. Native: the sum, before it is added to
-    the shard (ZeRO-2, 3). An all-reduce works in place."""
+def _staging_bytes(spec: StepSpec, flat: FlatLayout) -> int:
+    """Bytes of a reduce-scatter's staging buffer. Exchange: the others' parts of this shard. Native: the sum, before it is added
+    to the shard (ZeRO-2, 3). An all-reduce works in place."""
     if flat.zero == 0:
         return 0
     shard = flat.shard_numel * DTYPE_BYTES[spec.gradients]

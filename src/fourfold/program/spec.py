@@ -1,4 +1,4 @@
-"""What a training step is compiled from, and how a run's config becomes it."""
+"""StepSpec, from which a training step is compiled, and how a run's config becomes one."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

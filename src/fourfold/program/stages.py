@@ -47,7 +47,7 @@ def divide(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _divide(costs: tuple[float, ...], num_stages: int) -> tuple[int, ...]:
-    """Of costs in parts of the largest: layouts that share out a segment's work alike have the same."""
+    """Divides costs, in parts of the largest; layouts that split a segment's work alike have the same costs."""
     total = len(costs)
     sums = [0.0, *accumulate(costs)]
     worst = _least_maximum(sums, num_stages) * (1 + 1e-12)

@@ -1,6 +1,6 @@
 """The text form of a program: one line an instruction, everything it declares; reading it back gives the same program.
 
-What passes over segments compute and send stands once, on lines `work N | ...`, which instructions name.
+The work of each pass over a segment stands once, on a line `work N | ...`; instructions name that line.
 """
 
 import hashlib

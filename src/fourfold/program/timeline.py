@@ -96,7 +96,7 @@ class Timeline:
 
     @cached_property
     def transfers(self) -> tuple[StageTransfer, ...]:
-        """What goes from rank to rank, in the order of its start."""
+        """Transfers between ranks, in the order of their starts."""
         found = [transfer for events in self.events for event in events for transfer in self._sent(event)]
         return tuple(sorted(found))
 

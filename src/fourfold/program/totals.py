@@ -1,4 +1,4 @@
-"""What a step sums over all ranks that have a part of it: targets, losses, loads of experts, the gradient norm. Axes and bytes."""
+"""A step's sums over ranks: targets, losses, loads of experts, the gradient norm. Axes and bytes of each."""
 
 from fourfold.config import ModelConfig
 from fourfold.layout import Layout
@@ -24,7 +24,7 @@ def loss_axes(spec: StepSpec) -> tuple[str, ...]:
 
 
 def num_losses(model: ModelConfig) -> int:
-    """The recorded loss, the routers' balance and z losses beside it, and those of modules of multi-token prediction."""
+    """The recorded loss, the routers' balance and z losses beside it, and those of MTP modules."""
     return (3 if model.num_experts else 1) + model.mtp_layers
 
 

@@ -1,4 +1,4 @@
-"""The end of a step: tied gradients, loads of experts, norm, optimizer, publishing; and the sums that the loss needs."""
+"""The end of a step: tied gradients, loads of experts, norm, optimizer, parameter all-gather; and the sums that the loss needs."""
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout import Layout
@@ -20,7 +20,7 @@ def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int)
 
 
 def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]:
-    """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the publishing of what was updated, behind the next update."""
+    """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the parameter all-gather of each unit, behind the next update."""
     spec, layout = view.spec, view.spec.layout
     grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
     summed = sends(over(layout, "all_reduce", axes, totals.SCALAR_BYTES)) if axes else NOTHING
@@ -45,9 +45,11 @@ def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]
             params = (values(flat),)
             gather = over(layout, "all_gather", flat.shard_axes, unit_bytes(spec, "params", flat))
             stream = axes_name(flat.shard_axes)
-            publish = Instruction(Op.PUBLISH, unit, reads=params, writes=params, work=sends(gather), stream=stream)
-            result.append(publish)
-            waits.append(Instruction(Op.WAIT, handle=publish.short))
+            all_gather = Instruction(
+                Op.PARAMETER_ALL_GATHER, unit, reads=params, writes=params, work=sends(gather), stream=stream
+            )
+            result.append(all_gather)
+            waits.append(Instruction(Op.WAIT, handle=all_gather.short))
     return result + waits
 
 

@@ -1,4 +1,4 @@
-"""The verifier: proves a step sound without running it, or names rank, index, instruction, and the fix.
+"""The verifier checks a step without running it. For each fault it names rank, index, instruction, and the fix.
 
 Three walks over the same lists. Buffers (`_Buffers`): nothing is read before it is written or after it is freed, nothing
 in flight is touched, nothing leaks. Gradients (`gradient_flow.py`): every contribution is reduced exactly once over every
@@ -63,18 +63,18 @@ def verify(
 
 
 _FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
-"""What fills a buffer anew."""
+"""Operations that fill a buffer anew."""
 
 
 @dataclass
 class _Buffers:
-    """What is live, what is in flight, while one program is walked."""
+    """Live buffers and buffers in flight, while one program is walked."""
 
     rank: int
     program: Program
     live: set[str]
     freed: set[str]
-    landing: dict[str, str]
+    arriving: dict[str, str]
     """Buffers that a started transfer will fill -> its handle."""
     leaving: dict[str, str]
     """Buffers that a started transfer still reads -> its handle."""
@@ -97,18 +97,18 @@ class _Buffers:
             self._free(index, name)
 
     def _read(self, index: int, name: str) -> None:
-        if name in self.landing:
+        if name in self.arriving:
             self.fault(
                 index,
-                f"reads {name}, which {self.landing[name]} is still filling",
-                f"put `wait {self.landing[name]}` before it",
+                f"reads {name}, which {self.arriving[name]} is still filling",
+                f"put `wait {self.arriving[name]}` before it",
             )
         elif name not in self.live:
             state = "after it is freed" if name in self.freed else "before it is written"
             self.fault(index, f"reads {name} {state}", f"write {name} first, or free it later")
 
     def _write(self, index: int, step: Instruction, name: str) -> None:
-        for flying in (self.landing, self.leaving):
+        for flying in (self.arriving, self.leaving):
             if name in flying:
                 self.fault(
                     index, f"writes {name}, which {flying[name]} is using", f"put `wait {flying[name]}` before it"
@@ -122,7 +122,7 @@ class _Buffers:
         if step.short in self.handles:
             self.fault(index, f"{step.short} is in flight already", f"put `wait {step.short}` between the two")
         self.handles[step.short] = step
-        self.landing.update(dict.fromkeys(step.writes, step.short))
+        self.arriving.update(dict.fromkeys(step.writes, step.short))
         self.leaving.update({name: step.short for name in step.reads if name not in step.writes})
 
     def _join(self, index: int, step: Instruction) -> None:
@@ -130,12 +130,12 @@ class _Buffers:
         if started is None:
             self.fault(index, f"waits for {step.handle!r}, which is not in flight", "start it first, or drop this Wait")
             return
-        for flying in (self.landing, self.leaving):
+        for flying in (self.arriving, self.leaving):
             for name in [n for n, handle in flying.items() if handle == step.handle]:
                 del flying[name]
 
     def _free(self, index: int, name: str) -> None:
-        flying = self.landing.get(name) or self.leaving.get(name)
+        flying = self.arriving.get(name) or self.leaving.get(name)
         if flying:
             self.fault(index, f"frees {name}, which {flying} is using", f"put `wait {flying}` before it")
         elif name not in self.live:

@@ -16,8 +16,8 @@ class RankView:
     """The segments and units that a pipeline rank holds; ranks that differ in other coordinates have the same (`rank_view`).
 
     `segments`: its own, in model order. `flats`: the units that they read, by name, their own first. `tied_unit`: the unit that two
-    pipeline ranks share, where this is one of them: the embedding's, which tied heads and modules of multi-token prediction
-    read too. `stages`, `footprints`: of the whole pipeline, shared by its ranks.
+    pipeline ranks share, where this is one of them: the embedding's, which tied heads and MTP modules read too. `stages`,
+    `footprints`: those of the full pipeline, shared by its ranks.
     """
 
     spec: StepSpec
@@ -34,7 +34,7 @@ class RankView:
         return tuple(segment for segment in self.segments if segment.moe)
 
     def footprint(self, segment: Segment) -> Footprint:
-        """Of a segment under its own recompute policy."""
+        """The segment's footprint under its own recompute policy."""
         return self.footprints.of(segment, self.stages.policies[segment.name])
 
     def halves(self, segment: Segment) -> Halves:

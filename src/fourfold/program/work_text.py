@@ -23,7 +23,7 @@ def is_plain(work: Work) -> bool:
 
 def work_text(work: Work) -> str:
     """As read by `parse_work`: `gemm 512 192 1024 | elementwise 100 50 3 | start all_gather tp 100 2 tp.1 | join tp.1`."""
-    return " | ".join(map(_words, work.items))
+    return " | ".join(map(_format_item, work.items))
 
 
 def parse_work(text: str) -> Work:
@@ -45,7 +45,7 @@ def parse_collective(words: list[str]) -> Collective:
     return Collective(cast(CollectiveKind, kind), axes, int(size), int(group_size))
 
 
-def _words(item: Item) -> str:
+def _format_item(item: Item) -> str:
     if isinstance(item, Gemm):
         kind = "accumulate" if item.accumulates else "gemm"
         return f"{kind} {item.rows} {item.columns} {item.inner}" + (f" {item.groups}" if item.groups != 1 else "")

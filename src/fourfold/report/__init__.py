@@ -1,1 +1,1 @@
-"""What a person sees in a terminal: a run while it trains and after, and a program as a table."""
+"""Output for the terminal and the browser: a run while it trains and after, a prediction, a plan, a program as a table."""

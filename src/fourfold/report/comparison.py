@@ -17,13 +17,13 @@ from fourfold.simulate.step import Simulation, StepPrediction, predict_step
 from fourfold.simulate.whole import check_size
 from fourfold.train.measured import KindTime, RankMeasured, read_measured
 
-OUTSIDE = "outside the program"
+OUTSIDE = "host and data time"
 """The rest of a step: its batch's preparation, and what the interpreter does between steps."""
 
 
 @dataclass(frozen=True)
 class KindComparison:
-    """Of one kind of instruction in a step of one rank; `predicted` None: no cluster to predict on."""
+    """One kind of instruction in a step of one rank; `predicted` None: no cluster to predict on."""
 
     kind: str
     count: int
@@ -37,7 +37,7 @@ class KindComparison:
 
 @dataclass(frozen=True)
 class RankComparison:
-    """Of one rank. Bytes are always predicted: they need no cluster."""
+    """One rank's measurements and predictions. Bytes are always predicted: they need no cluster."""
 
     measured: RankMeasured
     pp_rank: int
@@ -130,7 +130,7 @@ class Comparison:
         return sorted((d for d in found if abs(d.share) >= 1e-3), key=lambda d: -abs(d.seconds))
 
 
-def compare(folder: RunFolder, cluster_name: str | None = None, stack: str | None = None) -> Comparison:
+def compare(folder: RunFolder, cluster_name: str | None = None, software: str | None = None) -> Comparison:
     """Reads what the ranks measured and predicts the same step. `cluster_name` None: the run's own.
 
     Raises `UserError` where the folder is no run, or no rank has timed a step.
@@ -155,7 +155,7 @@ def compare(folder: RunFolder, cluster_name: str | None = None, stack: str | Non
     step = None
     if cluster is not None:
         check_size(resolved.spec)
-        prices = prices_for(resolved.config, resolved.spec, cluster, stack)
+        prices = prices_for(resolved.config, resolved.spec, cluster, software)
         step = predict_step(resolved.spec, prices, resolved.compiled)
     notes = _notes(resolved, ranks, programs, cluster)
     predicted = _predicted_kinds(step, resolved) if step is not None else None
@@ -200,7 +200,7 @@ def _notes(
 
 
 def _predicted_kinds(step: StepPrediction, resolved: ResolvedRun) -> list[dict[str, float]]:
-    """Of every pipeline rank, seconds of a step by kind of instruction."""
+    """Seconds of a step by kind of instruction, for every pipeline rank."""
 
     def sums(simulation: Simulation) -> list[dict[str, float]]:
         found = []

@@ -22,7 +22,7 @@ def bytes_per_token(prepared: PreparedData) -> float | None:
 
 
 def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
-    """What `fourfold data --json` prints. Entropies in nats per token."""
+    """The output of `fourfold data --json`. Entropies in nats per token."""
     files = _files(prepared)
     return {
         "prepared": str(prepared.path),

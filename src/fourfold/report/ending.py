@@ -1,4 +1,4 @@
-"""What is said when a run has ended: how well it learned, what it writes, and what to try next."""
+"""The last lines of a run: how well it learned, a text that it writes, and what to try next."""
 
 import os
 import shlex
@@ -43,15 +43,15 @@ def program_word() -> str:
 def final_lines(state: RunState, command: Command, report: str) -> list[str]:
     """The validation loss beside the corpus's unigram entropy, the sample, the folder, and the next commands. `report`: the run's
     page."""
-    facts = state.facts
+    info = state.info
     lines = []
     validation = state.validation
     if validation is not None:
-        bits = f" = {validation[0] / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
+        bits = f" = {validation[0] / log(2) / info.bytes_per_token:.3f} bits per byte" if info.bytes_per_token else ""
         lines.append(f"validation loss  {validation[0]:.4f} nats per token{bits}")
-    if facts.unigram_entropy_nats is not None:
-        entropy = facts.unigram_entropy_nats
-        bits = f" = {entropy / log(2) / facts.bytes_per_token:.3f} bits per byte" if facts.bytes_per_token else ""
+    if info.unigram_entropy_nats is not None:
+        entropy = info.unigram_entropy_nats
+        bits = f" = {entropy / log(2) / info.bytes_per_token:.3f} bits per byte" if info.bytes_per_token else ""
         lines.append(f"unigram entropy  {entropy:.4f} nats per token{bits} (knowing only how often each token occurs)")
     tokens = state.number("tokens")
     if tokens is not None:
@@ -64,7 +64,7 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
         lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]
     lines += [
         "",
-        f"run folder       {facts.folder}",
+        f"run folder       {info.folder}",
         f"report           {report}",
         "",
         "Try next:",
@@ -74,7 +74,7 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
 
 
 def _next_commands(state: RunState, command: Command) -> list[str]:
-    folder, total, fourfold = state.facts.folder, state.facts.num_steps, program_word()
+    folder, total, fourfold = state.info.folder, state.info.num_steps, program_word()
     pairs = [
         ("where the time of a step goes, and what it should take", shlex.join([fourfold, "report", str(folder)])),
         ("let the model write", shlex.join([fourfold, "sample", str(folder), "--prompt", "def "])),

@@ -25,11 +25,11 @@ class Follower:
                 content = file.read()
         except OSError:
             return []
-        whole = content.rpartition(b"\n")[0]
-        if not whole:
+        complete = content.rpartition(b"\n")[0]
+        if not complete:
             return []
-        self._offset += len(whole) + 1
-        return [row for line in whole.split(b"\n") if (row := _parse(line)) is not None]
+        self._offset += len(complete) + 1
+        return [row for line in complete.split(b"\n") if (row := _parse(line)) is not None]
 
     def _check_same(self, file: Any) -> None:
         inode = self._path.stat().st_ino

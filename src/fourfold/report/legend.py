@@ -24,7 +24,7 @@ MEANINGS = {
     Op.BALANCE: "balance experts",
     Op.CLIP_NORM: "gradient norm",
     Op.UPDATE: "optimizer update",
-    Op.PUBLISH: "all-gather updated parameters",
+    Op.PARAMETER_ALL_GATHER: "all-gather updated parameters",
     Op.WAIT: "join what was started",
 }
 """A few plain words for each operation, whose value is its letter."""

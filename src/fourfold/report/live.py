@@ -18,7 +18,7 @@ _EVENTS = 3
 _REDRAW_SECONDS = 0.25
 _ECHO = 6
 """Columns left free on the right: the terminal echoes ^C there, and a line that wraps would be drawn twice."""
-_WIDE = 100
+_DETAIL_COLUMNS = 100
 """Columns inside the panel from which there is room for more."""
 
 
@@ -70,12 +70,12 @@ class LiveDisplay:
 
 def render(state: RunState, width: int, spinner: RenderableType = "") -> RenderableType:
     """The panel for a terminal of `width` columns."""
-    facts = state.facts
+    info = state.info
     outer = max(24, min(width - _ECHO, 120))
     inner = outer - 4
     lines: list[RenderableType] = [
-        Text(facts.model),
-        Text(facts.layout, style="dim"),
+        Text(info.model),
+        Text(info.layout, style="dim"),
         Text(),
         _progress(state, spinner),
         Text(),
@@ -89,11 +89,11 @@ def render(state: RunState, width: int, spinner: RenderableType = "") -> Rendera
         lines += [Text(), *events]
     if state.notice:
         lines.append(Text(state.notice, style="bold yellow"))
-    return Panel(Group(*lines), title=f"[bold]{facts.name}", title_align="left", width=outer, border_style="blue")
+    return Panel(Group(*lines), title=f"[bold]{info.name}", title_align="left", width=outer, border_style="blue")
 
 
 def _progress(state: RunState, spinner: RenderableType) -> RenderableType:
-    if not state.rows or (state.step >= state.facts.num_steps and not state.finish):
+    if not state.rows or (state.step >= state.info.num_steps and not state.finish):
         doing = describe_event(state.new_events[-1]) if state.new_events else "starting the ranks"
         row = Table.grid(padding=(0, 1))
         row.add_row(spinner, Text(doing))
@@ -101,7 +101,7 @@ def _progress(state: RunState, spinner: RenderableType) -> RenderableType:
             return row
     else:
         row = None
-    total, step = state.facts.num_steps, state.step
+    total, step = state.info.num_steps, state.step
     left = state.seconds_left
     time_left = f"{format_seconds(left)} left" if left is not None and step < total else "done"
     table = Table.grid(padding=(0, 1), expand=True)
@@ -133,12 +133,12 @@ def _figures(state: RunState, inner: int) -> RenderableType:
 def _losses(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     loss, norm = state.number("loss"), state.number("grad_norm")
     value = Text(f"{loss:.4f}" if loss is not None else "-")
-    value.append(" " + sparkline(state.losses, 24 if inner >= _WIDE else 12), style="cyan")
+    value.append(" " + sparkline(state.losses, 24 if inner >= _DETAIL_COLUMNS else 12), style="cyan")
     figures: list[tuple[str, RenderableType]] = [("loss", value)]
     validation = state.validation
     figures.append(("validation loss", f"{validation[0]:.4f}" if validation else "-"))
-    if state.facts.unigram_entropy_nats is not None:
-        figures.append(("unigram entropy", f"{state.facts.unigram_entropy_nats:.4f}"))
+    if state.info.unigram_entropy_nats is not None:
+        figures.append(("unigram entropy", f"{state.info.unigram_entropy_nats:.4f}"))
     figures.append(("gradient norm", f"{norm:.3g}" if norm is not None else "-"))
     rate = state.number("lr")
     figures.append(("learning rate", f"{rate:.2e}" if rate is not None else "-"))
@@ -150,13 +150,13 @@ def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     moved = state.last.get("comm_bytes") or {}
     skipped = int(state.number("skipped_steps") or 0)
     tokens = state.number("tokens")
-    predicted = f" (predicted {format_bytes(state.facts.predicted_peak_bytes)})" if inner >= _WIDE else ""
+    predicted = f" (predicted {format_bytes(state.info.predicted_peak_bytes)})" if inner >= _DETAIL_COLUMNS else ""
     memory = f"{format_bytes(peak)}{predicted}" if peak is not None else "-"
     return [
         ("tokens/s", format_count(rate) if rate is not None else "-"),
         ("MFU", f"{100 * mfu:.1f} %" if mfu is not None else "-"),
         ("peak memory", memory),
-        ("sent a step", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
+        ("communication volume", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
         ("tokens seen", format_count(tokens) if tokens is not None else "-"),
         *([("skipped steps", Text(str(skipped), style="bold red"))] if skipped else []),
     ]

@@ -22,17 +22,17 @@ class PlainDisplay:
 
     def begin(self) -> None:
         """Says what will be trained."""
-        facts = self._state.facts
+        info = self._state.info
         self._state.refresh()
         self._step_shown = self._state.step or -1  # what an earlier launch did is not shown again
-        for line in (f"run {facts.name}: {facts.model}", facts.layout, f"folder {facts.folder}"):
+        for line in (f"run {info.name}: {info.model}", info.layout, f"folder {info.folder}"):
             self._write(line)
 
     def update(self) -> None:
         """Reads what is new and prints what is due."""
         if not self._state.refresh():
             return
-        step, total = self._state.step, self._state.facts.num_steps
+        step, total = self._state.step, self._state.info.num_steps
         self._step_shown = min(self._step_shown, step or -1)  # a resumed run repeats what it had not saved
         passed = time.monotonic() - self._last >= _SECONDS
         grown = step - self._step_shown >= max(1, total // _LINES_A_RUN)
@@ -52,7 +52,7 @@ class PlainDisplay:
 def metrics_line(state: RunState) -> str:
     """The newest step on one line."""
     last = state.last
-    parts = [f"step {state.step}/{state.facts.num_steps}"]
+    parts = [f"step {state.step}/{state.info.num_steps}"]
     loss, norm, mfu = state.number("loss"), state.number("grad_norm"), state.number("mfu")
     if loss is not None:
         parts.append(f"loss {loss:.4f}")
@@ -66,6 +66,6 @@ def metrics_line(state: RunState) -> str:
         parts.append(f"peak {format_bytes(peak)}")
     if last.get("skipped_steps"):
         parts.append(f"{last['skipped_steps']} skipped")
-    if (left := state.seconds_left) is not None and state.step < state.facts.num_steps:
+    if (left := state.seconds_left) is not None and state.step < state.info.num_steps:
         parts.append(f"{format_seconds(left)} left")
     return "  ".join(parts)

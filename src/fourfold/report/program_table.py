@@ -98,14 +98,14 @@ def totals_lines(program: Program) -> list[str]:
     total_sent = sum(totals["sent_bytes"].values())
     return [
         *wrapped("instructions", f"{totals['instructions']}: ", named),
-        *wrapped("sent by a rank", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
+        *wrapped("communication", f"{format_bytes(total_sent)}: " if sent else "nothing", sent),
         *wrapped("arithmetic", format_flops(totals["flops"]), []),
         *wrapped("peak memory", f"{format_bytes(peak['bytes'])} at #{peak['index']} `{peak['instruction']}`: ", kinds),
     ]
 
 
 def proof(programs: dict[int, Program]) -> dict[str, Any]:
-    """What a verification covered: counts over the distinct programs, and over how many ranks these stand."""
+    """The extent of a verification: counts over the distinct programs, and the number of ranks that run them."""
     distinct = list({id(program): program for program in programs.values()}.values())
     steps = [step for program in distinct for step in program.instructions]
     return {

@@ -7,12 +7,12 @@ from html import escape
 from fourfold.program import Program
 from fourfold.program.instruction import BACKWARD_OPS, Op
 from fourfold.report.comparison import Comparison
+from fourfold.report.format_simulation import chosen_ranks, seconds_text
 from fourfold.report.run_trace import first_begun
-from fourfold.report.simulation_words import chosen_ranks, seconds_text
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 180, 58, 22
 BANDS = ("forward", "backward", "recompute", "wait", "other")
-"""What a timeline tells apart; the page's style has a colour for each."""
+"""Bands of a timeline; the page's style has a colour for each."""
 ROW, LANE, NAME = 20, 4, 130
 THINNEST = 0.15
 """Pixels: what is shorter is drawn with what follows."""
@@ -61,10 +61,10 @@ def _thinned(points: Sequence[Point], most: int = 1000) -> list[Point]:
 
 
 def timelines(found: Comparison) -> str:
-    """Of some pipeline ranks: the latest step as it ran, and under it as predicted, on one scale of time."""
+    """The latest step of some pipeline ranks: as it ran, and under it as predicted, on one scale of time."""
     measured = {r.pp_rank: r.measured.timeline for r in found.ranks if r.measured.timeline is not None}
-    whole = found.step is not None and found.step.is_whole
-    simulated = found.step.simulation.times if found.step is not None and whole else None
+    simulated_fully = found.step is not None and found.step.is_whole
+    simulated = found.step.simulation.times if found.step is not None and simulated_fully else None
     ranks = [rank for rank in chosen_ranks(len(found.programs), None) if rank in measured]
     lanes: list[tuple[str, Program, Sequence[float], float]] = []
     begun = first_begun(found)
@@ -83,9 +83,9 @@ def timelines(found: Comparison) -> str:
         top = index * (ROW + LANE)
         parts.append(f'<text x="{NAME - 8}" y="{top + 14}" text-anchor="end">{name}</text>')
         parts.append(f'<rect class="lane" x="{NAME}" y="{top}" width="{1060 - NAME}" height="{ROW}"/>')
-        for band, start, end, said in _bars(program, ends, THINNEST / scale):
+        for band, start, end, title in _bars(program, ends, THINNEST / scale):
             box = f'x="{NAME + (offset + start) * scale:.2f}" y="{top}" width="{(end - start) * scale:.2f}" height="{ROW}"'
-            parts.append(f'<rect class="{band}" {box}><title>{escape(said)}</title></rect>')
+            parts.append(f'<rect class="{band}" {box}><title>{escape(title)}</title></rect>')
     for part in range(5):
         x = NAME + (1060 - NAME) * part / 4
         anchor = "end" if part == 4 else "middle" if part else "start"
@@ -95,7 +95,7 @@ def timelines(found: Comparison) -> str:
 
 
 def _bars(program: Program, ends: Sequence[float], least: float) -> Iterator[tuple[str, float, float, str]]:
-    """Band, start, end and words of what a lane shows. What is too short to see is drawn with what follows."""
+    """Band, start, end and title of each bar of a lane. A bar too short to see is drawn with the one that follows."""
     start = before = 0.0
     names: list[str] = []
     spent: dict[str, float] = {}
@@ -106,11 +106,11 @@ def _bars(program: Program, ends: Sequence[float], least: float) -> Iterator[tup
         names.append(step.short)
         before = end
         if before > start and (before - start >= least or index == last):
-            yield max(spent, key=spent.__getitem__), start, before, _said(names, before - start)
+            yield max(spent, key=spent.__getitem__), start, before, _title(names, before - start)
             start, names, spent = before, [], {}
 
 
-def _said(names: Sequence[str], seconds: float) -> str:
+def _title(names: Sequence[str], seconds: float) -> str:
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{shown}: {seconds_text(seconds)}"
 

@@ -10,12 +10,12 @@ from fourfold.config import RunFailure
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.run_folder import RunFolder, read_jsonl
 from fourfold.report.comparison import Comparison, furthest
-from fourfold.report.comparison_words import SHOWN_DIFFERENCES, difference_line, headline, shown_kinds, signed
+from fourfold.report.format_comparison import SHOWN_DIFFERENCES, difference_line, headline, shown_kinds, signed
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.format_simulation import seconds_text
 from fourfold.report.run_charts import BANDS, curve, timelines
-from fourfold.report.run_state import RunFacts, RunState, describe_event
-from fourfold.report.simulation_words import seconds_text
+from fourfold.report.run_state import RunInfo, RunState, describe_event
 from fourfold.report.units import format_bytes, format_count
-from fourfold.report.words import layout_line, model_line
 
 PAGE = "report.html"
 SHOWN_RANKS, SHOWN_EVENTS = 64, 40
@@ -62,8 +62,8 @@ def page(found: Comparison, folder: RunFolder) -> str:
 
 def _state(found: Comparison, folder: RunFolder) -> RunState:
     steps = found.resolved.config.batch.steps or 0
-    facts = RunFacts(folder.path.name, folder.path, "", "", steps, None, None, 0)
-    state = RunState(facts, begun=0.0)
+    info = RunInfo(folder.path.name, folder.path, "", "", steps, None, None, 0)
+    state = RunState(info, begun=0.0)
     state.refresh()
     return state
 
@@ -167,7 +167,7 @@ def _ranks(found: Comparison) -> str:
         "of it waits",
         "predicted peak",
         "measured peak",
-        "sent a step",
+        "communication volume",
     ]
     cut = len(found.ranks) - len(rows)
     note = f"<p>{cut} more ranks, nearer to the median</p>" if cut else ""

@@ -1,4 +1,4 @@
-"""What is known of a run from its folder: metrics and events, folded into one state that displays read."""
+"""The state of a run as its folder tells it: metrics and events, in one object that displays read."""
 
 import time
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ _RATE_STEPS = 20
 
 
 @dataclass(frozen=True)
-class RunFacts:
-    """What does not change while a run trains. Sizes in bytes, entropy in nats per token."""
+class RunInfo:
+    """The part of a run that does not change while it trains. Sizes in bytes, entropy in nats per token."""
 
     name: str
     folder: Path
@@ -30,7 +30,7 @@ class RunFacts:
 class RunState:
     """Metrics by step (a step that was trained again counts once), and events in order."""
 
-    facts: RunFacts
+    info: RunInfo
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     begun: float = field(default_factory=time.time)
@@ -39,8 +39,8 @@ class RunState:
     _events: Follower = field(init=False)
 
     def __post_init__(self) -> None:
-        self._metrics = Follower(self.facts.folder / "metrics.jsonl")
-        self._events = Follower(self.facts.folder / "events.jsonl")
+        self._metrics = Follower(self.info.folder / "metrics.jsonl")
+        self._events = Follower(self.info.folder / "events.jsonl")
 
     def refresh(self) -> bool:
         """Reads what is new; whether there was anything."""
@@ -103,7 +103,7 @@ class RunState:
         """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
         recent = [_number(row.get("step_seconds")) for row in list(self.rows.values())[-_RATE_STEPS:]]
         known = [seconds for seconds in recent if seconds is not None]
-        left = self.facts.num_steps - self.step
+        left = self.info.num_steps - self.step
         return left * median(known) if known and left >= 0 else None
 
     @property

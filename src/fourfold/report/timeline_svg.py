@@ -3,17 +3,17 @@
 from xml.sax.saxutils import escape
 
 from fourfold.program.timeline import Event, Timeline
-from fourfold.report.timeline_words import (
+from fourfold.report.format_timeline import (
     FILLS,
     INKS,
-    OP_WORDS,
+    OP_NAMES,
     Format,
     chunk_of,
+    format_rank,
     has_later_stages,
     headline,
     ops_used,
     plain_number,
-    rank_words,
     shortest_entry,
 )
 
@@ -67,7 +67,7 @@ def _row(
     timeline: Timeline, rank: int, scale: float, format_activations: Format, format_time: Format | None
 ) -> list[str]:
     top, drawn = _TOP + rank * (_ROW + _GAP), timeline.makespan * scale
-    bubble, live = rank_words(timeline, rank, format_activations)
+    bubble, live = format_rank(timeline, rank, format_activations)
     middle = top + _ROW / 2 + 4
     lines = [
         _text(12, middle, f"rank {rank}"),
@@ -89,7 +89,7 @@ def _cell(event: Event, later: bool, scale: float, top: int, format_time: Format
     if format_time is not None:
         span = f"{format_time(event.start)} to {format_time(event.end)}"
         told = (
-            f"<title>{OP_WORDS[event.op]}, stage {event.stage}, microbatch {event.microbatch}: {escape(span)}</title>"
+            f"<title>{OP_NAMES[event.op]}, stage {event.stage}, microbatch {event.microbatch}: {escape(span)}</title>"
         )
     box = f'x="{x:.2f}" y="{top}" width="{max(width - 0.8, 0.2):.2f}" height="{_ROW}" fill="{FILLS[event.op][later]}"'
     lines = [f"<rect {box}>{told}</rect>" if told else f"<rect {box}/>"]
@@ -115,7 +115,7 @@ def _axis(timeline: Timeline, scale: float, bottom: int, format_time: Format) ->
 
 def _legend(timeline: Timeline, y: int) -> list[str]:
     several = has_later_stages(timeline)
-    entries = [(FILLS[op], OP_WORDS[op]) for op in ops_used(timeline)] + [((_IDLE,), "idle")]
+    entries = [(FILLS[op], OP_NAMES[op]) for op in ops_used(timeline)] + [((_IDLE,), "idle")]
     lines, x = [], float(_LEFT)
     for fills, word in entries:
         for fill in fills if several else fills[:1]:

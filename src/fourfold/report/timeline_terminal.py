@@ -5,17 +5,17 @@ from rich.text import Text
 
 from fourfold.program import Op
 from fourfold.program.timeline import Event, Timeline
-from fourfold.report.timeline_words import (
+from fourfold.report.format_timeline import (
     FILLS,
     INKS,
-    OP_WORDS,
+    OP_NAMES,
     Format,
     chunk_of,
+    format_rank,
     has_later_stages,
     headline,
     ops_used,
     plain_number,
-    rank_words,
     shortest_entry,
 )
 
@@ -48,7 +48,7 @@ def timeline_lines(
     format_activations: Format = plain_number,
 ) -> list[Text]:
     """Headline, one row a rank with its bubble and its most live activations, legend."""
-    words = [rank_words(timeline, rank, format_activations) for rank in range(timeline.num_ranks)]
+    words = [format_rank(timeline, rank, format_activations) for rank in range(timeline.num_ranks)]
     names = [f"rank {rank}" for rank in range(timeline.num_ranks)]
     titles = ("bubble", "live")
     widths = [max(len(titles[i]), *(len(row[i]) for row in words)) for i in range(2)]
@@ -110,9 +110,9 @@ def _legend(timeline: Timeline, colour: bool) -> Text:
             legend.append(f" {op.value} ", _style(op, False))
             if several:
                 legend.append(f" {op.value} ", _style(op, True))
-            legend.append(f" {OP_WORDS[op]}   ")
+            legend.append(f" {OP_NAMES[op]}   ")
         else:
-            legend.append(f"{op.value} {OP_WORDS[op]}   ")
+            legend.append(f"{op.value} {OP_NAMES[op]}   ")
     if not colour:
         legend.append(f"{_IDLE} idle   ")
     if several:

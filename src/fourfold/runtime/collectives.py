@@ -73,18 +73,18 @@ class AxisGroup:
         self._native = native
         self._transfers: Counter[tuple[int, bool]] = Counter()
 
-    def all_gather(self, whole: Tensor, shard: Tensor) -> Handle:
-        """Fills `whole` [size * n] with every rank's `shard` [n]; `shard` may be this rank's part of `whole`."""
-        return Handle(self._all_gather(whole, shard))
+    def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
+        """Fills `full` [size * n] with every rank's `shard` [n]; `shard` may be this rank's part of `full`."""
+        return Handle(self._all_gather(full, shard))
 
-    def reduce_scatter(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Handle:
-        """Sums this rank's part of `whole` [size * n] over the group into `into` [n]: assigned when `first`, else added.
-        `into` may be that part of `whole` itself (then it is the sum)."""
-        return Handle(self.reduce_scatter_phases(whole, landing, into, first))
+    def reduce_scatter(self, full: Tensor, staging: Tensor | None, into: Tensor, first: bool) -> Handle:
+        """Sums this rank's part of `full` [size * n] over the group into `into` [n]: assigned when `first`, else added.
+        `into` may be that part of `full` itself (then it is the sum)."""
+        return Handle(self.reduce_scatter_phases(full, staging, into, first))
 
-    def all_reduce(self, whole: Tensor) -> Handle:
-        """Sums `whole` over the group in place."""
-        return Handle(self.all_reduce_phases(whole))
+    def all_reduce(self, full: Tensor) -> Handle:
+        """Sums `full` over the group in place."""
+        return Handle(self.all_reduce_phases(full))
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
         """To the rank at index `peer`."""
@@ -94,12 +94,12 @@ class AxisGroup:
         """From the rank at index `peer`. Between two ranks, transfers pair up in the order in which each starts them."""
         return Handle(self._transfer(tensor, peer, sends=False))
 
-    def sum_scatter(self, whole: Tensor, into: Tensor) -> Handle:
-        """`into` = this rank's part of the sum of every rank's `whole`; `whole` may be overwritten."""
-        landing = None
+    def sum_scatter(self, full: Tensor, into: Tensor) -> Handle:
+        """`into` = this rank's part of the sum of every rank's `full`; `full` may be overwritten."""
+        staging = None
         if not self._native:
-            landing = torch.empty(into.numel() * (self.size - 1), dtype=into.dtype, device=into.device)
-        return Handle(self.reduce_scatter_phases(whole, landing, into.view(-1), first=True))
+            staging = torch.empty(into.numel() * (self.size - 1), dtype=into.dtype, device=into.device)
+        return Handle(self.reduce_scatter_phases(full, staging, into.view(-1), first=True))
 
     def all_to_all(
         self,
@@ -115,8 +115,8 @@ class AxisGroup:
         """`sent` to the next rank of the group, `received` from the one before."""
         return Handle(self._shift(received, sent))
 
-    def _count(self, kind: str, whole: Tensor) -> None:
-        self.sent_bytes += sent_bytes(kind, whole.numel() * whole.element_size(), self.size)
+    def _count(self, kind: str, full: Tensor) -> None:
+        self.sent_bytes += sent_bytes(kind, full.numel() * full.element_size(), self.size)
 
     def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Any]:
         """Sends outgoing[i] to the i-th other rank and receives incoming[i] from it."""
@@ -130,16 +130,16 @@ class AxisGroup:
             works.append(dist.isend(buffer, other, group=self._link.process_group, tag=self._link.sequence))
         return works
 
-    def _parts(self, whole: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _parts(self, full: Tensor) -> tuple[Tensor, list[Tensor]]:
         """This rank's part and the others', in group order."""
-        parts = list(whole.view(self.size, -1).unbind(0))
+        parts = list(full.view(self.size, -1).unbind(0))
         return parts.pop(self.index), parts
 
-    def _all_gather(self, whole: Tensor, shard: Tensor) -> Phases:
-        own, others = self._parts(whole)
+    def _all_gather(self, full: Tensor, shard: Tensor) -> Phases:
+        own, others = self._parts(full)
         if self._native:
-            self._count("all_gather", whole)
-            yield [_all_gather_single(whole, shard, self._link.process_group)]
+            self._count("all_gather", full)
+            yield [_all_gather_single(full, shard, self._link.process_group)]
         else:
             flat = shard.view(-1)
             works = self._exchange([flat] * (self.size - 1), others)
@@ -147,19 +147,19 @@ class AxisGroup:
                 own.copy_(flat)
             yield works
 
-    def reduce_scatter_phases(self, whole: Tensor, landing: Tensor | None, into: Tensor, first: bool) -> Phases:
+    def reduce_scatter_phases(self, full: Tensor, staging: Tensor | None, into: Tensor, first: bool) -> Phases:
         """`reduce_scatter`, as a part of a collective of several phases."""
-        own, others = self._parts(whole)
+        own, others = self._parts(full)
         in_place = own.data_ptr() == into.data_ptr()
         if self._native:
-            self._count("reduce_scatter", whole)
-            target = into if in_place or first else landing
-            yield [_reduce_scatter_single(target, whole, self._link.process_group)]
+            self._count("reduce_scatter", full)
+            target = into if in_place or first else staging
+            yield [_reduce_scatter_single(target, full, self._link.process_group)]
             if target is not None and target is not into:
                 into.add_(target)
             return
-        assert landing is not None
-        received = list(landing[: own.numel() * (self.size - 1)].view(self.size - 1, -1).unbind(0))
+        assert staging is not None
+        received = list(staging[: own.numel() * (self.size - 1)].view(self.size - 1, -1).unbind(0))
         yield self._exchange(others, received)
         if not in_place:
             received.insert(0, own)
@@ -168,10 +168,10 @@ class AxisGroup:
         for part in received:
             into.add_(part)
 
-    def all_reduce_phases(self, whole: Tensor) -> Phases:
+    def all_reduce_phases(self, full: Tensor) -> Phases:
         """`all_reduce`, as a part of a collective of several phases."""
-        self._count("all_reduce", whole)
-        yield [dist.all_reduce(whole, group=self._link.process_group, async_op=True)]
+        self._count("all_reduce", full)
+        yield [dist.all_reduce(full, group=self._link.process_group, async_op=True)]
 
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
@@ -212,14 +212,14 @@ class AxisGroup:
         yield works
 
 
-def _all_gather_single(whole: Tensor, shard: Tensor, group: Any) -> Any:
+def _all_gather_single(full: Tensor, shard: Tensor, group: Any) -> Any:
     function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(whole, shard, group=group, async_op=True)
+    return function(full, shard, group=group, async_op=True)
 
 
-def _reduce_scatter_single(shard: Tensor | None, whole: Tensor, group: Any) -> Any:
+def _reduce_scatter_single(shard: Tensor | None, full: Tensor, group: Any) -> Any:
     function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return function(shard, whole, group=group, async_op=True)
+    return function(shard, full, group=group, async_op=True)
 
 
 def make_groups(

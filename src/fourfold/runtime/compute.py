@@ -46,7 +46,7 @@ class SegmentRunner:
         """Valid targets of the global batch, of every depth of prediction, once they are counted."""
         self.loss: Tensor
         """Sum of the token losses that this rank has computed (the same on ranks that differ in tp: where the loss is summed over
-        these too, the first has it), then its routers' balance and z losses, then the sums of modules of multi-token prediction."""
+        these too, the first has it), then its routers' balance and z losses, then the sums of MTP modules."""
 
     def forward(self, step: Instruction) -> None:
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)

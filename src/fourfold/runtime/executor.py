@@ -38,9 +38,9 @@ class StepData(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gave. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
+    """The result of one step. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
     routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean;
-    `mtp_loss`: the mean of the losses of modules of multi-token prediction, each a mean over its own valid targets."""
+    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
 
     loss: float
     grad_norm: float
@@ -60,7 +60,7 @@ class StepTimeout(RunFailure):
 
 
 class Executor:
-    """Runs programs over one rank's units. What lives between steps is the units; what lives within one is here, by name."""
+    """Runs programs over one rank's units. The units live between steps; buffers that live within one step are here, by name."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Executor:
         optimizer: OptimizerSection,
         device: torch.device,
         rank: int = 0,
-        publish: Callable[[int], None] = lambda counter: None,
+        record_progress: Callable[[int], None] = lambda counter: None,
     ) -> None:
         self.view = view
         spec = view.spec
@@ -80,7 +80,7 @@ class Executor:
         """Optimizer updates made so far; skipped steps do not count."""
         self._optimizer = optimizer
         self._device = device
-        self._publish = publish
+        self._record_progress = record_progress
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
         flats = flat_units(units)
@@ -110,7 +110,7 @@ class Executor:
             Op.BALANCE: lambda step: self.routers.balance(self.groups[c.axes] for c in step.collectives),
             Op.CLIP_NORM: self._clip_norm,
             Op.UPDATE: self._update,
-            Op.PUBLISH: self._publish_unit,
+            Op.PARAMETER_ALL_GATHER: self._all_gather_parameters,
             Op.WAIT: self._wait,
         }
 
@@ -119,7 +119,7 @@ class Executor:
         self._begin(data, lr)
         with torch.no_grad():
             for counter, step in enumerate(program.instructions):
-                self._publish(counter)
+                self._record_progress(counter)
                 try:
                     self._handlers[step.op](step)
                 except RuntimeError as error:
@@ -130,7 +130,7 @@ class Executor:
                     self._free(name)
                 if observer is not None:
                     observer(counter, step)
-        self._publish(len(program.instructions))
+        self._record_progress(len(program.instructions))
         if program.kind == "train" and not self._skip:
             self.updates += 1
         return self._result(program.kind == "train")
@@ -219,7 +219,7 @@ class Executor:
         set_storage(unit.params, live=True)
         self._start(step, self._group(step).all_gather(unit.params, unit.shard))
 
-    def _publish_unit(self, step: Instruction) -> None:
+    def _all_gather_parameters(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
         self._start(step, self._group(step).all_gather(unit.params, unit.shard))
 
@@ -227,15 +227,15 @@ class Executor:
         unit = self.units[step.segment or ""]
         for earlier in self._handles.values():
             earlier.advance()  # a reduction of several phases enters its next while later gradients are computed
-        landing = unit.reduce if f"reduce/{step.segment}" in step.writes else None
-        if landing is not None:
-            set_storage(landing, live=True)
+        staging = unit.reduce if f"reduce/{step.segment}" in step.writes else None
+        if staging is not None:
+            set_storage(staging, live=True)
         first = f"grad_shard/{step.segment}" in step.writes and not is_live(unit.grad_shard)
         if first:
             set_storage(unit.grad_shard, live=True)
-        self._start(step, Handle(self._reduction(step, unit, landing, first), len(step.collectives)))
+        self._start(step, Handle(self._reduction(step, unit, staging, first), len(step.collectives)))
 
-    def _reduction(self, step: Instruction, unit: Unit, landing: Tensor | None, first: bool) -> Phases:
+    def _reduction(self, step: Instruction, unit: Unit, staging: Tensor | None, first: bool) -> Phases:
         """The phases of a Reduce, in the order of its collectives: partial sums, then the data-parallel ranks."""
         sums = len(unit.flat.sums)
         for axis, start, end in unit.flat.sums:
@@ -243,10 +243,10 @@ class Executor:
         for collective in step.collectives[sums:]:
             group = self.groups[collective.axes]
             if collective.kind == "reduce_scatter":
-                yield from group.reduce_scatter_phases(unit.grad, landing, unit.grad_shard, first)
+                yield from group.reduce_scatter_phases(unit.grad, staging, unit.grad_shard, first)
             else:
-                whole = unit.flat.zero == 0
-                yield from group.all_reduce_phases(unit.grad if whole else unit.grad_shard)
+                unsharded = unit.flat.zero == 0
+                yield from group.all_reduce_phases(unit.grad if unsharded else unit.grad_shard)
 
     def _reduce_tied(self, step: Instruction) -> None:
         self._start(step, self._group(step).all_reduce(self.units[step.segment or ""].grad_shard))

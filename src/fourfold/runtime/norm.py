@@ -40,9 +40,9 @@ class GradientNorm:
 def _squared_norm(gradient: Tensor) -> Tensor:
     """The squared norm of a flat tensor, a scalar in fp64. Rows first: one fp32 sum over millions of elements is off by 1e-4."""
     dtype = torch.float32 if gradient.dtype == torch.bfloat16 else gradient.dtype
-    whole = gradient.numel() // _ROW * _ROW
-    rows = torch.linalg.vector_norm(gradient[:whole].view(-1, _ROW), dim=1, dtype=dtype)
-    rest = torch.linalg.vector_norm(gradient[whole:], dtype=dtype)
+    rows_end = gradient.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(gradient[:rows_end].view(-1, _ROW), dim=1, dtype=dtype)
+    rest = torch.linalg.vector_norm(gradient[rows_end:], dtype=dtype)
     return rows.double().square().sum() + rest.double().square()
 
 

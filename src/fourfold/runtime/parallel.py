@@ -14,7 +14,7 @@ from fourfold.runtime.collectives import AxisGroup
 
 
 def bind_parallel(layout: Layout, groups: Mapping[str, AxisGroup]) -> Parallel:
-    """What segments know of other ranks."""
+    """The groups of this rank's segments."""
 
     def group(axis: str) -> AxisGroup | None:
         return groups[axis] if layout.degree(axis) > 1 else None
@@ -52,7 +52,7 @@ def groups_of(spec: StepSpec) -> set[str]:
 
 
 def _reduction_axes(spec: StepSpec, flat: FlatLayout) -> set[str]:
-    """Of the sums that make a unit's gradient whole."""
+    """Axes of the sums that complete a unit's gradient."""
     partial = {collective.axes for collective in partial_sums(spec, flat)}
     if flat.zero == 0:
         return partial | {axes_name(flat.gradient_axes)}
@@ -60,5 +60,5 @@ def _reduction_axes(spec: StepSpec, flat: FlatLayout) -> set[str]:
 
 
 def _traffic_axes(footprint: Footprint) -> set[str]:
-    """Of a segment's own collectives. The two halves of a backward have those of the whole."""
+    """Axes of a segment's own collectives. The halves of a split backward have those of the full backward."""
     return {traffic.axes for traffic in (*footprint.forward.collectives, *footprint.backward.collectives)}

@@ -34,7 +34,7 @@ class ProgressBoard:
         self.step = 0
         self.kind = 0
 
-    def publish(self, counter: int) -> None:
+    def record(self, counter: int) -> None:
         os.pwrite(self._file, _RECORD.pack(self.step, counter, time.time(), self.kind), self._offset)
 
     def close(self) -> None:

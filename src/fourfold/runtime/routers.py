@@ -19,14 +19,14 @@ class Routers:
         self._view = view
         self._groups = tuple(groups)
         experts = view.spec.model.num_experts
-        wide = torch.float64 if view.spec.compute == "fp64" else torch.float32
-        self.biases = {s.name: torch.zeros(experts, dtype=wide, device=device) for s in view.moe_segments}
+        bias_dtype = torch.float64 if view.spec.compute == "fp64" else torch.float32
+        self.biases = {s.name: torch.zeros(experts, dtype=bias_dtype, device=device) for s in view.moe_segments}
         self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
         self.imbalance: float | None = None
 
     def balancing(self, segment: str, losses: Tensor) -> Balancing | None:
-        """What a block's router reads and records; None where it is none. `losses` [2]: the step's auxiliary losses."""
+        """The balancing state of a block's router; None where a block has none. `losses` [2]: the step's auxiliary losses."""
         if segment not in self.biases:
             return None
         layout = self._view.spec.layout

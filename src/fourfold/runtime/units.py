@@ -78,8 +78,8 @@ def _build_unit(
     grad_shard = grad[start:end]
     if flat.zero >= 2:
         grad_shard = torch.empty(flat.shard_numel, dtype=grad_dtype, device=device)
-    landing = unit_bytes(spec, "reduce", flat) // grad.element_size()
-    reduce = torch.empty(landing, dtype=grad_dtype, device=device)
+    staging = unit_bytes(spec, "reduce", flat) // grad.element_size()
+    reduce = torch.empty(staging, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
     return Unit(
@@ -123,7 +123,7 @@ def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatU
 
 
 def watch_units(tracker: MemoryTracker, units: Iterable[Unit], tables: Iterable[Tensor]) -> None:
-    """What is there before a step, counted from now on: the units' buffers and the rotary tables."""
+    """Counts the buffers that are there before a step from now on: those of the units, and the rotary tables."""
     for unit in units:
         for tensor in (unit.params, unit.grad, unit.grad_shard, unit.reduce):
             tracker.watch(tensor, resizable=True)

@@ -151,7 +151,7 @@ class Play:
         seconds = self.durations.collectives(step)
         handle = step.short
         rank.origin[handle] = (rank.index, index)
-        if step.op is Op.PUBLISH and self.prices.stack.publish_ahead:
+        if step.op is Op.PARAMETER_ALL_GATHER and self.prices.stack.publish_ahead:
             self._publish_ahead(rank, handle, seconds)
             return
         expected = self._ranks_in(step)

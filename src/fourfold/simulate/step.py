@@ -28,7 +28,7 @@ from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
 
 IDLE = "waiting for other stages"
-_BESIDE = {Op.UPDATE: "optimizer", Op.PUBLISH: "kernels slowed by collectives"}
+_BESIDE = {Op.UPDATE: "optimizer", Op.PARAMETER_ALL_GATHER: "kernels slowed by collectives"}
 """What time of an instruction that computes nothing went to, where that is not a sum over ranks."""
 
 
@@ -108,7 +108,7 @@ class Simulation:
                 else:
                     early = before_others(started, joined, start, end)
                     add(IDLE, early)
-                    add(f"{started.stream} {started.op.name.lower()}", end - start - early)
+                    add(f"{started.stream} {started.op.name.lower().replace('_', ' ')}", end - start - early)
             elif end > start:
                 early = before_others(step, index, start, end)
                 add(IDLE, early)

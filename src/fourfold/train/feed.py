@@ -14,8 +14,8 @@ from fourfold.program.spec import StepSpec
 
 class RowFeed:
     """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
-    their columns the rank reads those at `positions`, which are None where it has the whole sequence. `mtp_layers`: modules of
-    multi-token prediction, whose tokens and targets are found in whole rows, so that no rank needs another's."""
+    their columns the rank reads those at `positions`, which are None where it has the whole sequence. `mtp_layers`: MTP modules,
+    whose tokens and targets are found in full rows, so that no rank needs another's."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RowFeed:
         )
 
     def _ahead_of(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-        """Tokens and targets of every module of multi-token prediction, [D, microbatch_sequences, own positions] each."""
+        """Tokens and targets of every MTP module, [D, microbatch_sequences, own positions] each."""
         if not self._ahead:
             return None, None
         tokens, targets = (

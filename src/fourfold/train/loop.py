@@ -41,45 +41,50 @@ from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import rank_measured, write_measured
 from fourfold.train.metrics import RunLog
 from fourfold.train.peak import measure_peak_flops
-from fourfold.train.session import Seat, StopSignal
+from fourfold.train.session import RankContext, StopSignal
 
 
 class Training:
     """Everything one rank holds while it trains. `run` returns whether the run is finished (False: stopped by request)."""
 
-    def __init__(self, out: Path, seat: Seat, stop: StopSignal) -> None:
-        self.out, self.seat, self.stop = out, seat, stop
+    def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
+        self.out, self.context, self.stop = out, context, stop
         self.config = load_run(out / "run.toml")
         model = resolve_model(self.config.model)
-        layout = resolve_layout(self.config, model, seat.world_size)
-        transport = "native" if seat.device.type == "cuda" else "exchange"
+        layout = resolve_layout(self.config, model, context.world_size)
+        transport = "native" if context.device.type == "cuda" else "exchange"
         self.spec = resolve_step(self.config, model, layout, transport)  # type: ignore[arg-type]
         layout = self.spec.layout
-        self.view = rank_view(self.spec, layout.coordinates(seat.rank)["pp"])
+        self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])
         self.program = lower_step(self.view)
         self.steps = num_steps(self.config)
-        self.tables = feed_tables(self.spec, seat.device)
+        self.tables = feed_tables(self.spec, context.device)
         prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
-        _agree(seat, f"program of pp {self.view.pp_rank}", digest(self.program), layout.group_of(seat.rank, _ALIKE)[0])
+        _agree(
+            context,
+            f"program of pp {self.view.pp_rank}",
+            digest(self.program),
+            layout.group_of(context.rank, _ALIKE)[0],
+        )
         names = groups_of(self.spec)
-        self.groups = make_groups(layout, seat.rank, names, self.config.run.timeout_seconds)
-        self.board = ProgressBoard(out, seat.rank)
+        self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
+        self.board = ProgressBoard(out, context.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
         released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
         fill: FillShard = state.no_fill
         if checkpoint is None:
-            fill = state.initial_fill(released, self.config.run.seed, layout, seat.rank)
+            fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
-        self.units = build_units(self.view, seat.rank, section, seat.device, fill)
+        self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
-            self.view, self.units, self.groups, section, seat.device, seat.rank, publish=self.board.publish
+            self.view, self.units, self.groups, section, context.device, context.rank, record_progress=self.board.record
         )
         self.step = self.tokens = self.skipped = 0
         self.validation_loss: float | None = None
         if checkpoint is not None:
-            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, seat.rank)
+            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, context.rank)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates = info["updates"]
         else:
@@ -87,7 +92,7 @@ class Training:
         share_parameters(self.spec, self.units, self.groups)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
-        self.clock = StepClock(seat.device)
+        self.clock = StepClock(context.device)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the validation rows, and this rank's share of them."""
@@ -98,17 +103,17 @@ class Training:
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
         rows = self.batches.validation(sequences, microbatches * per_microbatch).select(
-            rank_rows(layout, self.seat.rank)
+            rank_rows(layout, self.context.rank)
         )
         return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
         layout, modules = self.spec.layout, self.spec.model.mtp_layers
-        positions = own_positions(layout, self.seat.rank)
+        positions = own_positions(layout, self.context.rank)
         return RowFeed(rows, layout.microbatch_sequences, self.tables, positions, modules)
 
     def run(self) -> bool:
-        log = RunLog(self.out, self.config, self.step) if self.seat.rank == 0 else None
+        log = RunLog(self.out, self.config, self.step) if self.context.rank == 0 else None
         try:
             return self._run(log)
         except RunFailure as error:
@@ -121,9 +126,9 @@ class Training:
             self.board.close()
 
     def _run(self, log: RunLog | None) -> bool:
-        config, rank = self.config, self.seat.rank
-        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.seat.world_size)
-        _event(log, "phase", what="measuring this machine's matrix products")
+        config, rank = self.config, self.context.rank
+        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
+        _event(log, "phase", what="measuring this machine's matmuls")
         peak_flops = self._peak_flops()
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
@@ -153,7 +158,7 @@ class Training:
                 "tokens": self.tokens,
                 "step_seconds": seconds,
                 "tokens_per_second": tokens_per_second,
-                "mfu": tokens_per_second * flops / (peak_flops * self.seat.world_size),
+                "mfu": tokens_per_second * flops / (peak_flops * self.context.world_size),
                 "peak_memory_bytes": self.peak_bytes,
                 "comm_bytes": self.sent_bytes,
                 "skipped_steps": self.skipped,
@@ -178,24 +183,24 @@ class Training:
     def _peak_flops(self) -> float:
         """A rank's peak, as the mean over all ranks measuring together."""
         dist.barrier()
-        peak = torch.tensor(measure_peak_flops(self.spec.compute, self.seat.device), dtype=torch.float64)
-        peak = peak.to(self.seat.device)
+        peak = torch.tensor(measure_peak_flops(self.spec.compute, self.context.device), dtype=torch.float64)
+        peak = peak.to(self.context.device)
         dist.all_reduce(peak)
-        return peak.item() / self.seat.world_size
+        return peak.item() / self.context.world_size
 
     def _train_step(self, lr: float) -> StepResult:
-        rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.seat.rank))
+        rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
         self.board.step, self.board.kind = self.step, TRAINING
         try:
-            if self.peak_bytes == 0 and self.seat.device.type == "cpu":
+            if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(feed, lr)
             self.clock.begin(self.step)
             result = self.executor.run(self.program, feed, lr, self.clock)
         except StepTimeout as error:
             raise self._explain(error, self.program) from error
-        if self.seat.device.type == "cuda":
-            self.peak_bytes = torch.cuda.max_memory_allocated(self.seat.device)
+        if self.context.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.context.device)
         return result
 
     def _tracked_step(self, feed: RowFeed, lr: float) -> StepResult:
@@ -220,7 +225,7 @@ class Training:
         if program is self.evaluation:
             layout = replace(layout, num_microbatches=self.evaluation_microbatches)
         programs = lower_pipeline(replace(self.spec, layout=layout), program.kind)
-        where = describe_wait(self.seat.rank, error.index, self.step, programs, layout, positions)
+        where = describe_wait(self.context.rank, error.index, self.step, programs, layout, positions)
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
@@ -232,7 +237,7 @@ class Training:
             "updates": self.executor.updates,
         }
         self.board.step, self.board.kind = self.step, SAVING
-        self.board.publish(0)
+        self.board.record(0)
         start = time.perf_counter()
         path = state.save(
             self.config,
@@ -242,12 +247,12 @@ class Training:
             self.executor.routers,
             self.step,
             info,
-            self.seat.rank,
+            self.context.rank,
             self._barrier,
         )
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
         if self.clock.steps:
-            rank, device, timed = self.seat.rank, self.seat.device.type, self.clock.steps
+            rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
             measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
             write_measured(self.out, measured)
 
@@ -255,7 +260,7 @@ class Training:
         try:
             dist.barrier()
         except RuntimeError as error:
-            where = describe_save_wait(self.seat.rank, self.step, read_positions(self.out))
+            where = describe_save_wait(self.context.rank, self.step, read_positions(self.out))
             raise RunFailure(f"{where} [{str(error).splitlines()[0]}]") from error
 
     def _finish(self, log: RunLog | None) -> None:
@@ -283,13 +288,13 @@ _ALIKE = ("dp_replicate", "dp_shard", "cp", "tp")
 """Axes along which all ranks run one program."""
 
 
-def _agree(seat: Seat, what: str, value: str, first: int) -> None:
+def _agree(context: RankContext, what: str, value: str, first: int) -> None:
     """Raises on every rank whose value is not that of rank `first`."""
-    if seat.rank == first:
-        seat.store.set(what, value)
-    expected = seat.store.get(what).decode()
+    if context.rank == first:
+        context.store.set(what, value)
+    expected = context.store.get(what).decode()
     if value != expected:
         raise RunFailure(
-            f"rank {seat.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
+            f"rank {context.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
             f"start all ranks with the same version and the same run file"
         )

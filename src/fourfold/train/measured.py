@@ -1,4 +1,4 @@
-"""What one rank measured of its latest steps, by kind of instruction: a file of the run's folder, which `fourfold report` reads."""
+"""One rank's measurements of its latest steps, by kind of instruction: a file of the run folder that `fourfold report` reads."""
 
 import json
 import math
@@ -49,9 +49,9 @@ class StepTimeline:
 
 @dataclass(frozen=True)
 class RankMeasured:
-    """Of one rank. `steps`: how many were timed, the latest of them number `last_step`; `step_seconds`: their median, the batch's
-    preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of the list that it ran; `timeline`: of the latest
-    step, where the rank is the first of its stage."""
+    """One rank's measurements. `steps`: the number of timed steps; `last_step`: the latest of them; `step_seconds`: their median,
+    the batch's preparation included; `sent_bytes`: of a step, by axes; `program`: the digest of its program; `timeline`: of the
+    latest step, where the rank is the first of its stage."""
 
     rank: int
     world_size: int
@@ -116,7 +116,7 @@ def write_measured(folder: Path, measured: RankMeasured) -> None:
 
 
 def read_measured(folder: Path) -> list[RankMeasured]:
-    """What every rank wrote, by rank; files that are no such thing are left out. Empty where there are none."""
+    """Reads the files of all ranks, in the order of ranks. Other files are left out. Empty where there are none."""
     found = []
     for path in sorted((folder / FOLDER).glob("rank-*.json")):
         try:
@@ -129,23 +129,23 @@ def read_measured(folder: Path) -> list[RankMeasured]:
 def _parse(table: dict[str, Any]) -> RankMeasured:
     line = table["timeline"]
     return RankMeasured(
-        rank=_whole(table["rank"]),
-        world_size=_whole(table["world_size"]),
+        rank=_count(table["rank"]),
+        world_size=_count(table["world_size"]),
         device=str(table["device"]),
         program=str(table["program"]),
-        steps=_whole(table["steps"]),
-        last_step=_whole(table["last_step"]),
+        steps=_count(table["steps"]),
+        last_step=_count(table["last_step"]),
         step_seconds=_seconds(table["step_seconds"]),
-        kinds={str(k): KindTime(_whole(v["count"]), _seconds(v["seconds"])) for k, v in table["kinds"].items()},
-        sent_bytes={str(axes): _whole(size) for axes, size in table["sent_bytes"].items()},
-        peak_memory_bytes=_whole(table["peak_memory_bytes"]),
+        kinds={str(k): KindTime(_count(v["count"]), _seconds(v["seconds"])) for k, v in table["kinds"].items()},
+        sent_bytes={str(axes): _count(size) for axes, size in table["sent_bytes"].items()},
+        peak_memory_bytes=_count(table["peak_memory_bytes"]),
         timeline=None
         if line is None
-        else StepTimeline(_whole(line["step"]), _seconds(line["begun"]), tuple(map(_seconds, line["ends"]))),
+        else StepTimeline(_count(line["step"]), _seconds(line["begun"]), tuple(map(_seconds, line["ends"]))),
     )
 
 
-def _whole(value: Any) -> int:
+def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(value)
     return value

@@ -1,4 +1,4 @@
-"""What a run says of itself: one JSON object a step, one an event, and optional trackers behind one small interface."""
+"""Metrics of a run: one JSON object a step, one an event, and optional trackers behind one small interface."""
 
 import importlib.util
 import json

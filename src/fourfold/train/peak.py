@@ -1,4 +1,4 @@
-"""The measured peak of this device's matrix products: the denominator of MFU where the cluster is "this"."""
+"""The measured peak of this device's matmuls: the denominator of MFU where the cluster is "this"."""
 
 import time
 
@@ -8,7 +8,7 @@ from fourfold.model.torch_operations import torch_dtype
 
 
 def measure_peak_flops(compute: str, device: torch.device) -> float:
-    """FLOP/s of the best of several square matrix products in the compute format, all ranks measuring at once."""
+    """FLOP/s of the best of several square matmuls in the compute format, all ranks measuring at once."""
     size, repeats = (8192, 8) if device.type == "cuda" else (1024, 6)
     left = torch.ones(size, size, dtype=torch_dtype(compute), device=device)
     right = torch.full_like(left, 0.5)

@@ -1,4 +1,4 @@
-"""One rank's seat in the process group: device, process groups, a store for words between ranks."""
+"""One rank's context in the process group: rank, device, and a store for short messages between ranks."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fourfold.config.schema import RunSection
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankContext:
     """Rank, world size and device of this process, and the store that all ranks share."""
 
     rank: int
@@ -40,7 +40,7 @@ def choose_device(section: RunSection) -> torch.device:
     return torch.device("cuda", local)
 
 
-def take_seat(section: RunSection) -> Seat:
+def init_rank_context(section: RunSection) -> RankContext:
     """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     The store is this job's own, prefixed by the attempt's number: restarted workers never read what an earlier attempt left.
@@ -64,7 +64,7 @@ def take_seat(section: RunSection) -> Seat:
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout
     )
-    return Seat(rank, world_size, device, dist.PrefixStore("words", store))
+    return RankContext(rank, world_size, device, dist.PrefixStore("words", store))
 
 
 class StopSignal:
@@ -72,8 +72,8 @@ class StopSignal:
 
     MARGIN_STEPS = 2  # ranks are at most one step apart, as every step ends in a collective
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
         self._told = False
         self._stop_at: int | None = None
         self.requested = False
@@ -81,14 +81,14 @@ class StopSignal:
 
     def stops_before(self, step: int) -> bool:
         """Whether step `step` must not be started. Called by every rank before every step."""
-        store = self._seat.store
-        if self._seat.world_size == 1:
+        store = self._context.store
+        if self._context.world_size == 1:
             return self.requested
         if self.requested and not self._told:
             store.set("stop_requested", "1")
             self._told = True
         if self._stop_at is None:
-            if self._seat.rank == 0 and store.check(["stop_requested"]):
+            if self._context.rank == 0 and store.check(["stop_requested"]):
                 store.set("stop_at", str(step + self.MARGIN_STEPS))
             if store.check(["stop_at"]):
                 self._stop_at = int(store.get("stop_at"))

@@ -76,7 +76,7 @@ def unit_shards(layout: Layout, units: Mapping[str, Unit], rank: int) -> dict[st
 
 
 def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
-    """What a checkpoint holds beside the units: the balancing biases of routers that read them."""
+    """Tensors of a checkpoint beside the units: the balancing biases of routers that read them."""
     if view.spec.model.router != "sigmoid":
         return {}
     return {balance_bias_extra(s.layer or 0): routers.biases[s.name] for s in view.moe_segments}
@@ -115,7 +115,7 @@ def save(
 
 
 def unit_names(spec: StepSpec) -> list[str]:
-    """Of all units of the model, whichever stage holds them."""
+    """Names of all units of the model, whichever stage holds them."""
     return [unit.name for segment in spec.segments for unit in segment.own]
 
 

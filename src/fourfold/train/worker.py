@@ -36,7 +36,7 @@ def run_worker(out: Path) -> int:
 
 def _train(out: Path) -> int:
     from fourfold.train.loop import Training
-    from fourfold.train.session import StopSignal, take_seat
+    from fourfold.train.session import StopSignal, init_rank_context
 
     _exit_with_parent()
     keep_freed_memory()
@@ -46,8 +46,8 @@ def _train(out: Path) -> int:
     }
     from fourfold.config import load_run
 
-    seat = take_seat(load_run(out / "run.toml").run)
-    stop = StopSignal(seat)
+    context = init_rank_context(load_run(out / "run.toml").run)
+    stop = StopSignal(context)
 
     def request(number: int, frame: FrameType | None) -> None:
         stop.requested = True
@@ -56,10 +56,10 @@ def _train(out: Path) -> int:
         signal.signal(number, request)
     stop.requested = bool(early)
     try:
-        finished = Training(out, seat, stop).run()
+        finished = Training(out, context, stop).run()
     except RunFailure:
         raise  # without leaving the group in order: the peers are stuck or gone
-    seat.close()
+    context.close()
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return FINISHED if finished else STOPPED

@@ -6,9 +6,9 @@ from tests.support.program_mutations import (  # noqa: F401 (each fills the tabl
     data_parallel,
     halves_and_ties,
     split_layers,
+    stages,
     sums_over_ranks,
     transfers,
-    whole_stages,
 )
 from tests.support.program_mutations.edits import MUTATIONS, PIPELINE_MUTATIONS, Mutant
 

@@ -58,7 +58,7 @@ def any_write_undeclared(program: Program, view: RankView) -> Iterator[Mutant]:
 
 @mutation
 def any_free_undeclared(program: Program, view: RankView) -> Iterator[Mutant]:
-    """Not of a landing buffer that is used again: kept in between, it is only memory, and counted as such."""
+    """Not of a staging buffer that is used again: kept in between, it is only memory, and counted as such."""
     for index, step in enumerate(program.instructions):
         for name in step.frees:
             if name.startswith("reduce/") and any(name in s.writes for s in program.instructions[index:]):

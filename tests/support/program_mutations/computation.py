@@ -1,4 +1,4 @@
-"""What one rank computes: its microbatches, its loss, and the norm and the updates at the end of the step."""
+"""Mutations of one rank's computation: its microbatches, its loss, and the norm and the updates at the end of the step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -191,22 +191,22 @@ def norm_before_the_last_reduction(program: Program, view: RankView) -> Iterator
 
 
 @mutation
-def publish_twice_in_a_row(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.PUBLISH):
+def parameter_all_gather_twice_in_a_row(program: Program, view: RankView) -> Iterator[Mutant]:
+    for index in starts(program, Op.PARAMETER_ALL_GATHER):
         yield once_more(program, index)
 
 
 @mutation
-def publish_before_its_update(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.PUBLISH):
+def parameter_all_gather_before_its_update(program: Program, view: RankView) -> Iterator[Mutant]:
+    for index in starts(program, Op.PARAMETER_ALL_GATHER):
         unit = program.instructions[index].segment
         update = next(i for i in positions(program, Op.UPDATE) if program.instructions[i].segment == unit)
         yield moved_with_wait(program, index, update, before=True)
 
 
 @mutation
-def publish_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.PUBLISH):
+def parameter_all_gather_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutant]:
+    for index in starts(program, Op.PARAMETER_ALL_GATHER):
         wait = wait_of(program, index)
         for unit in others(program.instructions[index].segment, view):
             step = as_unit(program.instructions[index], unit)

@@ -142,7 +142,7 @@ def gather_of_the_wrong_unit(program: Program, view: RankView) -> Iterator[Mutan
 
 @mutation
 def gather_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.GATHER, Op.PUBLISH):
+    for index in starts(program, Op.GATHER, Op.PARAMETER_ALL_GATHER):
         for axes in ("dp_replicate", "dp_replicate+dp_shard", "pp"):
             size = view.spec.layout.group_size(tuple(axes.split("+")))
             if axes != program.instructions[index].collectives[0].axes:
@@ -151,14 +151,14 @@ def gather_over_wrong_axes(program: Program, view: RankView) -> Iterator[Mutant]
 
 @mutation
 def gather_of_the_wrong_kind(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.GATHER, Op.PUBLISH):
+    for index in starts(program, Op.GATHER, Op.PARAMETER_ALL_GATHER):
         for kind in ("all_reduce", "reduce_scatter", "all_to_all"):
             yield with_collective(program, index, 0, kind=kind)
 
 
 @mutation
 def gather_without_a_collective(program: Program, view: RankView) -> Iterator[Mutant]:
-    for index in starts(program, Op.GATHER, Op.PUBLISH):
+    for index in starts(program, Op.GATHER, Op.PARAMETER_ALL_GATHER):
         yield change(program, index, collectives=())
 
 

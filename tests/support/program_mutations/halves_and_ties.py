@@ -40,12 +40,12 @@ def one_half_dropped(programs: list[Program], spec: StepSpec) -> Iterator[Mutant
 
 
 @pipeline_mutation
-def weight_gradient_dropped_with_what_was_put_off(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
+def weight_gradient_dropped_with_its_deferred_operands(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """The operands are dropped properly; what they were kept for never happens."""
     for program, index in each(programs, Op.BACKWARD_WEIGHT):
         step = program.instructions[index]
-        put_off = f"deferred/{step.segment}/m{step.microbatch}"
-        yield with_programs(programs, edited(program, (index, [Instruction(Op.FREE, step.segment, frees=(put_off,))])))
+        deferred = f"deferred/{step.segment}/m{step.microbatch}"
+        yield with_programs(programs, edited(program, (index, [Instruction(Op.FREE, step.segment, frees=(deferred,))])))
 
 
 @pipeline_mutation
@@ -65,17 +65,17 @@ def weight_gradients_of_two_microbatches_exchanged_in_name(programs: list[Progra
 
 
 @pipeline_mutation
-def whole_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
+def full_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     for program, index in each(programs, Op.BACKWARD_INPUT):
-        whole = _whole(program.instructions[index], spec)
+        full = _unsplit(program.instructions[index], spec)
         weight = _half(program, index, Op.BACKWARD_WEIGHT)
-        yield with_programs(programs, edited(program, (index, [whole, program.instructions[index]])))
-        yield with_programs(programs, edited(program, (index, [whole])))
-        yield with_programs(programs, edited(program, (index, [whole._replace(frees=()), program.instructions[index]])))
-        yield with_programs(programs, edited(program, (weight, [program.instructions[weight], whole])))
+        yield with_programs(programs, edited(program, (index, [full, program.instructions[index]])))
+        yield with_programs(programs, edited(program, (index, [full])))
+        yield with_programs(programs, edited(program, (index, [full._replace(frees=()), program.instructions[index]])))
+        yield with_programs(programs, edited(program, (weight, [program.instructions[weight], full])))
 
 
-def _whole(half: Instruction, spec: StepSpec) -> Instruction:
+def _unsplit(half: Instruction, spec: StepSpec) -> Instruction:
     """The whole backward that the input gradient is a half of, as it would be declared."""
     footprint = rank_view(spec).footprint(stage_map(spec).segments[half.segment or ""])
     return half._replace(

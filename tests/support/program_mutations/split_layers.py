@@ -125,7 +125,7 @@ def inner_collectives_in_another_order(programs: list[Program], spec: StepSpec) 
 @pipeline_mutation
 def shards_without_the_context_ranks(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """`cp` or `dp_shard` left out of what a unit's gradients are reduced over, or its parameters gathered over, on all ranks."""
-    for op in (Op.REDUCE, Op.GATHER, Op.PUBLISH):
+    for op in (Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER):
         for unit in stage_map(spec).segments:
             for axis in ("cp", "dp_shard"):
                 yield from _reaxed(programs, spec, op, unit, lambda axes, axis=axis: [a for a in axes if a != axis])  # type: ignore[misc]
@@ -155,7 +155,7 @@ def _reaxed(
 def experts_reduced_as_if_dense(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
     """Over `dp_shard` and `cp`, whose ranks hold other experts, or over `ep` too; and dense units over the experts' axes."""
     dense = list(spec.layout.active(("dp_shard", "cp"))) or ["tp"]
-    for op in (Op.REDUCE, Op.GATHER, Op.PUBLISH):
+    for op in (Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER):
         for segment in spec.segments:
             for unit in segment.own if segment.moe else ():
                 other = dense if unit.domain == "expert" else ["edp"]

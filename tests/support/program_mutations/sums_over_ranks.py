@@ -1,4 +1,4 @@
-"""What is summed over all ranks: loads of experts, loss and norm."""
+"""Mutations of sums over all ranks: loads of experts, loss and norm."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -54,7 +54,7 @@ def balance_without_a_router(programs: list[Program], spec: StepSpec) -> Iterato
 
 @pipeline_mutation
 def sum_over_ranks_without_one_axis(programs: list[Program], spec: StepSpec) -> Iterator[Mutant]:
-    """Of the count, the loss, the norm and the experts' loads, on all ranks: `pp`, `tp`, `cp`, or any other left out."""
+    """The count, the loss, the norm and the experts' loads lose an axis on all ranks: `pp`, `tp`, `cp`, or another."""
     for op in (Op.COUNT, Op.SUM_LOSS, Op.CLIP_NORM, Op.BALANCE):
         for axis in AXES:
             yield from _rescaled(programs, spec, op, lambda axes, axis=axis: tuple(a for a in axes if a != axis))  # type: ignore[misc]

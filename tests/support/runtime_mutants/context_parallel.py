@@ -61,8 +61,8 @@ def half_of_a_ranks_own_keys_get_no_gradient() -> Iterator[None]:
 
 @mutant
 def gradients_of_gathered_keys_are_not_summed() -> Iterator[None]:
-    def scatter(self: AxisGroup, whole: Any, into: Any) -> Any:
-        into.copy_(part_of(whole, self))
+    def scatter(self: AxisGroup, full: Any, into: Any) -> Any:
+        into.copy_(part_of(full, self))
         return SimpleNamespace(wait=lambda: None)
 
     with patch.object(AxisGroup, "sum_scatter", scatter):

@@ -34,9 +34,9 @@ def everywhere(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
         if path.startswith(("fourfold.model.", "fourfold.runtime.")) and hasattr(module, name)
     ]
     (original,) = {vars(module)[name] for module in modules}
-    with ExitStack() as stack:
+    with ExitStack() as patches:
         for module in modules:
-            stack.enter_context(patch.object(module, name, make(original)))
+            patches.enter_context(patch.object(module, name, make(original)))
         yield
 
 
@@ -44,14 +44,14 @@ def reductions_without(lost: Callable[[Any, str], bool]) -> Any:
     """Reductions of gradients without the collectives over axes for which `lost(flat layout, axes)`."""
 
     def make(original: Any) -> Any:
-        def reduction(self: Executor, step: Any, unit: Any, landing: Any, first: bool) -> Any:
+        def reduction(self: Executor, step: Any, unit: Any, staging: Any, first: bool) -> Any:
             flat = unit.flat
             sums = tuple(part for part in flat.sums if not lost(flat, part[0]))
             kept = tuple(c for c in step.collectives[len(flat.sums) :] if not lost(flat, c.axes))
             collectives = (*step.collectives[: len(sums)], *kept)
             unit = replace(unit, flat=replace(flat, sums=sums))
             yield from [()] * (len(step.collectives) - len(collectives))
-            yield from original(self, step._replace(work=step.work.with_collectives(collectives)), unit, landing, first)
+            yield from original(self, step._replace(work=step.work.with_collectives(collectives)), unit, staging, first)
 
         return reduction
 

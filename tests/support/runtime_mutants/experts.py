@@ -56,9 +56,9 @@ def tokens_routed_elsewhere_are_not_gathered() -> Iterator[None]:
 @mutant
 def shared_and_routed_parts_are_not_summed() -> Iterator[None]:
     def join(own: Any, partial: Any, parallel: Any) -> Any:
-        whole = partial.wait()
-        own_tokens(whole, parallel).add_(own)
-        return whole
+        full = partial.wait()
+        own_tokens(full, parallel).add_(own)
+        return full
 
     with everywhere("join", lambda original: join):
         yield
@@ -137,10 +137,10 @@ def copies_of_experts_are_not_summed() -> Iterator[None]:
 @mutant
 def different_experts_are_summed() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def reduction(self: Executor, step: Any, unit: Any, landing: Any, first: bool) -> Any:
+        def reduction(self: Executor, step: Any, unit: Any, staging: Any, first: bool) -> Any:
             if unit.flat.domain == "expert":
                 yield from self.groups["ep"].all_reduce_phases(unit.grad)
-            yield from original(self, step, unit, landing, first)
+            yield from original(self, step, unit, staging, first)
 
         return reduction
 

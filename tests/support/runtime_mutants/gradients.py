@@ -18,9 +18,9 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, reductions_w
 @mutant
 def others_gradients_are_not_added() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
-            yield from original(self, whole, landing, torch.empty_like(into), first=True)
-            own, _ = self._parts(whole)
+        def scatter(self: AxisGroup, full: Any, staging: Any, into: Any, first: bool) -> Any:
+            yield from original(self, full, staging, torch.empty_like(into), first=True)
+            own, _ = self._parts(full)
             into.copy_(own) if first else into.add_(0 if own.data_ptr() == into.data_ptr() else own)
 
         return scatter
@@ -32,9 +32,9 @@ def others_gradients_are_not_added() -> Iterator[None]:
 @mutant
 def gradients_are_averaged_over_ranks() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
-            whole.div_(self.size)
-            yield from original(self, whole, landing, into, first)
+        def scatter(self: AxisGroup, full: Any, staging: Any, into: Any, first: bool) -> Any:
+            full.div_(self.size)
+            yield from original(self, full, staging, into, first)
 
         return scatter
 
@@ -72,12 +72,12 @@ def replicas_are_not_summed() -> Iterator[None]:
 
 
 @mutant
-def whole_gradients_are_averaged() -> Iterator[None]:
+def full_gradients_are_averaged() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def reduce(self: AxisGroup, whole: Any) -> Any:
-            if whole.is_floating_point() and whole.dim():
-                whole.div_(self.size)
-            yield from original(self, whole)
+        def reduce(self: AxisGroup, full: Any) -> Any:
+            if full.is_floating_point() and full.dim():
+                full.div_(self.size)
+            yield from original(self, full)
 
         return reduce
 
@@ -88,8 +88,8 @@ def whole_gradients_are_averaged() -> Iterator[None]:
 @mutant
 def each_microbatch_overwrites_the_shard() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def scatter(self: AxisGroup, whole: Any, landing: Any, into: Any, first: bool) -> Any:
-            return original(self, whole, landing, into, first=True)
+        def scatter(self: AxisGroup, full: Any, staging: Any, into: Any, first: bool) -> Any:
+            return original(self, full, staging, into, first=True)
 
         return scatter
 

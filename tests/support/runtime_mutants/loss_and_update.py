@@ -143,13 +143,13 @@ def nothing_is_decayed() -> Iterator[None]:
 
 
 @mutant
-def updates_are_not_published() -> Iterator[None]:
-    def publish(self: Executor, step: Any) -> None:
+def updated_parameters_are_not_gathered() -> Iterator[None]:
+    def all_gather(self: Executor, step: Any) -> None:
         unit = self.units[step.segment or ""]
         group = self.groups[step.collectives[0].axes]
         self._start(step, group.all_gather(unit.params.clone(), unit.shard.clone()))
 
-    with patch.object(Executor, "_publish_unit", publish):
+    with patch.object(Executor, "_all_gather_parameters", all_gather):
         yield
 
 

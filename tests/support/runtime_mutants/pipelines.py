@@ -37,8 +37,8 @@ def weight_gradients_of_a_microbatch_are_dropped() -> Iterator[None]:
 
 
 @mutant
-def weight_gradients_are_not_put_off_apart() -> Iterator[None]:
-    """A microbatch's W runs what another microbatch put off, if there is one."""
+def weight_gradients_share_one_deferral() -> Iterator[None]:
+    """A microbatch's W runs what another microbatch deferred, if there is one."""
 
     def make(original: Any) -> Any:
         def backward_input(self: SegmentRunner, step: Any) -> None:

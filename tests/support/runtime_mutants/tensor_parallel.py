@@ -14,17 +14,17 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, red
 
 
 @mutant
-def products_of_row_parts_are_not_summed() -> Iterator[None]:
+def row_parallel_outputs_are_not_summed() -> Iterator[None]:
     def partial(x: Any, parallel: Any) -> Arriving:
-        whole = parallel.tp is None or not parallel.sequence
-        return Arriving(x if whole else part_of(x, parallel.tp))
+        full = parallel.tp is None or not parallel.sequence
+        return Arriving(x if full else part_of(x, parallel.tp))
 
     with everywhere("sum_partial", lambda original: partial):
         yield
 
 
 @mutant
-def products_of_row_parts_are_summed_twice() -> Iterator[None]:
+def row_parallel_outputs_are_summed_twice() -> Iterator[None]:
     def make(original: Any) -> Any:
         def partial(x: Any, parallel: Any) -> Arriving:
             result = original(x, parallel).wait()
@@ -40,8 +40,8 @@ def products_of_row_parts_are_summed_twice() -> Iterator[None]:
 def parts_of_the_sequence_are_gathered_in_reverse() -> Iterator[None]:
     def make(original: Any) -> Any:
         def gather(x: Any, parallel: Any) -> Arriving:
-            whole = original(x, parallel).wait()
-            return Arriving(whole.view(parallel.tp.size, *x.shape).flip(0).view(whole.shape))
+            full = original(x, parallel).wait()
+            return Arriving(full.view(parallel.tp.size, *x.shape).flip(0).view(full.shape))
 
         return gather
 
@@ -61,7 +61,7 @@ def inputs_for_weight_gradients_are_this_ranks_tokens() -> Iterator[None]:
 
 
 @mutant
-def gradients_of_whole_parameters_are_not_summed() -> Iterator[None]:
+def gradients_of_full_parameters_are_not_summed() -> Iterator[None]:
     with reductions_without(lambda flat, axes: axes == "tp"):
         yield
 

@@ -19,7 +19,7 @@ from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel
 
-WHOLE = ContextParallel()
+NOT_SPLIT = ContextParallel()
 """One rank has the whole sequence."""
 
 
@@ -33,7 +33,7 @@ def attend_forward(
     documents over the whole sequence. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
     than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks.
     """
-    context = env.parallel.context or WHOLE
+    context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
         kv_heads = parts[1].shape[2]
         sequence_to_heads(env, parts, context.ulysses)
@@ -57,7 +57,7 @@ def attend_forward(
 
 def attend_backward(env: Environment, given: list[Array], saved: Saved) -> list[Array]:
     """Gradients of q, k and v. `given`: the gradient of the output [T, heads * value_dim], taken out of the list."""
-    context = env.parallel.context or WHOLE
+    context = env.parallel.context or NOT_SPLIT
     attention = saved.take("attention")
     if context.ulysses is not None:
         del attention

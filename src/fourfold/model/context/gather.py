@@ -62,7 +62,7 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
     gathering = Gathering(ops, group, k, v)
     given = [q, k, v]
     del k, v
-    out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
+    out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
     for kv, others in zip(gathering.finish(), chunks, strict=True):
         merge_output(ops, out, lse, q, list(halves(kv, head_dim)), others, scale)
     del gathering, kv, q
@@ -82,7 +82,7 @@ def gather_backward(env: Environment, given: list[Array], group: Group, saved: S
     inputs = AttentionInputs(ops, grad, q, out, lse, head_dim**-0.5)
     del grad, out, q, lse
     first, second = own_work_in_two(own, k.shape[2])
-    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
+    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))
     own_shares = add_query_gradients(inputs, [k, v], first[0], d_q, first[1])
     scatterings = []
     for kv, pieces in zip(gathering.finish(), chunks, strict=True):

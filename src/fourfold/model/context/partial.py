@@ -29,7 +29,7 @@ def own_output(
         out, lse = ops.attend(q, k, v, pieces[0].causal, scale)
         return out.to(dtype), lse
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
-    lse = q.new_empty(q.shape[:-1], dtype=ops.wide_format(q))
+    lse = q.new_empty(q.shape[:-1], dtype=ops.accumulation_dtype(q))
     for rows, queries, keys, causal in ops.repeats(pieces, extent):
         result = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
         part(out, rows, queries).copy_(result[0])
@@ -57,7 +57,7 @@ def merge_output(
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What backward knows of the queries: grad, q and out [batch, tokens, heads, d], lse [batch, tokens, heads]."""
+    """The query side of attention's backward: grad, q and out [batch, tokens, heads, d], lse [batch, tokens, heads]."""
 
     ops: Operations
     grad: Array

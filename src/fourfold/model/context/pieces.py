@@ -1,9 +1,9 @@
 """Which rectangles of (queries, keys) a rank computes: causal within each document, for tokens placed in zig-zag.
 
 The sequence is cut into 2R chunks of n tokens; rank r has chunks r and 2R - 1 - r (Brandon et al. 2023 on balance; the
-two-chunk placement is that of Llama 3, section 3.3.2). Against its own keys a rank computes causal squares. Of an earlier
-rank all its queries see the front chunk alone, and of a later rank its back chunk's queries see both chunks. A document is an
-interval, so that between two ranks at most one document of a row is shared, and its part is one rectangle.
+two-chunk placement is that of Llama 3, section 3.3.2). Against its own keys a rank computes causal squares. Against the
+keys of an earlier rank, all its queries see the front chunk alone. Against the keys of a later rank, its back chunk's queries
+see both chunks. A document is an interval: two ranks share at most one document of a row, and its part is one rectangle.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def own_pieces(rank: int, ring: int, sequence_length: int, documents: Documents)
 
 
 def ring_pieces(rank: int, source: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
-    """What `rank` computes against the keys of another rank of the ring, which hold that rank's own order."""
+    """The pieces that `rank` computes against the keys of another rank of the ring, which are in that rank's own order."""
     queries, keys = rank_runs(rank, ring, sequence_length), rank_runs(source, ring, sequence_length)
     if source < rank:
         return _rectangles(queries, keys[:1], documents)
@@ -94,7 +94,7 @@ def ring_pieces(rank: int, source: int, ring: int, sequence_length: int, documen
 def gathered_pieces(
     rank: int, ring: int, sequence_length: int, documents: Documents
 ) -> tuple[list[Piece], list[Piece]]:
-    """What a rank computes against all ranks' front chunks, and against all ranks' back chunks, each in rank order; not its own."""
+    """A rank's pieces against the other ranks' front chunks, and against their back chunks, each in rank order."""
     queries = rank_runs(rank, ring, sequence_length)
     chunk = sequence_length // (2 * ring)
     front = [Run(j * chunk, *rank_runs(j, ring, sequence_length)[0][1:]) for j in range(ring)]

@@ -52,7 +52,7 @@ def _pieces_of_steps(group: Group, length: int, documents: Documents) -> list[Se
 
 
 def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
-    """What tells a step apart: the first and the last start other transfers."""
+    """A key for steps that do the same work. The first and the last step start other transfers."""
     return step[0] == 1, step[0] + 1 == size, tuple(step[1])
 
 
@@ -70,7 +70,7 @@ def ring_forward(env: Environment, parts: list[Array], group: Group, documents: 
     rotation.start()
     given = [q, k, v]
     del k, v
-    out, lse = own_output(ops, given, own, scale, ops.wide_format(q))
+    out, lse = own_output(ops, given, own, scale, ops.accumulation_dtype(q))
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()
         if step + 1 < group.size:
@@ -94,7 +94,7 @@ def ring_backward(env: Environment, given: list[Array], group: Group, saved: Sav
     first, second = own_work_in_two(own, k.shape[2])
     rotation, sums = Rotation(group, joined(ops, k, v)), Rotation(group)
     rotation.start()
-    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.wide_format(inputs.q))
+    d_q = inputs.q.new_zeros(inputs.q.shape, dtype=ops.accumulation_dtype(inputs.q))
     own_shares = add_query_gradients(inputs, [k, v], first[0], d_q, first[1])
     for step, pieces in ops.repeats(enumerate(others, 1), partial(_place, group.size)):
         rotation.finish()

@@ -17,7 +17,7 @@ from fourfold.model.tensor_parallel import Arriving
 
 @dataclass(frozen=True)
 class Balancing:
-    """What one block's router reads and records beside its weights.
+    """The state of one block's router beside its weights: what it reads, and what it records.
 
     `sequences`: rows of the microbatch, of `sequence_length` tokens before any rank's part is taken; `global_sequences`: rows of
     the global batch. `groups`: the ranks over which a sequence's tokens are split (`cp` and `tp`, as one group or several).

@@ -36,7 +36,7 @@ class Route:
 
 
 class Transfer:
-    """Rows on their way. What they are copied from lives until they have arrived."""
+    """Rows on their way. Their source stays allocated until they have arrived."""
 
     def __init__(self, work: Pending | None, sent: Array, received: Array, finish: Callable[[Array], Array]) -> None:
         self._work, self._sent, self._received, self._finish = work, sent, received, finish

@@ -85,11 +85,11 @@ def routed_backward(env: Environment, grad: Array, w: RoutedWeights, balancing: 
     del incoming, route
     grad_logits = _logits_backward(env, grad_weights, counts, choice, balancing)
     del choice, counts, grad_weights
-    router_gradient = ops.matmul(grad_logits, ops.wide(w.router.data))
+    router_gradient = ops.matmul(grad_logits, ops.upcast(w.router.data))
     with ops.fused():
         grad_own.add_(router_gradient)
     del router_gradient
-    _add_router_product(env, w.router, grad_logits, own_tokens(normed, parallel))
+    _add_router_matmul(env, w.router, grad_logits, own_tokens(normed, parallel))
     del normed, grad_logits
     with ops.fused():
         joined = join(grad_own, partial, parallel)
@@ -132,9 +132,9 @@ def _from_experts(
     return arriving[0].wait(), arriving[1].wait()
 
 
-def _add_router_product(env: Environment, router: Weight, grad_logits: Array, x: Array) -> None:
+def _add_router_matmul(env: Environment, router: Weight, grad_logits: Array, x: Array) -> None:
     """router.grad += grad_logits^T @ x in the router's format, now or deferred. grad_logits [n, experts], x [n, hidden]."""
-    router.add_later(lambda: router.add_product_now(env.ops, grad_logits, env.ops.wide(x)))
+    router.add_later(lambda: router.add_matmul_now(env.ops, grad_logits, env.ops.upcast(x)))
 
 
 def _logits_backward(

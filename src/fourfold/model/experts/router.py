@@ -12,7 +12,7 @@ EPSILON = 1e-20
 
 @dataclass(frozen=True)
 class Choice:
-    """What the router chose for n tokens: logits [n, experts], experts [n, top_k] int64, weights [n, top_k]."""
+    """The router's choice for n tokens: logits [n, experts], experts [n, top_k] int64, weights [n, top_k]."""
 
     logits: Array
     experts: Array
@@ -26,7 +26,7 @@ def choose(ops: Operations, x: Array, router: Array, bias: Array | None, model: 
     equations 12 to 16): the highest of score + `bias` [experts] within the `top_groups` best groups, weighted by the scores
     without it. Both times `routed_scaling`.
     """
-    logits = ops.linear(ops.wide(x), ops.wide(router))
+    logits = ops.linear(ops.upcast(x), ops.upcast(router))
     with ops.fused():
         scores = score(logits, model)
         experts = _select(ops, scores, bias, model)

@@ -14,33 +14,33 @@ def shared_forward(env: Environment, given: list[Arriving], w: FeedForwardWeight
     ops = env.ops
     gate_up = ops.linear(given.pop().wait(), w.gate_up.data)
     with ops.fused():
-        product = swiglu(ops, gate_up)
-    saved.keep(shared_gate_up=gate_up, shared_product=product)
+        down_input = swiglu(ops, gate_up)
+    saved.keep(shared_gate_up=gate_up, shared_down_input=down_input)
     del gate_up
-    return begin_sum(ops.linear(product, w.down.data), env.parallel)
+    return begin_sum(ops.linear(down_input, w.down.data), env.parallel)
 
 
 def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForwardWeights, saved: Saved) -> Arriving:
     """grad [T, hidden], normed [t, hidden] -> this rank's part of the gradient of normed, its sum over `tp` begun if tokens are
     split (else `join` ends it). Adds the weights' gradients."""
     ops = env.ops
-    gate_up, product = saved.take("shared_gate_up"), saved.take_if_kept("shared_product")
+    gate_up, down_input = saved.take("shared_gate_up"), saved.take_if_kept("shared_down_input")
     activated = None
-    if product is None:
+    if down_input is None:
         with ops.fused():
             activated = ops.silu(gate_up.chunk(2, dim=-1)[0])
-            product = activated * gate_up.chunk(2, dim=-1)[1]
+            down_input = activated * gate_up.chunk(2, dim=-1)[1]
     full = grad.wait()
-    w.down.add_product(ops, full, product)
-    del product
-    grad_product = ops.matmul(full, w.down.data)
+    w.down.add_matmul(ops, full, down_input)
+    del down_input
+    grad_down_input = ops.matmul(full, w.down.data)
     del full, grad
     with ops.fused():
-        swiglu_backward_(ops, [grad_product, activated], gate_up)
-    del grad_product, activated
+        swiglu_backward_(ops, [grad_down_input, activated], gate_up)
+    del grad_down_input, activated
     inputs = ColumnInput(env, w.gate_up, normed)
     partial = begin_sum(ops.matmul(gate_up, w.gate_up.data), env.parallel)
-    inputs.add_product(gate_up)
+    inputs.add_matmul(gate_up)
     return partial
 
 
@@ -50,7 +50,7 @@ def begin_sum(partial: Array, parallel: Parallel) -> Arriving:
 
 
 def join(own: Array, partial: Arriving | None, parallel: Parallel) -> Array:
-    """What the routed path has for this rank's tokens, own [n, hidden], and the shared path's part -> their sum [t, hidden].
+    """Adds the routed path's output for this rank's tokens, own [n, hidden], and the shared path's part -> sum [t, hidden].
 
     Where every rank of `tp` has all tokens, the routed rows join the partial sum, and one all-reduce completes both; without
     shared experts they are gathered.

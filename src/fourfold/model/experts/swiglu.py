@@ -16,8 +16,8 @@ def experts_forward(
     """
     gate_up = ops.grouped_matmul(rows, w.gate_up.data.flatten(1, 2).transpose(1, 2), groups)
     with ops.fused("experts"):
-        product = swiglu(ops, gate_up).mul_(scale.unsqueeze(-1))
-    return ops.grouped_matmul(product, w.down.data.transpose(1, 2), groups), gate_up
+        down_input = swiglu(ops, gate_up).mul_(scale.unsqueeze(-1))
+    return ops.grouped_matmul(down_input, w.down.data.transpose(1, 2), groups), gate_up
 
 
 def experts_backward(
@@ -30,22 +30,22 @@ def experts_backward(
     given.clear()
     gate, up = gate_up.chunk(2, dim=-1)
     column = scale.unsqueeze(-1)
-    grad_product = ops.grouped_matmul(grad, w.down.data, groups)
+    grad_down_input = ops.grouped_matmul(grad, w.down.data, groups)
     with ops.fused("experts"):
         activated = ops.silu(gate)
-        product = activated * up
-        grad_scale = (grad_product * product).sum(-1, dtype=scale.dtype)
-        product.mul_(column)
-    add_grouped_product(ops, w.down, grad, product, groups)
-    del product, grad
+        down_input = activated * up
+        grad_scale = (grad_down_input * down_input).sum(-1, dtype=scale.dtype)
+        down_input.mul_(column)
+    add_grouped_matmul(ops, w.down, grad, down_input, groups)
+    del down_input, grad
     with ops.fused("experts"):
-        swiglu_backward_(ops, [grad_product.mul_(column), activated], gate_up)
-        del grad_product, activated
+        swiglu_backward_(ops, [grad_down_input.mul_(column), activated], gate_up)
+        del grad_down_input, activated
     grad_rows = ops.grouped_matmul(gate_up, w.gate_up.data.flatten(1, 2), groups)
-    return grad_rows, grad_scale, lambda: add_grouped_product(ops, w.gate_up, gate_up, rows, groups)
+    return grad_rows, grad_scale, lambda: add_grouped_matmul(ops, w.gate_up, gate_up, rows, groups)
 
 
-def add_grouped_product(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:
+def add_grouped_matmul(ops: Operations, weight: Weight, grad_output: Array, inputs: Array, groups: Groups) -> None:
     """weight.grad[e] += grad_output_e^T @ inputs_e, now or deferred. grad_output [m, out], inputs [m, in], weight [experts, ...,
     in] whose middle dims make out. Experts without rows get nothing."""
 

@@ -14,7 +14,7 @@ from fourfold.model.weights import Weight
 
 
 class OwnGraph(NamedTuple):
-    """What backward needs of a forward: the leaves, and the root. Held by its root, the output itself can be freed."""
+    """A forward's autograd graph: its leaves, and its root. The root keeps the graph, so the output itself can be freed."""
 
     inputs: tuple[Tensor, ...]
     leaves: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""What a person's own block declares, and how `model.block = "python:MODULE:NAME"` is found. Imports no torch; the module may."""
+"""Finds a person's own block, `model.block = "python:MODULE:NAME"`, and its declarations. Only its module may import torch."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class OwnParameter:
 
 @dataclass(frozen=True)
 class OwnInputs:
-    """What a block may read beside hidden states. `cos`, `sin`: [seq, 1, width / 2], or [batch, seq, 1, width / 2] where documents
+    """Inputs of a block beside hidden states. `cos`, `sin`: [seq, 1, width / 2], or [batch, seq, 1, width / 2] where documents
     are masked, width that of a head; of no width where positions are learned. `document_lengths`: of each row, or None where
     attention may cross documents."""
 
@@ -60,7 +60,7 @@ def own_block(name: str) -> OwnBlock:
         found = getattr(importlib.import_module(module_name), attribute, None)
     except Exception as error:
         raise UserError(
-            f"model.block = {name!r}: cannot import {module_name}: {said(error)}; what works: a module on PYTHONPATH"
+            f"model.block = {name!r}: cannot import {module_name}: {error_text(error)}; what works: a module on PYTHONPATH"
         ) from error
     if not isinstance(found, OwnBlock):
         raise UserError(
@@ -80,7 +80,9 @@ def own_parameters(model: ModelConfig) -> tuple[OwnParameter, ...]:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{source}: {said(error)}; what works: a function of the model that gives a list") from error
+        raise UserError(
+            f"{source}: {error_text(error)}; what works: a function of the model that gives a list"
+        ) from error
     works = "what works: OwnParameter('norm', (model.hidden_size,), None)"
     for each in declared:
         if not isinstance(each, OwnParameter) or not isinstance(each.name, str) or not each.name:
@@ -101,7 +103,7 @@ def own_parameters(model: ModelConfig) -> tuple[OwnParameter, ...]:
     return declared
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error of the person's code on one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -42,7 +42,7 @@ class TracedBlock(NamedTuple):
 
 
 class TracedShape(NamedTuple):
-    """What a trace depends on: x [batch, seq, hidden], tables of so many dimensions and such a width, documents, formats."""
+    """The key of a trace: x [batch, seq, hidden], tables of so many dimensions and such a width, documents, formats."""
 
     sequences: int
     length: int

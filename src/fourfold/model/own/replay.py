@@ -14,7 +14,7 @@ from fourfold.model.work import Attention, Gemm
 
 @dataclass(frozen=True)
 class GhostGraph:
-    """What a forward keeps: its inputs, and what autograd saved."""
+    """Activations of a forward: its inputs, and the tensors that autograd saved."""
 
     inputs: tuple[Ghost, ...]
     saved: tuple[Ghost, ...]
@@ -53,7 +53,7 @@ def replay_forward(
     shape = TracedShape(sequences, length, cos.shape, document_lengths is not None, x.dtype, gradients)
     traced = traced_block(model, shape)
     live: dict[int, Ghost] = {}
-    _play(recording, traced.forward if keeps else traced.plain, live)
+    _replay_events(recording, traced.forward if keeps else traced.plain, live)
     out = _dense(live[traced.output if keeps else traced.plain_output], x)
     if not keeps:
         return out, None
@@ -68,11 +68,11 @@ def replay_backward(recording: Recording, given: list[Ghost | GhostGraph], weigh
     inputs, traced = graph.inputs, graph.traced
     live = dict(zip(traced.saved, graph.saved, strict=True))
     del graph
-    _play(recording, traced.backward, live)
+    _replay_events(recording, traced.backward, live)
     return _dense(live[traced.gradient], inputs[0])
 
 
-def _play(recording: Recording, events: tuple[Event, ...], live: dict[int, Ghost]) -> None:
+def _replay_events(recording: Recording, events: tuple[Event, ...], live: dict[int, Ghost]) -> None:
     for event in events:
         if isinstance(event, Made):
             size = event.bytes

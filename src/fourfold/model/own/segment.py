@@ -17,7 +17,7 @@ def own_forward(env: Environment, x: Array, w: OwnWeights, batch: Microbatch, sa
     group, sequences = _group(env), batch.tokens.shape[0]
     inputs = [x.view(sequences, -1, x.shape[-1]), batch.cos, batch.sin]
     if group is not None:
-        inputs = [_whole(env.ops, group, inputs[0], 1), *_whole_tables(env.ops, group, batch)]
+        inputs = [_full_sequence(env.ops, group, inputs[0], 1), *_full_tables(env.ops, group, batch)]
     lengths = batch.document_lengths
     out, graph = env.ops.run_own(env.model, inputs, lengths, w.parameters, saved.keeps)
     saved.keep(graph=graph)
@@ -47,7 +47,7 @@ def _group(env: Environment) -> Group | None:
     return None if context is None else context.ring
 
 
-def _whole(ops: Operations, group: Group, x: Array, dim: int) -> Array:
+def _full_sequence(ops: Operations, group: Group, x: Array, dim: int) -> Array:
     """All ranks' parts of a sequence, dimension `dim` of x, in order: rank r has chunks r and 2R - 1 - r."""
     full = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
     group.all_gather(full, x).wait()
@@ -56,14 +56,14 @@ def _whole(ops: Operations, group: Group, x: Array, dim: int) -> Array:
         return ops.concatenate([front for front, _ in halves] + [back for _, back in halves[::-1]], dim=dim)
 
 
-def _whole_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Array, Array]:
+def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Array, Array]:
     """cos and sin of the whole sequence; those of one row where all rows have the same."""
     tables = [batch.cos, batch.sin]
     if not tables[0].shape[-1]:
         return batch.cos, batch.sin
     if batch.document_lengths is None and len(tables[0].shape) == 4:
         tables = [table[0] for table in tables]
-    both = _whole(ops, group, ops.concatenate(tables, dim=-1), len(tables[0].shape) - 3)
+    both = _full_sequence(ops, group, ops.concatenate(tables, dim=-1), len(tables[0].shape) - 3)
     cos, sin = both.chunk(2, dim=-1)
     return cos, sin
 

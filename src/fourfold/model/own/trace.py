@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.model.own.autograd import run_own, run_own_backward
-from fourfold.model.own.declare import own_parameters, said
+from fourfold.model.own.declare import error_text, own_parameters
 from fourfold.model.own.events import Event, Gone, Made, Ran, TracedBlock, TracedShape
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight
@@ -28,7 +28,7 @@ ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_str
 BY_INDEX = {"embedding", "index", "gather", "index_select"}
 """They read as much as they write, and the index."""
 WRITES_ONLY = {"copy_", "zero_", "fill_"}
-"""What they write first they do not read."""
+"""Operations that write their first argument without reading it."""
 
 
 def trace_block(model: ModelConfig, shape: TracedShape) -> TracedBlock:
@@ -41,7 +41,7 @@ def trace_block(model: ModelConfig, shape: TracedShape) -> TracedBlock:
     except Exception as error:
         size = [shape.sequences, shape.length, model.hidden_size]
         raise UserError(
-            f"model.block = {model.block!r}: forward fails on x {size} in {shape.compute} without data: {said(error)}; what "
+            f"model.block = {model.block!r}: forward fails on x {size} in {shape.compute} without data: {error_text(error)}; what "
             f"works: torch functions of x, weights and inputs whose shapes do not depend on values"
         ) from error
 
@@ -192,7 +192,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _bytes(x: Tensor) -> int:
-    """What is expanded is read once."""
+    """Bytes of memory that a kernel reads of `x`: an expanded dim counts once."""
     size = x.element_size()
     for length, stride in zip(x.shape, x.stride(), strict=True):
         size *= length if stride or length == 0 else 1

@@ -84,7 +84,7 @@ class RecorderOperations:
         width, value = self._kernel_width(q, v), v.shape[-1]
         padded = [self._padded(x, width) for x in (q, k, v)]
         self._attend(q, k, v, causal, backward=False)
-        out, lse = padded[0].empty_like(), self.make(q.shape[:-1], self.wide_format(q))
+        out, lse = padded[0].empty_like(), self.make(q.shape[:-1], self.accumulation_dtype(q))
         return out[..., :value], lse
 
     def attend_backward(
@@ -136,10 +136,10 @@ class RecorderOperations:
 
     # Elementwise kernels and reductions
 
-    def wide(self, x: Ghost) -> Ghost:
+    def upcast(self, x: Ghost) -> Ghost:
         return x.to("fp32") if x.dtype == "bf16" else x
 
-    def wide_format(self, x: Ghost) -> str:
+    def accumulation_dtype(self, x: Ghost) -> str:
         return "fp64" if x.dtype == "fp64" else "fp32"
 
     def vector_norm(self, x: Ghost) -> Ghost:

@@ -1,4 +1,4 @@
-"""What a recorded pass did: its kernels and collectives in order, its live bytes and their peak."""
+"""The recording of a pass: its kernels and collectives in order, its live bytes and their peak."""
 
 from itertools import count
 from typing import Any
@@ -77,15 +77,15 @@ class Recording:
     """Kernels and collectives of one pass. `live`: bytes of the storages that exist; `peak`: the most there were;
     `operand_bytes`: of those that earlier passes had made and this one freed, what it read by matmuls alone."""
 
-    __slots__ = ("flying", "landing", "live", "operand_bytes", "passes", "peak", "region", "work")
+    __slots__ = ("flying", "live", "operand_bytes", "passes", "peak", "region", "staging", "work")
 
-    def __init__(self, landing: bool) -> None:
-        """`landing`: sums that are scattered need landing space (gloo)."""
+    def __init__(self, staging: bool) -> None:
+        """`staging`: sums that are scattered need a staging buffer (gloo)."""
         self.live = 0
         self.peak = 0
         self.work: list[Item] = []
         self.region: Region | None = None
-        self.landing = landing
+        self.staging = staging
         self.flying: set[str] = set()
         self.passes = 0
         self.operand_bytes = 0
@@ -98,7 +98,7 @@ class Recording:
         self.operand_bytes = 0
 
     def recorded(self) -> Work:
-        """What was done since `begin`."""
+        """The work since `begin`."""
         return Work(tuple(self.work))
 
     def touch(self, reads: Any, written: Any, launches: int = 1) -> None:
@@ -165,17 +165,17 @@ class GhostGroup:
     def __init__(self, recording: Recording, axes: str, size: int, index: int = 0) -> None:
         self.recording, self.axes, self.size, self.index = recording, axes, size, index
 
-    def all_gather(self, whole: Any, shard: Any) -> Flight:
-        return self.recording.start("all_gather", self.axes, self.size, whole.nbytes, (whole, shard))
+    def all_gather(self, full: Any, shard: Any) -> Flight:
+        return self.recording.start("all_gather", self.axes, self.size, full.nbytes, (full, shard))
 
-    def sum_scatter(self, whole: Any, into: Any) -> Flight:
-        landing = None
-        if self.recording.landing:
-            landing = Storage(self.recording, whole.nbytes - whole.nbytes // self.size)
-        return self.recording.start("reduce_scatter", self.axes, self.size, whole.nbytes, (whole, into, landing))
+    def sum_scatter(self, full: Any, into: Any) -> Flight:
+        staging = None
+        if self.recording.staging:
+            staging = Storage(self.recording, full.nbytes - full.nbytes // self.size)
+        return self.recording.start("reduce_scatter", self.axes, self.size, full.nbytes, (full, into, staging))
 
-    def all_reduce(self, whole: Any) -> Flight:
-        return self.recording.start("all_reduce", self.axes, self.size, whole.nbytes, (whole,))
+    def all_reduce(self, full: Any) -> Flight:
+        return self.recording.start("all_reduce", self.axes, self.size, full.nbytes, (full,))
 
     def all_to_all(self, received: Any, sent: Any, received_rows: Any = None, sent_rows: Any = None) -> Flight:
         return self.recording.start("all_to_all", self.axes, self.size, sent.nbytes, (received, sent))

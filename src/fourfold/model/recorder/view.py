@@ -119,14 +119,14 @@ class GhostView:
         return self._part(shape, strides, start * strides[dim])
 
     def split(self, sizes: int | Sequence[int], dim: int = 0) -> tuple[Self, ...]:
-        whole = self.shape[dim]
+        full = self.shape[dim]
         if isinstance(sizes, int):
-            sizes = [min(sizes, whole - start) for start in range(0, whole, sizes)]
+            sizes = [min(sizes, full - start) for start in range(0, full, sizes)]
         parts, start = [], 0
         for size in sizes:
             parts.append(self.narrow(dim, start, size))
             start += size
-        assert start == whole, (self, sizes)
+        assert start == full, (self, sizes)
         return tuple(parts)
 
     def chunk(self, number: int, dim: int = 0) -> tuple[Self, ...]:

@@ -20,7 +20,7 @@ def breadth_first(pp_rank: int, num_ranks: int, virtual_stages: int, num_microba
 
 
 def _bubble(num_ranks: int, virtual_stages: int, num_microbatches: int) -> Fraction:
-    """(P-1)/(P-1+vM) where M >= P. Of fewer microbatches, each comes back to a rank's next stage after P forwards, not M."""
+    """(P-1)/(P-1+vM) where M >= P. With fewer microbatches, each comes back to a rank's next stage after P forwards, not M."""
     busy = virtual_stages * num_microbatches
     step = (virtual_stages - 1) * max(num_ranks, num_microbatches) + num_microbatches + num_ranks - 1
     return Fraction(step - busy, step)

@@ -67,13 +67,13 @@ def _entry_fault(
 def _check_complete(seen: set[Compute], stage_ranks: Sequence[int], num_microbatches: int) -> None:
     for stage, rank in enumerate(stage_ranks):
         for m in range(num_microbatches):
-            whole = Compute(Op.BACKWARD, stage, m)
+            full = Compute(Op.BACKWARD, stage, m)
             needed = [Compute(Op.FORWARD, stage, m)]
-            if whole not in seen:
+            if full not in seen:
                 needed += [Compute(half, stage, m) for half in _HALVES]
             missing = [entry for entry in needed if entry not in seen]
             if len(missing) >= 2 and missing[-1].op is Op.BACKWARD_WEIGHT:
-                missing = [*missing[:-2], whole]
+                missing = [*missing[:-2], full]
             if missing:
                 raise UserError(
                     f"schedule: rank {rank} lacks {token(missing[0])} (of {num_microbatches} microbatches); "
@@ -96,10 +96,10 @@ def _check_progress(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[i
 def _blocker(
     rank: int, orders: Sequence[Sequence[Compute]], ran: list[int], stage_ranks: Sequence[int], done: set[Compute]
 ) -> Compute:
-    """What the rank waits for, in the form in which its order has it."""
+    """The computation that the rank waits for, in the form in which its order has it."""
     for need in needs(orders[rank][ran[rank]], len(stage_ranks)):
-        whole = need._replace(op=Op.BACKWARD)
-        forms = (need, whole) if need.op is Op.BACKWARD_INPUT else (need,)
+        full = need._replace(op=Op.BACKWARD)
+        forms = (need, full) if need.op is Op.BACKWARD_INPUT else (need,)
         if not any(form in done for form in forms):
             return next(form for form in forms if form in orders[stage_ranks[need.stage]])
     raise AssertionError(f"rank {rank} waits for nothing")

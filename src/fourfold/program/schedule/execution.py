@@ -22,7 +22,7 @@ class Execution:
 
 
 def needs(compute: Compute, num_stages: int) -> list[Compute]:
-    """What has to be done before: F needs F of the stage before; B and I their own F, and the gradient of the stage after
+    """Computations that must come before: F needs F of the stage before; B and I their own F, and the gradient of the stage after
     (from B or I, here I); W its own I."""
     op, stage, m = compute
     if op is Op.FORWARD:

@@ -13,7 +13,7 @@ from fourfold.program.schedule.times import StageTimes
 
 @dataclass(frozen=True)
 class Rule:
-    """What a rank prefers, after the automatic schedule of Qi et al. 2023 (section 3.1).
+    """A rank's preferences, after the automatic schedule of Qi et al. 2023 (section 3.1).
 
     `depth`: F goes before I while fewer than this many times the stages from the rank's first to the last are in flight.
     `patience`: W fills a wait if it ends at most this part of its own time after what the rank waits for.

@@ -120,7 +120,7 @@ def _cause(
     run: Execution,
     place: dict[Compute, tuple[int, int]],
 ) -> tuple[int, int] | None:
-    """What ended, or arrived, just when the entry started: of its rank if there is such, else what it needs."""
+    """The entry that ended, or arrived, just when this one started: one of its own rank if there is such, else one it needs."""
     rank, index = at
     start = run.starts[rank][index]
     if index and run.ends[rank][index - 1] == start:

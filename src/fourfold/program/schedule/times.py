@@ -1,4 +1,4 @@
-"""What a compute order is timed and weighed with: durations, transfer time and activations of every stage."""
+"""Durations, transfer time and activations of every stage, with which a compute order is timed and its memory counted."""
 
 import math
 from dataclasses import dataclass

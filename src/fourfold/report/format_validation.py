@@ -1,7 +1,7 @@
 """A validation in a terminal: a row a case, then errors, skill, order of layouts and memory in one line each."""
 
-from fourfold.report.comparison_words import signed
-from fourfold.report.simulation_words import per_cent, seconds_text, table
+from fourfold.report.format_comparison import signed
+from fourfold.report.format_simulation import per_cent, seconds_text, table
 from fourfold.report.units import format_bytes
 from fourfold.validate import CaseOutcome, Errors, Metrics, Validation
 

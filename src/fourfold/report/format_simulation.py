@@ -24,7 +24,7 @@ KINDS = {
     "dhidden": "gradients of hidden states",
     "saved": "activations kept for backward",
     "deferred": "kept for weight gradients",
-    "reduce": "landing space of reductions",
+    "reduce": "staging buffers of reductions",
     "units": "units kept whole beside the shards",
     "batch": "tokens",
     "rope": "rotary tables",
@@ -73,19 +73,19 @@ def step_lines(summary: StepSummary) -> list[str]:
 
 def late_lines(summary: StepSummary) -> list[str]:
     """The critical path in words."""
-    whole = summary.seconds
-    parts = [(kind, seconds) for kind, seconds in summary.path.items() if seconds >= 0.005 * whole]
+    step_seconds = summary.seconds
+    parts = [(kind, seconds) for kind, seconds in summary.path.items() if seconds >= 0.005 * step_seconds]
     crossings = summary.path_crossings
     over = f", which goes {crossings} times from one pipeline rank to another," if crossings else ""
     lines = [f"the step is late because its longest chain of work{over} is"]
     for kind, seconds in parts[:SHOWN_REASONS]:
-        lines.append(f"  {per_cent(seconds / whole):>6}  {kind}, {seconds_text(seconds)}")
+        lines.append(f"  {per_cent(seconds / step_seconds):>6}  {kind}, {seconds_text(seconds)}")
     hint = _hint(summary)
     return [*lines, *([hint] if hint else [])]
 
 
 def _hint(summary: StepSummary) -> str | None:
-    """What takes most beside the arithmetic, and what usually shortens it."""
+    """Names what takes most beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.spec.layout
     arithmetic = ("matrix products", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
@@ -111,7 +111,7 @@ def _hint(summary: StepSummary) -> str | None:
     elif kind.endswith(" reduce"):
         once = layout.zero >= 2 and layout.num_microbatches > 1
         what = "ZeRO-1, which reduces once a step, not once a microbatch" if once else "more microbatches a step"
-    elif kind.endswith((" gather", " publish")):
+    elif kind.endswith(" gather"):
         what = "more computation between gathers: larger microbatches, ZeRO-1 or 2, or a deeper layout.prefetch"
     return f"what would help first: {kind} takes {seconds_text(seconds)}: {what}" if what else None
 
@@ -135,13 +135,13 @@ def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     kinds = sorted((kind for kind in mean if mean[kind] > 5e-5 * summary.seconds), key=lambda kind: -mean[kind])
     scale, unit = (1.0, "s") if summary.seconds >= 1 else (1e3, "ms")
     head = [f"pp {rank}" for rank in ranks]
-    wide = len(spent) > 1
-    columns = [*head, *(["mean"] if wide else []), "share"]
+    several_ranks = len(spent) > 1
+    columns = [*head, *(["mean"] if several_ranks else []), "share"]
     rows = [
         [
             kind,
             *(f"{spent[rank].get(kind, 0.0) * scale:.3f}" for rank in ranks),
-            *([f"{mean[kind] * scale:.3f}"] if wide else []),
+            *([f"{mean[kind] * scale:.3f}"] if several_ranks else []),
             per_cent(mean[kind] / summary.seconds),
         ]
         for kind in kinds
@@ -191,7 +191,7 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
     )
     hint = [] if summary.fits else [_too_much(summary)]
-    overhead = overhead_words(simulation.prices.stack)
+    overhead = format_overhead(simulation.prices.stack)
     beside = [f"overhead   {overhead} (--context-bytes, --slack), in what is held"] if overhead else []
     return [
         verdict,
@@ -201,8 +201,8 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     ]
 
 
-def overhead_words(stack: Stack) -> str:
-    """What a device holds beside the program; nothing where it is counted as none."""
+def format_overhead(stack: Stack) -> str:
+    """Memory of a device beside the program's buffers; empty where none is counted."""
     context = (
         [f"{format_bytes(int(stack.context_bytes))} context and communication buffers"] if stack.context_bytes else []
     )
@@ -210,7 +210,7 @@ def overhead_words(stack: Stack) -> str:
     return ", ".join([*context, *slack])
 
 
-def software_words(prices: Prices) -> str:
+def format_software(prices: Prices) -> str:
     """Whose software, and the format of its products where that is not the compute format."""
     scales = " with a scale a block" if prices.stack.fine_scales else ""
     products = f", products in {prices.product_dtype}{scales}" if prices.product_dtype != prices.dtype else ""
@@ -218,7 +218,7 @@ def software_words(prices: Prices) -> str:
 
 
 def _too_much(summary: StepSummary) -> str:
-    """What takes most where it does not fit, and what would make it smaller."""
+    """Names the largest kind of buffer where memory does not suffice, and what would make it smaller."""
     layout = summary.step.simulation.spec.layout
     held = summary.step.device_bytes
     fullest = max(range(len(held)), key=held.__getitem__)

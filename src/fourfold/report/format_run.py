@@ -21,10 +21,10 @@ def layout_line(run: ResolvedRun) -> str:
     """`4 ranks: pp 2 (1f1b), dp_shard 2, ZeRO-3 | 2 microbatches of 1 x 256 tokens a rank | recompute none | fp32`."""
     layout, spec = run.layout, run.spec
     ranks = layout.world_size
-    said = {"pp": f" ({layout.schedule}{f', v {layout.virtual_stages}' if layout.virtual_stages > 1 else ''})"}
-    said["cp"] = f" ({layout.cp_method})"
+    details = {"pp": f" ({layout.schedule}{f', VPP {layout.virtual_stages}' if layout.virtual_stages > 1 else ''})"}
+    details["cp"] = f" ({layout.cp_method})"
     degrees = layout.active(("pp", "dp_replicate", "dp_shard", "cp", "tp"))
-    axes = ", ".join(f"{axis} {layout.degree(axis)}{said.get(axis, '')}" for axis in degrees)
+    axes = ", ".join(f"{axis} {layout.degree(axis)}{details.get(axis, '')}" for axis in degrees)
     axes += "".join(f", {axis} {degree}" for axis, degree in (("ep", layout.ep), ("etp", layout.etp)) if degree > 1)
     order = f", {layout.outermost} outermost" if layout.outermost != "pp" else ""
     data = f": {axes}, ZeRO-{layout.zero}{order}" if ranks > 1 else ""

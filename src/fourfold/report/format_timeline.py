@@ -6,7 +6,7 @@ from typing import Any
 from fourfold.program import Op
 from fourfold.program.timeline import Timeline
 
-OP_WORDS = {
+OP_NAMES = {
     Op.FORWARD: "forward",
     Op.BACKWARD: "backward",
     Op.BACKWARD_INPUT: "input gradient",
@@ -18,9 +18,9 @@ FILLS = {
     Op.BACKWARD_INPUT: ("#12757f", "#86d5dc"),
     Op.BACKWARD_WEIGHT: ("#96611a", "#f0c27e"),
 }
-"""Of a rank's first stage, and of its later ones."""
+"""Fill colours: of a rank's first stage, and of its later ones."""
 INKS = ("#ffffff", "#000000")
-"""What is written on them."""
+"""Colours of the text on these fills."""
 
 Format = Callable[[float], str]
 
@@ -37,11 +37,11 @@ def per_cent(fraction: float) -> str:
 def ops_used(timeline: Timeline) -> list[Op]:
     """The operations that occur, in the order of the legend."""
     seen = {event.op for events in timeline.events for event in events}
-    return [op for op in OP_WORDS if op in seen]
+    return [op for op in OP_NAMES if op in seen]
 
 
 def shortest_entry(timeline: Timeline) -> float:
-    """Of those that take any time; 1 where none does."""
+    """The shortest duration of an entry that takes any time; 1 where none does."""
     return min((e.end - e.start for events in timeline.events for e in events if e.end > e.start), default=1.0)
 
 
@@ -60,18 +60,18 @@ def headline(timeline: Timeline, schedule: str, format_time: Format) -> str:
     held = f" x {stages} stages" if stages > 1 else ""
     microbatches = 1 + max((e.microbatch for events in timeline.events for e in events), default=-1)
     inner, uneven = timeline.zero_bubble_fraction, timeline.imbalance_fraction
-    apart = ""
+    remark = ""
     if uneven >= 5e-4:
-        apart = f", {per_cent(uneven)} because ranks have unequal work"
+        remark = f", {per_cent(uneven)} because ranks have unequal work"
     elif inner < timeline.bubble_fraction - 5e-4:
-        apart = f" ({per_cent(inner)} if steps overlapped at their ends)"
+        remark = f" ({per_cent(inner)} if steps overlapped at their ends)"
     return (
         f"{schedule}: {_counted(timeline.num_ranks, 'rank')}{held}, {_counted(microbatches, 'microbatch', 'es')}: "
-        f"bubble {per_cent(timeline.bubble_fraction)} of a step of {format_time(timeline.makespan)}{apart}"
+        f"bubble {per_cent(timeline.bubble_fraction)} of a step of {format_time(timeline.makespan)}{remark}"
     )
 
 
-def rank_words(timeline: Timeline, rank: int, format_activations: Format) -> tuple[str, str]:
+def format_rank(timeline: Timeline, rank: int, format_activations: Format) -> tuple[str, str]:
     """A rank's bubble and its most live activations."""
     idle = timeline.idle[rank] / timeline.makespan if timeline.makespan else 0.0
     return per_cent(idle), format_activations(timeline.peak_activations[rank])

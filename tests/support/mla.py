@@ -1,4 +1,4 @@
-"""Latent attention of one rank on its part of random weights, with everything that a comparison needs."""
+"""MLA of one rank on its part of random weights, with everything that a comparison needs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ from torch import Tensor
 from fourfold.config import ModelConfig
 from fourfold.model import torch_operations
 from fourfold.model.environment import Environment, Microbatch
-from fourfold.model.latent import latent_backward, latent_forward
+from fourfold.model.mla import mla_backward, mla_forward
 from fourfold.model.parallel import Parallel
-from fourfold.model.weights import Deferred, LatentWeights, Weight
+from fourfold.model.weights import Deferred, MLAWeights, Weight
 from fourfold.runtime.collectives import make_groups
 from tests.support import experts
 from tests.support.differentiable import rebuilding
@@ -71,14 +71,14 @@ def run_rank(rank: int, case: Case, model: ModelConfig, x: Tensor, projection: T
     deferred = Deferred()
     for weight in weights.values():
         weight.deferred = deferred if case.defers else None
-    bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
+    bound = MLAWeights(**({"query_down": None, "query_norm": None} | weights))
     parts = case.tp if case.sequence else 1
     own, upstream = (t.view(-1, t.shape[-1]).chunk(parts)[rank if case.sequence else 0] for t in (x, projection))
     env, saved = Environment(torch_operations, model, parallel), rebuilding(case.keep)
     batch = microbatch(model, *x.shape[:2])
-    out = latent_forward(env, own, bound, batch, saved)
+    out = mla_forward(env, own, bound, batch, saved)
     marks = [len(group.started) if group is not None else 0]
-    grad = latent_backward(env, upstream, own, bound, batch, saved)
+    grad = mla_backward(env, upstream, own, bound, batch, saved)
     marks.append(len(group.started) if group is not None else 0)
     deferred.run()
     gradients = {name: weight.grad for name, weight in weights.items()}

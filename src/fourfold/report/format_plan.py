@@ -6,28 +6,28 @@ from fourfold.hardware import cluster_names, load_cluster
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.result import Plan
-from fourfold.report.simulation_document import simulation_document
-from fourfold.report.simulation_words import (
+from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
+    format_software,
     late_lines,
     memory_lines,
     per_cent,
     seconds_text,
-    software_words,
 )
+from fourfold.report.simulation_document import simulation_document
 from fourfold.report.units import format_bytes, format_count
 
 SHOWN_DIFFERENCES = 6
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """What a person sees."""
+    """The lines of `fourfold plan`."""
     request, found = plan.request, plan.found
     lines = [
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
-        f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {software_words(request.template)}",
+        f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {format_software(request.template)}",
         "",
     ]
     if not found.best:
@@ -41,16 +41,16 @@ def plan_lines(plan: Plan) -> list[str]:
     return [*lines, "", *_counts(plan)]
 
 
-def layout_words(plan: Plan) -> str:
+def format_best_layout(plan: Plan) -> str:
     """The best layout and what is predicted of it, in a line."""
     assert plan.best is not None
     rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s a device"
-    where = f"on {plan.request.cluster.key}, software {software_words(plan.request.template)}"
+    where = f"on {plan.request.cluster.key}, software {format_software(plan.request.template)}"
     return f"{plan.best.candidate.words()}: predicted {seconds_text(plan.best.seconds)} a step, {rate}, {where}"
 
 
 def _closer(plan: Plan) -> list[str]:
-    """Of the best: what its time, its network and its memory go into."""
+    """Lines on the best layout: what its time, its network and its memory go into."""
     summary = plan.closer
     assert summary is not None
     lines = late_lines(summary)
@@ -75,13 +75,13 @@ def _row(plan: Plan, name: str, priced: Priced) -> str:
 
 
 def _prescription(plan: Plan) -> list[str]:
-    said = "the usual prescription (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
+    name = "the usual prescription (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
     if plan.prescription is None:
-        return [f"{said}: no such layout fits or divides"]
+        return [f"{name}: no such layout fits or divides"]
     assert plan.best is not None
     slower = plan.prescription.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
-    return [f"{said} {verdict}:", _row(plan, "", plan.prescription)]
+    return [f"{name} {verdict}:", _row(plan, "", plan.prescription)]
 
 
 def _explanation(plan: Plan, explanation: Explanation) -> list[str]:

@@ -15,22 +15,22 @@ from fourfold.model import torch_operations
 from fourfold.model.environment import Environment
 from fourfold.model.footprint import Shape
 from fourfold.model.ghost_rank import GhostRank
-from fourfold.model.latent import (
-    latent_backward,
-    latent_forward,
-    latent_query_key_value,
-    latent_query_key_value_backward,
+from fourfold.model.mla import (
+    mla_backward,
+    mla_forward,
+    mla_query_key_value,
+    mla_query_key_value_backward,
 )
 from fourfold.model.rope import rotate_, table_scale
 from fourfold.model.rope_tables import scale_yarn
 from fourfold.model.spec import build_segments
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.model.weights import LatentWeights, Weight, deferring
+from fourfold.model.weights import MLAWeights, Weight, deferring
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.differentiable import rebuilding
 from tests.support.double import compute_in_double
 from tests.support.experts import random
-from tests.support.latent import SPLIT, Case, full_weights, microbatch, run_rank, tables
+from tests.support.mla import SPLIT, Case, full_weights, microbatch, run_rank, tables
 from tests.support.ranks import run_on_ranks
 
 TOLERANCE = 1e-11
@@ -125,11 +125,11 @@ def _check_traffic(model: ModelConfig, case: Case, result: dict[str, Any]) -> No
     ghosts = GhostRank(build_segments(model)[1], model, shape)
     env, batch, weights = ghosts.env, ghosts.batch, ghosts.weights.attention
     x, saved, passes = ghosts.hidden(), rebuilding(case.keep), []
-    latent_forward(env, x, weights, batch, saved)
+    mla_forward(env, x, weights, batch, saved)
     passes.append(ghosts.recording.recorded())
     ghosts.recording.begin()
     with deferring(ghosts.units.values() if case.defers else ()) as pending:
-        latent_backward(env, ghosts.hidden(), x, weights, batch, saved)
+        mla_backward(env, ghosts.hidden(), x, weights, batch, saved)
     passes.append(ghosts.recording.recorded())
     ghosts.recording.begin()
     pending.run()
@@ -164,8 +164,8 @@ def test_ranks_as_transformers(model: ModelConfig, case: Case, monkeypatch: pyte
 def test_pairs_that_are_neighbours_turn_as_in_transformers() -> None:
     """The same elements, sorted apart there and left in their places here."""
     x, (cos, sin) = random(2, 5, 3, 8), tables(replace(DEEPSEEK, rope_head_dim=8), 5)
-    whole = (torch.cat((t, t), -1).view(1, 5, -1) for t in (cos, sin))
-    expected = reference.apply_rotary_pos_emb_interleave(x, x, *whole, unsqueeze_dim=2)[0]
+    full = (torch.cat((t, t), -1).view(1, 5, -1) for t in (cos, sin))
+    expected = reference.apply_rotary_pos_emb_interleave(x, x, *full, unsqueeze_dim=2)[0]
     rotate_(x, cos, sin, interleave=True)
     torch.testing.assert_close(torch.cat((x[..., 0::2], x[..., 1::2]), -1), expected, rtol=0, atol=1e-15)
 
@@ -190,7 +190,7 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     shape = Shape(4, 64, compute, "fp64" if compute == "fp64" else "fp32", False)
     dtype = torch_dtype(compute)
     weights = {n: Weight(t.to(dtype), t.to(torch_dtype(shape.gradients))) for n, t in full_weights(model).items()}
-    bound = LatentWeights(**({"query_down": None, "query_norm": None} | weights))
+    bound = MLAWeights(**({"query_down": None, "query_norm": None} | weights))
     env, batch, saved = Environment(torch_operations, model), microbatch(model, 4, 64, dtype), rebuilding(keep)
     x, residual = random(256, 48).to(dtype), random(256, 48, seed=3).to(dtype)
     constant = [x, residual, batch.tokens, batch.cos, batch.sin]
@@ -200,7 +200,7 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     base = tracker.live_bytes
     forward, backward = _record(model, shape, keep)
     with tracker:
-        outputs = latent_query_key_value(env, x, bound, batch, saved)
+        outputs = mla_query_key_value(env, x, bound, batch, saved)
     assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(forward[0], rel=0.01), forward[1])
     grads = [torch.randn_like(output) for output in outputs]
     for grad in grads:
@@ -208,7 +208,7 @@ def test_footprint(model: ModelConfig, keep: bool, compute: str) -> None:
     del grad
     tracker.peak_bytes = tracker.live_bytes
     with tracker:
-        result = latent_query_key_value_backward(env, grads, residual, x, bound, batch, saved)
+        result = mla_query_key_value_backward(env, grads, residual, x, bound, batch, saved)
     assert (tracker.peak_bytes - base, tracker.live_bytes - base) == (pytest.approx(backward[0], rel=0.01), backward[1])
     assert result.shape == x.shape
 
@@ -217,11 +217,11 @@ def _record(model: ModelConfig, shape: Shape, keep: bool) -> tuple[tuple[int, in
     """Peak and live bytes after forward, and after backward."""
     ghosts = GhostRank(build_segments(model)[1], model, shape)
     x, recording, saved, w = ghosts.hidden(), ghosts.recording, rebuilding(keep), ghosts.weights.attention
-    outputs = latent_query_key_value(ghosts.env, x, w, ghosts.batch, saved)
+    outputs = mla_query_key_value(ghosts.env, x, w, ghosts.batch, saved)
     forward = recording.peak, recording.live
     grads = [ghosts.ops.make(output.shape, output.dtype) for output in outputs]
     recording.begin()
-    result = latent_query_key_value_backward(ghosts.env, grads, ghosts.hidden(), x, w, ghosts.batch, saved)
+    result = mla_query_key_value_backward(ghosts.env, grads, ghosts.hidden(), x, w, ghosts.batch, saved)
     backward = recording.peak, recording.live
     del result, outputs
     return forward, backward

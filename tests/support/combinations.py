@@ -1,4 +1,4 @@
-"""Random products of everything that a layout can combine, legal by construction; layouts of any kind; a person's own schedule."""
+"""Random combinations of everything that a layout has, legal by construction; layouts of any kind; a person's own schedule."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ DENSE: dict[str, dict[str, Any]] = {
     "qwen3": {"num_layers": 6, "qk_norm": True, "head_dim": 16},
 }
 MODELS = {**DENSE, **{name: {**model, "num_layers": 4} for name, model in MIXTURES.items()}}
-OWN = "python:tests.support.products:last_in_first_out"
+OWN = "python:tests.support.combinations:last_in_first_out"
 SCHEDULES = {virtual: (*with_stages(virtual), OWN) for virtual in (1, 2)}
 METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:2")
 SEQUENCES, LENGTH = 24, 16
@@ -50,7 +50,7 @@ last_in_first_out.stage_ranks = _stage_ranks  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
-class Product:
+class Combination:
     """A run on so many ranks, by its sections."""
 
     ranks: int
@@ -58,7 +58,7 @@ class Product:
 
 
 @st.composite
-def products(draw: st.DrawFn, ranks: int) -> Product:
+def combinations(draw: st.DrawFn, ranks: int) -> Combination:
     """Any model on exactly so many ranks, divided among the axes in any way that is legal."""
     name = draw(st.sampled_from(sorted(MODELS)))
     degrees = _degrees(draw, ranks)
@@ -83,7 +83,7 @@ def products(draw: st.DrawFn, ranks: int) -> Product:
         layout=layout,
     )
     assume(complaint(sections, ranks) is None)
-    return Product(ranks, sections)
+    return Combination(ranks, sections)
 
 
 def _degrees(draw: st.DrawFn, ranks: int) -> dict[str, int]:
@@ -100,7 +100,7 @@ def _divisors(n: int) -> list[int]:
 
 
 def complaint(sections: Table, ranks: int | None = None) -> str | None:
-    """What refuses the run before it starts; None: nothing. Other errors than a person's are raised."""
+    """The error that refuses the run before it starts; None: nothing. Other errors than a person's are raised."""
     try:
         spec_of(sections, ranks)
     except UserError as error:
@@ -115,7 +115,7 @@ def spec_of(sections: Table, ranks: int | None = None) -> StepSpec:
 
 
 def faults_of(spec: StepSpec) -> list[Fault]:
-    """What the verifier finds in the lists of all ranks."""
+    """The verifier's faults in the programs of all ranks."""
     stages = lower_pipeline(spec)
     layout = spec.layout
     return verify({rank: stages[layout.coordinates(rank)["pp"]] for rank in range(layout.world_size)}, spec)

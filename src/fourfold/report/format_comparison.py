@@ -3,9 +3,9 @@
 from typing import Any
 
 from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
-from fourfold.report.simulation_words import seconds_text, table
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.format_simulation import seconds_text, table
 from fourfold.report.units import format_bytes
-from fourfold.report.words import layout_line, model_line
 
 SHOWN_DIFFERENCES = 5
 SHOWN_RANKS = 16
@@ -14,7 +14,7 @@ SMALL = 1e-3
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """What a person sees."""
+    """The lines of `fourfold report`."""
     lines = [model_line(found.resolved), layout_line(found.resolved), *(f"note: {note}" for note in found.notes), ""]
     lines += [*headline(found), ""]
     if found.differences:

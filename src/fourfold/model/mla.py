@@ -13,29 +13,25 @@ from fourfold.model.norm import apply_rms, normalize, normalize_again, normalize
 from fourfold.model.operations import Array
 from fourfold.model.rope import rotate_, score_scale
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
-from fourfold.model.weights import LatentWeights, Weight
+from fourfold.model.weights import MLAWeights, Weight
 
 LATENT_NORM_EPS = 1e-6
 """The epsilon of the latents' norms, in the released models and in transformers whatever the blocks' `norm_eps`."""
 
 
-def latent_forward(env: Environment, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved) -> Array:
+def mla_forward(env: Environment, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> Array:
     """x + attention(norm(x)) @ W_out^T. x [t, hidden] -> the same."""
-    parts = latent_query_key_value(env, x, w, batch, saved)
+    parts = mla_query_key_value(env, x, w, batch, saved)
     return output_forward(env, attend_forward(env, parts, batch.document_lengths, saved), x, w, saved)
 
 
-def latent_backward(
-    env: Environment, grad: Array, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved
-) -> Array:
+def mla_backward(env: Environment, grad: Array, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> Array:
     """grad [t, hidden] -> the gradient of x; adds the weights' gradients."""
     grads = attend_backward(env, [output_backward(env, grad, w, saved)], saved)
-    return latent_query_key_value_backward(env, grads, grad, x, w, batch, saved)
+    return mla_query_key_value_backward(env, grads, grad, x, w, batch, saved)
 
 
-def latent_query_key_value(
-    env: Environment, x: Array, w: LatentWeights, batch: Microbatch, saved: Saved
-) -> list[Array]:
+def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> list[Array]:
     """Norm, projection to latents, their norms, projection to heads, rotation of the part of each head that has positions. x [t,
     hidden] -> q and k [batch, seq, heads, nope_head_dim + d], v [batch, seq, heads, value_head_dim]."""
     ops, model = env.ops, env.model
@@ -71,12 +67,12 @@ def latent_query_key_value(
     return [q, k, v]
 
 
-def latent_query_key_value_backward(
+def mla_query_key_value_backward(
     env: Environment,
     grads: list[Array],
     residual: Array,
     x: Array,
-    w: LatentWeights,
+    w: MLAWeights,
     batch: Microbatch,
     saved: Saved,
 ) -> Array:
@@ -100,8 +96,8 @@ def latent_query_key_value_backward(
     with ops.fused():
         summed = sum_partial(ops.concatenate(parts, dim=1), env.parallel)
     parts.clear()
-    inputs.add_product(grad_query)
-    latents.add_product(grad_key_value)
+    inputs.add_matmul(grad_query)
+    latents.add_matmul(grad_key_value)
     del inputs, latents, grad_query, grad_key_value
     grad_latent, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
     del summed
@@ -145,7 +141,7 @@ def _taken(saved: Saved, name: str) -> tuple[Array, Array]:
 
 def _project_backward(env: Environment, grad: Array, down: Weight, x: Array) -> Array:
     """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
-    down.add_product(env.ops, grad, x)
+    down.add_matmul(env.ops, grad, x)
     return env.ops.matmul(grad, down.data)
 
 
