@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from case import Network, NotACase
 from defaults import Filled
-from fourfold.hardware import Device, Tier, cluster_names, load_cluster, load_device
+from fourfold.hardware import Device, Level, cluster_names, load_cluster, load_device
 from row import Row, StatedHardware
 
 _KEYS: tuple[tuple[str, str], ...] = (
@@ -147,14 +147,14 @@ def network_of(hardware: StatedHardware, device: str, num_devices: int, notes: s
             else 8
         )
         per_node = filled.fill("devices_per_node", usual)
-    within = usual_tiers(device)[0]
+    within = usual_levels(device)[0]
     pod = within.devices if within.kind == "torus" and per_node <= LARGEST_TPU_HOST else per_node
     domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else pod)
     text = hardware.internode
     rate = link_rate(text, per_node)
     if rate is None and re.search(r"\bNICs?\b", notes, re.IGNORECASE):
         text, rate = notes, link_rate(notes, per_node)
-    of_device = usual_tiers(device)[-1].bytes_per_second
+    of_device = usual_levels(device)[-1].bytes_per_second
     if (
         rate is not None
         and rate * per_node == of_device != rate
@@ -190,17 +190,17 @@ ANY_NETWORK = 12.5e9
 
 
 @lru_cache(maxsize=64)
-def usual_tiers(device: str) -> tuple[Tier, ...]:
+def usual_levels(device: str) -> tuple[Level, ...]:
     """Links within a node and the network beyond: those of the first shipped cluster of that device. Where none comes with it, or
     its file ends at the node, the network is the usual one."""
     clusters = (cluster for cluster in map(load_cluster, cluster_names()) if cluster.device.key == device)
     shipped = next(clusters, None)
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    node, *network = shipped.tiers if shipped else (Tier("node", "switch", 8, within, 3e-6),)
+    node, *network = shipped.levels if shipped else (Level("node", "switch", 8, within, 3e-6),)
     if not network and node.kind != "torus":
-        network = [Tier("network", "switch", 16, ANY_NETWORK, 8e-6)]
+        network = [Level("network", "switch", 16, ANY_NETWORK, 8e-6)]
     usual = USUAL_NETWORK.get(device)
-    return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
+    return (node, *(replace(level, bytes_per_second=usual or level.bytes_per_second) for level in network))
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}

@@ -49,7 +49,7 @@ def cluster(counts: tuple[int, ...] = (1, 2, 4), **changes: Any) -> dict[str, An
             "memory_bytes_per_second": 1e9,
             "peak_flops_per_second": {"fp32": 1e9},
         },
-        "tiers": [
+        "levels": [
             {"name": "loopback", "kind": "shared", "devices": 4, "bytes_per_second": 1e9, "latency_seconds": 1e-3}
         ],
         "calibration": calibration,

@@ -10,7 +10,7 @@ from fourfold.calibrate.machine import measure_machine
 from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
-from fourfold.hardware import Cluster, Device, Tier
+from fourfold.hardware import Cluster, Device, Level
 from fourfold.program import rank_view
 from tests.calibrate.machine_table import crowd
 
@@ -56,9 +56,9 @@ class _Group:
 def _constants(ranks: int) -> Any:
     table = crowd(ranks)
     device = Device("this", "this", "by hand", 10**9, 1e9, {"fp32": 1e9})
-    tiers = (Tier("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
+    levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     calibration = {"cores": 2, f"ranks_{ranks}": table}
-    found = constants_of(Cluster("this", "this", "by hand", device, ranks, tiers, calibration=calibration))
+    found = constants_of(Cluster("this", "this", "by hand", device, ranks, levels, calibration=calibration))
     assert found is not None
     return table, found.crowds[ranks]
 

@@ -82,8 +82,8 @@ def test_the_best_is_shown_closer(fourfold) -> None:
     assert closer["communication"]
     for each in closer["communication"][:1]:
         assert f"{each['axes']}  " in text
-        assert set(each["tiers"]) <= {"nvlink", "rail"}
-        assert ", ".join(each["tiers"]) in text
+        assert set(each["levels"]) <= {"nvlink", "rail"}
+        assert ", ".join(each["levels"]) in text
     peak = max(closer["memory"], key=lambda rank: rank["device_bytes"])
     assert peak["instruction"] in text
 

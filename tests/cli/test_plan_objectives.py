@@ -67,13 +67,13 @@ name = "six per node"
 source = "made up"
 device = "a100-sxm-40"
 devices = 48
-[[tiers]]
+[[levels]]
 name = "nvlink"
 kind = "switch"
 devices = 6
 bytes_per_second = 300e9
 latency_seconds = 2e-6
-[[tiers]]
+[[levels]]
 name = "ib"
 kind = "switch"
 devices = 48

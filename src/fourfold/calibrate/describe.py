@@ -30,7 +30,7 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
             "memory_bytes_per_second": max(1e3, min(1e18, alone["memory_bytes_per_second"] * share)),
             "peak_flops_per_second": {dtype: peak * share},
         },
-        "tiers": [
+        "levels": [
             {
                 "name": "loopback" if device == "cpu" else "links",
                 "kind": "shared" if device == "cpu" else "switch",

@@ -21,7 +21,7 @@ from fourfold.calibrate.rounds import (
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.calibration import Crowd, constants_of
-from fourfold.hardware import Cluster, Device, Tier
+from fourfold.hardware import Cluster, Device, Level
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 
@@ -140,9 +140,9 @@ def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, core
 def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
     """One with this table alone."""
     device = Device("this", "this", "measured", 10**9, 1e9, {"fp32": 1e9})
-    tiers = (Tier("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
+    levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     return Cluster(
-        "this", "this", "measured", device, ranks, tiers, calibration={"cores": cores, f"ranks_{ranks}": table}
+        "this", "this", "measured", device, ranks, levels, calibration={"cores": cores, f"ranks_{ranks}": table}
     )
 
 

@@ -12,7 +12,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.stack import Stack
 
 LINK_SHARE = 0.8
-"""Of a tier's bandwidth, what collectives reach where nothing was fitted."""
+"""Of a level's bandwidth, what collectives reach where nothing was fitted."""
 
 
 @dataclass(frozen=True)

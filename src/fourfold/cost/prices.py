@@ -26,7 +26,7 @@ class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
     `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
-    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
+    level's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
 
@@ -97,12 +97,12 @@ class Prices:
             found = self._spans[axes] = span_of(self.layout, tuple(axes.split("+")), self.cluster)
         return found
 
-    def tiers(self, axes: str) -> tuple[str, ...]:
-        """Names of the tiers of links that groups along `axes` cross, innermost first."""
+    def levels(self, axes: str) -> tuple[str, ...]:
+        """Names of the interconnect levels that groups along `axes` cross, innermost first."""
         members = (1, *self._span(axes).members)
         return tuple(
-            tier.name
-            for tier, inner, outer in zip(self.cluster.tiers, members, members[1:], strict=False)
+            level.name
+            for level, inner, outer in zip(self.cluster.levels, members, members[1:], strict=False)
             if outer > inner
         )
 
@@ -166,8 +166,8 @@ class Prices:
                     place = {"pp": 0, "dp_replicate": replica, "dp_shard": shard, **inner}
                     ranks = layout.group_of(layout.rank_of(place), ("pp",))
                     blocks = tuple(
-                        tuple(rank // tier.devices - ranks[0] // tier.devices for rank in ranks)
-                        for tier in self.cluster.tiers
+                        tuple(rank // level.devices - ranks[0] // level.devices for rank in ranks)
+                        for level in self.cluster.levels
                     )
                     found.setdefault(blocks, ranks)
         return tuple(found.values())

@@ -1,4 +1,4 @@
-"""Devices, tiers of the network and clusters: figures with units, and the peak of a number format."""
+"""Devices, interconnect levels and clusters: figures with units, and the peak of a number format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,26 +67,26 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Tier:
-    """One level of the network: how blocks of `devices` devices are joined.
+class Level:
+    """One interconnect level: how blocks of `devices` devices are joined.
 
     `name`: nvlink, rail, leaf, spine, pod, ici, pcie, loopback, ...
 
     `kind`: `switch`, every device has `bytes_per_second` of its own, to any other; `torus`, neighbours are linked along
     `dimensions`, with wrap-around; `shared`, one medium that all devices below divide (a PCIe host bridge, a machine's loopback).
 
-    `devices`: how many devices one block joins, a multiple of the tier below.
+    `devices`: how many devices one block joins, a multiple of the level below.
 
     `bytes_per_second`: what the makers state, one direction, before any loss to protocol. `switch`: per device; oversubscription
     shows as a lower figure. `torus`: per link and direction, two links a device and dimension. `shared`: of the whole medium.
 
-    `latency_seconds`: of one small message between two devices through this tier, protocol included, the launch of a kernel not.
+    `latency_seconds`: of one small message between two devices through this level, protocol included, the launch of a kernel not.
 
     `dimensions`: a torus's shape, else empty. `wrap_multiple`: a dimension has wrap-around links where its extent is a multiple of
     this; a part of the torus without them has half the rate along that dimension, and `bytes_per_second` is then the mean.
 
-    `part_multiple`: innermost tier of a cluster of several blocks: a block may be used in part, by multiples of this many devices
-    (an NVL72 rack by trays of 4); None: whole. `scalable`: more than `devices` can be joined in the same way (outermost tier)."""
+    `part_multiple`: innermost level of a cluster of several blocks: a block may be used in part, by multiples of this many devices
+    (an NVL72 rack by trays of 4); None: whole. `scalable`: more than `devices` can be joined in the same way (outermost level)."""
 
     name: str
     kind: Literal["switch", "torus", "shared"]
@@ -103,14 +103,14 @@ class Tier:
 class Cluster:
     """Devices of one kind and the network that joins them.
 
-    `key`: the file's stem, with `:DEVICES` where another number than the file's was asked for. `tiers`: innermost first,
-    each of more devices than the one before; the last joins all `devices`. A cluster of one device keeps its innermost tier.
+    `key`: the file's stem, with `:DEVICES` where another number than the file's was asked for. `levels`: innermost first,
+    each of more devices than the one before; the last joins all `devices`. A cluster of one device keeps its innermost level.
 
     `dollars_per_device_hour`: a price, as `source` says whose. `mean_hours_between_failures_per_device`: device hours per
     interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
     system (hosts, fans, switches inside), at its maker's maximum. None: no source states it.
 
-    `whole`: the tiers of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
+    `whole`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
     `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
 
     key: str
@@ -118,19 +118,19 @@ class Cluster:
     source: str
     device: Device
     devices: int
-    tiers: tuple[Tier, ...]
+    levels: tuple[Level, ...]
     dollars_per_device_hour: float | None = None
     mean_hours_between_failures_per_device: float | None = None
     watts_per_device: float | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    whole: tuple[Tier, ...] = ()
+    whole: tuple[Level, ...] = ()
 
     @property
-    def all_tiers(self) -> tuple[Tier, ...]:
-        """The tiers of all of the file's devices."""
-        return self.whole or self.tiers
+    def all_levels(self) -> tuple[Level, ...]:
+        """The levels of all of the file's devices."""
+        return self.whole or self.levels
 
     @property
     def node_devices(self) -> int:
-        """Devices that the innermost tier joins."""
-        return self.tiers[0].devices
+        """Devices that the innermost level joins."""
+        return self.levels[0].devices

@@ -34,7 +34,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "communication": [
             {
                 "axes": each.axes,
-                "tiers": list(each.tiers),
+                "levels": list(each.levels),
                 "sent_bytes": each.sent_bytes,
                 "busy_seconds": each.busy_seconds,
                 "exposed_seconds": each.exposed_seconds,

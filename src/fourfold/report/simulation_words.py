@@ -160,7 +160,7 @@ def communication_lines(summary: StepSummary) -> list[str]:
     rows = [
         [
             each.axes,
-            ", ".join(each.tiers),
+            ", ".join(each.levels),
             format_bytes(each.sent_bytes),
             seconds_text(each.busy_seconds),
             seconds_text(each.exposed_seconds),

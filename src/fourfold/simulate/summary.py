@@ -15,10 +15,10 @@ ONCE = "the software, once a step"
 @dataclass(frozen=True)
 class AxesTraffic:
     """Communication of the groups along `axes`, on average over devices: bytes sent, seconds on the link, seconds waited for.
-    `tiers`: of links that they cross, innermost first."""
+    `levels`: of links that they cross, innermost first."""
 
     axes: str
-    tiers: tuple[str, ...]
+    levels: tuple[str, ...]
     sent_bytes: float
     busy_seconds: float
     exposed_seconds: float
@@ -105,9 +105,9 @@ class StepSummary:
         """By axes, the most exposed first."""
         ranks = self.step.along(traffic)
         mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
-        tiers = self.step.simulation.prices.tiers
+        levels = self.step.simulation.prices.levels
         found = [
-            AxesTraffic(axes, tiers(axes), *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
+            AxesTraffic(axes, levels(axes), *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
             for axes in dict.fromkeys(axes for axes, _ in mean)
         ]
         return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))

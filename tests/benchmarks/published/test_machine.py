@@ -127,7 +127,7 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.network.nvlink_domain == 8960
-    assert [(tier.kind, tier.devices) for tier in cluster_of(case).tiers] == [("torus", case.num_devices)]
+    assert [(level.kind, level.devices) for level in cluster_of(case).levels] == [("torus", case.num_devices)]
     slices = normalise(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, PublishedCase)
     assert slices.network.nvlink_domain == 32
@@ -178,7 +178,7 @@ def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: in
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.num_devices > per_node
-    assert cluster_of(case).tiers[-1].bytes_per_second == gigabytes * 1e9
+    assert cluster_of(case).levels[-1].bytes_per_second == gigabytes * 1e9
     assert any(entry.startswith("network = ") and DEFAULTS["network"] in entry for entry in case.defaults)
     alone = normalise(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
     assert isinstance(alone, PublishedCase)
