@@ -61,13 +61,13 @@ MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
 
 
 def layout_of(
-    row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled
+    row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, filled: Filled
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `NotACase`."""
-    micro, number, global_sequences = _batch(row, model, degrees, stack, filled)
-    zero, shard = _sharding(row, degrees, stack, filled)
-    schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
-    policy, modules = recompute_of(row, stack, filled)
+    micro, number, global_sequences = _batch(row, model, degrees, trainer, filled)
+    zero, shard = _sharding(row, degrees, trainer, filled)
+    schedule, virtual = _pipeline(row, model, degrees.pp, trainer, filled)
+    policy, modules = recompute_of(row, trainer, filled)
     ep = row.layout.ep or 1
     if ep > 1 and not model.num_experts:
         raise NotACase(f"ep = {ep}, but the model has no experts")
@@ -80,20 +80,20 @@ def layout_of(
         zero=zero,
         cp=degrees.cp,
         tp=degrees.tp,
-        sequence_parallel=_sequence_parallel(row, degrees.tp, stack, filled),
+        sequence_parallel=_sequence_parallel(row, degrees.tp, trainer, filled),
         ep=ep,
-        etp=_etp(row, model, degrees, shard, stack, filled),
+        etp=_etp(row, model, degrees, shard, trainer, filled),
         microbatch_sequences=micro,
         num_microbatches=number,
         recompute=policy,
         recompute_modules=modules,
-        cp_method=_context(row, model, degrees, stack, filled),
+        cp_method=_context(row, model, degrees, trainer, filled),
     )
     _check(layout, model, row.sequence_length or 1)
     return layout, global_sequences
 
 
-def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int, int]:
+def _batch(row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, filled: Filled) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
@@ -104,7 +104,7 @@ def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fille
         steps = steps or filled.fill("accumulation", max(1 if degrees.pp == 1 else 4 * degrees.pp, usual))
         total = filled.fill("global_sequences", micro * steps * dp)
     if micro is None:
-        at_once = degrees.pp == 1 and not (model.num_experts and stack.is_megatron_kin)
+        at_once = degrees.pp == 1 and not (model.num_experts and trainer.is_megatron_family)
         unstated = _most_at_once(total // dp, row.sequence_length or 1) if at_once and total % dp == 0 else 1
         micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
         filled.fill("microbatch_sequences", micro)
@@ -130,15 +130,15 @@ def _most_at_once(sequences: int, length: int) -> int:
     return max(d for d in range(1, MOST_AT_ONCE + 1) if sequences % d == 0 and (d == 1 or d * length <= MOST_TOKENS))
 
 
-def _sharding(row: Row, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int]:
+def _sharding(row: Row, degrees: Degrees, trainer: Trainer, filled: Filled) -> tuple[int, int]:
     """(ZeRO stage, ranks that share one copy of the state)."""
     stated, zero = row.layout, row.layout.zero
     if zero is None and "not resharded" in stated.zero_words:
         zero = filled.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
-    elif degrees.pp > 1 and stack.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
+    elif degrees.pp > 1 and trainer.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
         zero = filled.fill("zero", 1, "fsdp_kept")
     if zero is None:
-        sharded = stack.sharded_optimizer or bool(asserted(row.notes, r"distributed[- ]optimi[sz]er"))
+        sharded = trainer.sharded_optimizer or bool(asserted(row.notes, r"distributed[- ]optimi[sz]er"))
         zero = filled.fill("zero", 3 if stated.fsdp else 1 if sharded else 0)
     group = stated.shard_group if zero else None
     if group is None or group >= degrees.dp:
@@ -149,7 +149,7 @@ def _sharding(row: Row, degrees: Degrees, stack: Trainer, filled: Filled) -> tup
     return zero, group
 
 
-def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Filled) -> tuple[str, int]:
+def _pipeline(row: Row, model: ModelConfig, pp: int, trainer: Trainer, filled: Filled) -> tuple[str, int]:
     """(schedule, stages a rank)."""
     if pp == 1:
         return "1f1b", 1
@@ -163,33 +163,33 @@ def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Fil
     if stated is not None and stated not in (usual_schedule(1).name, usual_schedule(2).name):
         return stated, find_schedule(stated).min_virtual_stages
     if virtual is None and stated == usual_schedule(2).name:
-        virtual = filled.fill("virtual_stages", _usual_virtual(model.num_layers, pp, stack))
+        virtual = filled.fill("virtual_stages", _usual_virtual(model.num_layers, pp, trainer))
     usual = usual_schedule(virtual or 1).name
     if stated is None:
         filled.fill("schedule", usual)
     return usual, virtual or 1
 
 
-def _usual_virtual(layers: int, pp: int, stack: Trainer) -> int:
+def _usual_virtual(layers: int, pp: int, trainer: Trainer) -> int:
     """Stages a rank where an interleaved schedule does not say."""
     segments = layers if layers % pp == 0 else layers + 2
     per_rank = max(1, segments // pp)
-    if "zero-bubble" in stack.framework or stack.framework == "meta":
+    if "zero-bubble" in trainer.framework or trainer.framework == "meta":
         return max(2, (layers + 2) // pp)
     return next((d for d in range(2, min(per_rank, 1000) + 1) if per_rank % d == 0), 2)
 
 
-def _sequence_parallel(row: Row, tp: int, stack: Trainer, filled: Filled) -> bool:
+def _sequence_parallel(row: Row, tp: int, trainer: Trainer, filled: Filled) -> bool:
     stated = row.layout.sequence_parallel
     if tp == 1:
         return False
     if stated is not None:
         return stated
-    old = 0 < stack.year < 2022 or stack.framework.startswith("vtrain")
-    return filled.fill("sequence_parallel", stack.is_megatron_kin and not old)
+    old = 0 < trainer.year < 2022 or trainer.framework.startswith("vtrain")
+    return filled.fill("sequence_parallel", trainer.is_megatron_family and not old)
 
 
-def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Trainer, filled: Filled) -> int:
+def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, trainer: Trainer, filled: Filled) -> int:
     if not model.num_experts:
         return 1
     if row.layout.etp is not None:
@@ -209,7 +209,7 @@ _HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"
 _OTHERS = r"\b(than|baselines?|compared?|versus|vs|unlike|over)\b"
 
 
-def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> str:
+def _context(row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, filled: Filled) -> str:
     """How context parallelism is done, in the words of a run file."""
     if degrees.cp == 1:
         return "ring"
@@ -226,7 +226,7 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fil
         return "all_gather"
     if said:
         return "ring"
-    return filled.fill("cp_method", "all_gather" if stack.framework in GATHERS_CONTEXT else "ring")
+    return filled.fill("cp_method", "all_gather" if trainer.framework in GATHERS_CONTEXT else "ring")
 
 
 _SPLIT = {

@@ -81,7 +81,7 @@ def software_of(case: PublishedCase) -> Software:
     kernel = case.attention_kernel
     return Software.model_validate(
         {
-            "name": case.stack,
+            "name": case.software,
             "compute_dtype": "fp16" if precision.compute == "fp16" else None,
             "gemm_dtype": precision.low,
             "attention": case.attention,

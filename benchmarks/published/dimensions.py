@@ -36,7 +36,7 @@ _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
 """Released configurations of models that rows name without dimensions (Moonlight: moonshotai/Moonlight-16B-A3B, config.json)."""
 
 
-def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
+def model_of(row: Row, trainer: Trainer, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
     """The model, and its vocabulary before padding.
 
     Raises `NotACase` where a dimension is missing, or the architecture is not one of ours.
@@ -60,9 +60,9 @@ def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelCo
         "num_kv_heads": heads if stated.latent else stated.num_kv_heads or filled.fill("num_kv_heads", heads),
         "head_dim": stated.head_dim or _head_dim(hidden, heads, stated, filled),
         "ffn_size": ffn,
-        "vocab_size": _padded(vocab_size, stack, tp, filled),
+        "vocab_size": _padded(vocab_size, trainer, tp, filled),
         "max_position": row.sequence_length or 1,
-        **_options(stated, stack, gated, special, filled),
+        **_options(stated, trainer, gated, special, filled),
     }
     if stated.num_experts:
         values.update(_experts(stated, int(ffn or 0)))
@@ -142,13 +142,13 @@ def _vocabulary(stated: StatedModel, row: Row, filled: Filled) -> int:
     return filled.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
 
 
-def _padded(size: int, stack: Trainer, tp: int, filled: Filled) -> int:
-    multiple = 128 * tp if stack.is_megatron_kin else tp
+def _padded(size: int, trainer: Trainer, tp: int, filled: Filled) -> int:
+    multiple = 128 * tp if trainer.is_megatron_family else tp
     padded = -(-size // multiple) * multiple
     return size if padded == size else filled.fill("vocab_size", padded, "vocab_padding")
 
 
-def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, filled: Filled) -> dict[str, Any]:
+def _options(stated: StatedModel, trainer: Trainer, gated: bool, special: bool, filled: Filled) -> dict[str, Any]:
     """Norm, activation, biases, positions, ties."""
     if gated:
         qwen = re.search(r"qwen-?([123])", stated.name, re.I)
@@ -172,7 +172,7 @@ def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, fi
     if squared:
         filled.approximate("squared_relu")
         bias = False
-    elif bias is None and stack.framework == "llm-foundry":
+    elif bias is None and trainer.framework == "llm-foundry":
         filled.approximate("no_bias")
         bias = False
     elif bias is None:

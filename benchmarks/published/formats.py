@@ -11,7 +11,7 @@ from row import Row
 from software import Trainer
 
 
-def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Precision:
+def precision_of(row: Row, device: str, trainer: Trainer, filled: Filled) -> Precision:
     """Number formats; only what the text says, then the default. The words before a bracket name the GEMMs' format."""
     text, notes = _plain(row.precision or "").replace("32-bit", "fp32"), _plain(row.notes)
     if not text:
@@ -32,7 +32,7 @@ def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Preci
         gradients = stated[1] or stated[2]
     elif not _sums_widely(f"{text} {notes}", narrow):
         gradients = compute if narrow else gradients
-        if _sums_as_computed(row, stack, compute):
+        if _sums_as_computed(row, trainer, compute):
             gradients = filled.fill("gradients", compute)
     return Precision(compute, _low(head, text, device, filled), master, gradients)
 
@@ -107,11 +107,11 @@ def _sums_widely(text: str, narrow: bool) -> bool:
     return bool(re.search(_WIDE_SUMS, text)) or (not narrow and "autocast" in text)
 
 
-def _sums_as_computed(row: Row, stack: Trainer, compute: str) -> bool:
-    tuned = stack.framework == "nemo" and stack.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
-    if stack.framework in NARROW_SUMS or tuned:
+def _sums_as_computed(row: Row, trainer: Trainer, compute: str) -> bool:
+    tuned = trainer.framework == "nemo" and trainer.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
+    if trainer.framework in NARROW_SUMS or tuned:
         return compute != "fp32"
-    return compute == "fp16" and stack.is_megatron_kin and "deepspeed" not in stack.framework
+    return compute == "fp16" and trainer.is_megatron_family and "deepspeed" not in trainer.framework
 
 
 def _low(head: str, text: str, device: str, filled: Filled) -> str | None:

@@ -17,7 +17,7 @@ _GIBIBYTES: tuple[tuple[str, MemoryKind], ...] = (("nanotron", "allocated"), ("m
 
 def measured_of(
     row: Row,
-    stack: Trainer,
+    trainer: Trainer,
     model: ModelConfig,
     global_sequences: int,
     num_devices: int,
@@ -28,7 +28,7 @@ def measured_of(
     """Step time from, in this order: the stated time, tokens per second, samples per second, days for 300e9 tokens, FLOP/s, MFU.
     The last two go by the row's own convention of counting."""
     figures, tokens = row.figures, float(global_sequences) * (row.sequence_length or 1)
-    convention = convention_of(row, stack, filled) if _needs_convention(row) else None
+    convention = convention_of(row, trainer, filled) if _needs_convention(row) else None
     times: dict[StepSource, float | None] = {
         "stated": figures.step_seconds,
         "tokens": _ratio(tokens, figures.tokens_per_second)
@@ -48,7 +48,7 @@ def measured_of(
             reached = figures.mfu * peak_flops if figures.mfu and peak_flops else None
             times["mfu"] = _ratio(useful, reached, num_devices)
     source = next((name for name, value in times.items() if value), None)
-    memory, kind = _memory(row, stack, filled)
+    memory, kind = _memory(row, trainer, filled)
     return PublishedFigures(
         step_seconds=times[source] if source else None,
         step_from=source,
@@ -66,7 +66,7 @@ HALVED_SINCE = 2025
 """Megatron's own figure counts half of the attention matrix since then (core 0.12)."""
 
 
-def convention_of(row: Row, stack: Trainer, filled: Filled) -> str:
+def convention_of(row: Row, trainer: Trainer, filled: Filled) -> str:
     """One of `FLOPS_CONVENTIONS`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
     text = f"{kind} {row.flops_convention} {row.notes}".lower()
@@ -80,8 +80,8 @@ def convention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     if re.search(r"\b6 ?nd\b|6\*?n\*?d", text):
         return "6nd"
     if "megatron" in text:
-        return "causal" if stack.framework == "megatron" and stack.year >= HALVED_SINCE else "full"
-    if stack.framework == "nemo" and "bridge" not in row.source.lower():
+        return "causal" if trainer.framework == "megatron" and trainer.year >= HALVED_SINCE else "full"
+    if trainer.framework == "nemo" and "bridge" not in row.source.lower():
         return filled.fill("flops_convention", "full")
     return filled.fill("flops_convention", "causal")
 
@@ -118,13 +118,13 @@ def _compare(times: dict[StepSource, float | None], rounding: dict[StepSource, f
             filled.note(f"the step time by {name} is {value:.4g} s, but by {first} {stated:.4g} s, taken")
 
 
-def _memory(row: Row, stack: Trainer, filled: Filled) -> tuple[float | None, MemoryKind]:
+def _memory(row: Row, trainer: Trainer, filled: Filled) -> tuple[float | None, MemoryKind]:
     value, kind = row.figures.memory_bytes, row.figures.memory_kind
     if value is None:
         return None, "unstated"
     if kind.startswith("unstated") and re.search(r"nvidia-smi|by the driver", row.notes, re.I):
         return value, "device"
-    counted = next((counted for name, counted in _GIBIBYTES if stack.framework.startswith(name)), None)
+    counted = next((counted for name, counted in _GIBIBYTES if trainer.framework.startswith(name)), None)
     if kind == GIGABYTES and counted:
         filled.approximate("memory_unit")
         return value * 2.0**30 / 1e9, counted

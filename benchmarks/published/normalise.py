@@ -36,7 +36,7 @@ from remarks import (
 )
 from row import Row
 from row_files import read_rows
-from software import ON_GPU, Trainer, on_platform, stack_of, usual_stack
+from software import ON_GPU, Trainer, on_platform, trainer_of, usual_trainer
 
 
 def normalise(row: Row) -> PublishedCase | Skip:
@@ -57,16 +57,16 @@ def _case(row: Row) -> PublishedCase:
         raise NotACase(_first_missing(row))
     device = device_of(row.hardware, row, filled)
     degrees = degrees_of(row, filled)
-    stack = _stack(row, device.key, degrees, filled)
-    model, vocab_size = model_of(row, stack, degrees.tp, filled)
-    layout, global_sequences = layout_of(row, model, degrees, stack, filled)
-    precision = precision_of(row, device.key, stack, filled)
+    trainer = _trainer(row, device.key, degrees, filled)
+    model, vocab_size = model_of(row, trainer, degrees.tp, filled)
+    layout, global_sequences = layout_of(row, model, degrees, trainer, filled)
+    precision = precision_of(row, device.key, trainer, filled)
     hardware = row.hardware
     peak = (hardware.peak_bf16_flops or device.peak("bf16")) if precision.low is None else hardware.peak_fp8_flops
     if precision.low == "nvfp4":
         peak = None
     measured = measured_of(
-        row, stack, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), filled
+        row, trainer, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), filled
     )
     if measured.step_seconds is None and measured.memory_bytes is None and not measured.failed:
         raise NotACase("neither a step time nor memory is stated, or can be derived")
@@ -74,7 +74,7 @@ def _case(row: Row) -> PublishedCase:
         id=row.id,
         file=row.file,
         source=row.source,
-        stack=stack.name,
+        software=trainer.name,
         model_name=row.model.name,
         model=model,
         vocab_size=vocab_size,
@@ -87,11 +87,11 @@ def _case(row: Row) -> PublishedCase:
         num_devices=degrees.num_devices,
         network=network_of(hardware, device.key, degrees.num_devices, row.notes, filled),
         measured=measured,
-        attention=attention_of(row, stack, filled),
-        attention_kernel=attention_kernel_of(row, stack, filled),
+        attention=attention_of(row, trainer, filled),
+        attention_kernel=attention_kernel_of(row, trainer, filled),
         attention_dropout=not model.gated or row.model.gated is False,
         moment_bytes=moment_bytes_of(row),
-        even_stages=stack.is_megatron_kin,
+        even_stages=trainer.is_megatron_family,
         recompute_open=is_recompute_open(row),
         microbatch_open=is_microbatch_open(row),
         states_open=are_states_open(row),
@@ -99,9 +99,9 @@ def _case(row: Row) -> PublishedCase:
         offloaded=offloaded,
         dispatcher=dispatcher_of(row),
         attention_share=attention_share(row.model, row.notes, row.sequence_length, filled),
-        eager=is_eager(row, stack, filled),
+        eager=is_eager(row, trainer, filled),
         fused_experts=are_experts_fused(row),
-        merged_experts=are_experts_merged(row, stack, precision.low, filled),
+        merged_experts=are_experts_merged(row, trainer, precision.low, filled),
         graphed=is_graphed(row, device.key, filled),
         chunked_loss=is_loss_chunked(row),
         narrow_operands=runs_transformer_engine(row),
@@ -111,14 +111,14 @@ def _case(row: Row) -> PublishedCase:
     )
 
 
-def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Trainer:
-    found = stack_of(row.source, row.notes, row.framework)
+def _trainer(row: Row, device: str, degrees: Degrees, filled: Filled) -> Trainer:
+    found = trainer_of(row.source, row.notes, row.framework)
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)
     if found.framework != "unknown":
         return on_platform(found, device)
-    usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
-    return usual if usual == found else filled.fill("stack", usual)
+    usual = usual_trainer(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
+    return usual if usual == found else filled.fill("software", usual)
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:

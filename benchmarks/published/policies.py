@@ -16,20 +16,20 @@ def is_recompute_open(row: Row) -> bool:
     return not text or "not stated" in text or "see recipe" in text or text == "null"
 
 
-def recompute_of(row: Row, stack: Trainer, filled: Filled) -> tuple[str, tuple[str, ...]]:
+def recompute_of(row: Row, trainer: Trainer, filled: Filled) -> tuple[str, tuple[str, ...]]:
     """(policy, modules that are recomputed where it is selective)."""
     text = (row.recompute or "").lower()
     if is_recompute_open(row):
-        full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
+        full = "full assumed" in text or (trainer.framework.startswith("megatron") and trainer.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
-        return filled.fill("recompute", "selective" if stack.is_xla else policy), ()
+        return filled.fill("recompute", "selective" if trainer.is_xla else policy), ()
     if text.startswith(("full", "true")) or re.search(r"\brest recomputed|recomputes? (all|everything|the rest)", text):
         return "full", ()
     if text.startswith(("none", "no ", "false")):
         return "none", ()
     if text.startswith("selective"):
         named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
-        if stack.framework == "torchtitan":
+        if trainer.framework == "torchtitan":
             if row.model.num_experts:
                 return filled.fill("recompute", "full", "recompute_experts"), ()
             return filled.fill("recompute", ALTERNATE, "recompute_products"), ()
@@ -80,11 +80,11 @@ _KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
 )
 
 
-def attention_kernel_of(row: Row, stack: Trainer, filled: Filled) -> AttentionKernel | None:
+def attention_kernel_of(row: Row, trainer: Trainer, filled: Filled) -> AttentionKernel | None:
     """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
     have anyway), or the one before."""
     for name, pattern in _KERNELS:
-        if asserted(row.notes, pattern) and not (name == "flash 3" and stack.is_megatron_kin):
+        if asserted(row.notes, pattern) and not (name == "flash 3" and trainer.is_megatron_family):
             return filled.fill("attention_kernel", name)
     return None
 
@@ -94,7 +94,7 @@ FUSED_SINKS = (2026, 6)
 in MLPerf they had one before."""
 
 
-def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
+def attention_of(row: Row, trainer: Trainer, filled: Filled) -> str:
     """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
     if row.attention is not None:
         return row.attention
@@ -108,7 +108,7 @@ def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     if re.search(r"flash[- ]?att", words):
         return "flash"
     has_sinks = re.search(r"gpt-?oss", row.model.name, re.I) and not is_mlperf(row)
-    if has_sinks and stack.is_megatron_kin and (stack.year, stack.release) < FUSED_SINKS:
+    if has_sinks and trainer.is_megatron_family and (trainer.year, trainer.release) < FUSED_SINKS:
         return filled.fill("attention", "unfused", "attention_sinks")
-    written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
+    written = trainer.year in (2020, 2021, 2022) or trainer.framework == "megatron-zero-bubble"
     return "unfused" if written else filled.fill("attention", "flash")

@@ -5,7 +5,7 @@ import re
 from assertions import asserted, clauses_of, says
 from case import NotACase, Offloaded
 from defaults import Filled
-from fourfold.cost.stack import Dispatcher
+from fourfold.cost.software import Dispatcher
 from fourfold.validate.software import BLACKWELL, HOPPER
 from row import Row
 from software import Trainer
@@ -97,12 +97,12 @@ MERGED_SINCE = (2026, 6)
 """Releases of Megatron Bridge whose recipes for experts in MXFP8 have it so."""
 
 
-def are_experts_merged(row: Row, stack: Trainer, low: str | None, filled: Filled) -> bool:
+def are_experts_merged(row: Row, trainer: Trainer, low: str | None, filled: Filled) -> bool:
     """Whether what goes to experts runs beside another microbatch's computation: where the row says so, or is silent and its
     recipe does."""
     text = f"{row.notes}; {row.schedule or ''}"
     spoken = [clause for clause in clauses_of(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
-    usual = stack.framework == "nemo" and (stack.year, stack.release) >= MERGED_SINCE and low == "mxfp8"
+    usual = trainer.framework == "nemo" and (trainer.year, trainer.release) >= MERGED_SINCE and low == "mxfp8"
     if not (all(says(clause, r"\boverlap") for clause in spoken) if spoken else usual and row.model.num_experts):
         return False
     filled.approximate("merged_experts")
@@ -150,10 +150,15 @@ _EAGER = re.compile(
 )
 
 
-def is_eager(row: Row, stack: Trainer, filled: Filled) -> bool:
+def is_eager(row: Row, trainer: Trainer, filled: Filled) -> bool:
     """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels or Liger's, nor where
     XLA made them."""
-    if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla or asserted(row.notes, r"\bliger\b"):
+    if (
+        not _EAGER.search(row.notes)
+        or trainer.is_megatron_family
+        or trainer.is_xla
+        or asserted(row.notes, r"\bliger\b")
+    ):
         return False
     filled.approximate("eager")
     return True

@@ -18,14 +18,14 @@ def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
     groups = [size for size in (2, 4, 8) if size <= ranks]
     return {
         "kernels": {
-            "products": {"sizes": SIZES, "plain": [plane, plane], "accumulated": [plane, plane]},
+            "gemms": {"sizes": SIZES, "plain": [plane, plane], "accumulated": [plane, plane]},
             "attention": {"queries": SIZES, "head_sizes": SIZES, "forward": plane, "backward": plane},
             "launch_seconds": 1e-6,
             "memory_bytes_per_second": 1e9,
             "update_seconds": 1e-5,
             "update_bytes_per_second": 2e9,
         },
-        "stack": {
+        "software": {
             "threads": 1,
             "step_seconds": 0.0,
             "host_collective_seconds": 0.0,

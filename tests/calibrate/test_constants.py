@@ -42,9 +42,9 @@ def test_a_curve_goes_through_its_points_and_is_straight_between_logarithms() ->
 
 def test_kernels_take_what_their_rates_say() -> None:
     crowd = crowd_of(2)
-    product = Gemm(100, 200, 300)
-    assert crowd.kernel(product) == pytest.approx(product.flops / 1e9)
-    assert crowd.kernel(replace(product, accumulates=True)) == pytest.approx(product.flops / 1e9)
+    gemm = Gemm(100, 200, 300)
+    assert crowd.kernel(gemm) == pytest.approx(gemm.flops / 1e9)
+    assert crowd.kernel(replace(gemm, accumulates=True)) == pytest.approx(gemm.flops / 1e9)
     attention = Attention(2, 64, 64, 4, 4, 32, 32)
     assert crowd.kernel(attention) == pytest.approx(attention.flops / 1e9)
     assert crowd.kernel(Elementwise(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
@@ -70,10 +70,10 @@ def test_a_cluster_without_a_calibration_has_no_such_constants() -> None:
     ("path", "value", "named"),
     [
         (("kernels", "launch_seconds"), -1.0, "calibration.ranks_2.kernels.launch_seconds"),
-        (("kernels", "products", "plain"), [1.0], "calibration.ranks_2.kernels.products.plain"),
-        (("kernels", "products", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.products.sizes"),
-        (("stack", "paces"), [1.0], "calibration.ranks_2.stack.paces"),
-        (("stack",), 3.0, "calibration.ranks_2.stack"),
+        (("kernels", "gemms", "plain"), [1.0], "calibration.ranks_2.kernels.gemms.plain"),
+        (("kernels", "gemms", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.gemms.sizes"),
+        (("software", "paces"), [1.0], "calibration.ranks_2.software.paces"),
+        (("software",), 3.0, "calibration.ranks_2.software"),
         (("links", "group_2", "send"), 1.0, "calibration.ranks_2.links.group_2.send"),
     ],
 )
@@ -115,7 +115,7 @@ def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_ag
 ) -> None:
     config, spec = run(layout, ranks)
     prices = prices_for(config, spec, loaded(cluster()))
-    prices = replace(prices, stack=replace(prices.stack, contention=0.0))
+    prices = replace(prices, software=replace(prices.software, contention=0.0))
     found = simulate(spec, prices)
     plays = [Play(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
     shared, apart = shared_times(plays[0], prices.crowd.paces), simulate_times(plays[1])
@@ -128,7 +128,7 @@ def test_a_stage_computes_faster_while_the_other_waits() -> None:
     config, spec = run({"pp": 2, "schedule": "1f1b"}, 2)
     table = cluster()
     slow = simulate(spec, prices_for(config, spec, loaded(table))).seconds
-    table["calibration"]["ranks_2"]["stack"]["paces"] = [2.0, 1.0]
+    table["calibration"]["ranks_2"]["software"]["paces"] = [2.0, 1.0]
     fast = simulate(spec, prices_for(config, spec, loaded(table))).seconds
     assert slow / 2 < fast < slow
 

@@ -212,7 +212,9 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
     prices = real_prices(spec)
     waited, ahead, contended = (
-        simulate(spec, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
+        simulate(
+            spec, replace(prices, software=replace(prices.software, overlap_param_gather=early, contention=contention))
+        )
         for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
     )
     published = sum(ahead.durations.collectives(s) for s in ahead.programs[0].instructions if s.op is Op.PUBLISH)

@@ -17,7 +17,7 @@ from fourfold.program.view import rank_view
 @dataclass(frozen=True)
 class SegmentFit:
     """`launch_seconds` and `memory_bytes_per_second` of passes; the same of updates; `step_seconds`: of a step beside its
-    instructions; `product_share`: of the time of products and attention by themselves, what they take within segments; `error`:
+    instructions; `gemm_share`: of the time of products and attention by themselves, what they take within segments; `error`:
     mean relative error of the segments' times."""
 
     launch_seconds: float
@@ -25,7 +25,7 @@ class SegmentFit:
     update_seconds: float
     update_bytes_per_second: float
     step_seconds: float
-    product_share: float
+    gemm_share: float
     error: float
 
 
@@ -59,7 +59,7 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
                 update_times.append(seconds[f"update {kind}"])
     table = np.array(rows)
     large = table[:, 2] > 0  # rows of the embedding are too short to count
-    share = _product_share(table[large])
+    share = _gemm_share(table[large])
     rest = np.maximum(table[:, 3] - share * table[:, 2], 0.0)
     launch, per_byte = _least_squares(table[large, :2], rest[large], 1 / table[large, 3])
     once, update_byte = _least_squares(
@@ -75,12 +75,12 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
         update_seconds=once,
         update_bytes_per_second=1 / max(update_byte, 1e-15),
         step_seconds=median(frames),
-        product_share=share,
+        gemm_share=share,
         error=float(np.mean(np.abs(predicted - table[:, 3]) / table[:, 3])),
     )
 
 
-def _product_share(table: Any) -> float:
+def _gemm_share(table: Any) -> float:
     """Where three constants together describe segments best: products within a segment find their operands in the cache."""
     errors = []
     for share in np.linspace(0.8, 1.2, 41):

@@ -62,20 +62,20 @@ def measure_machine(
     fits: dict[int, float] = {}
     for ranks in counts:
         measured, threads = merged(rounds[ranks]), threads_of(ranks)
-        table: Table = {"stack": {"threads": threads, "host_collective_seconds": 0.0, "paces": _paces(measured)}}
+        table: Table = {"software": {"threads": threads, "host_collective_seconds": 0.0, "paces": _paces(measured)}}
         if ranks > 1:
             table["links"] = measured.links
         if measured.kernels is not None:
-            table["kernels"], table["stack"]["step_seconds"], fits[ranks] = _described(
+            table["kernels"], table["software"]["step_seconds"], fits[ranks] = _described(
                 measured, table, ranks, dtype, device, budget.quick
             )
         else:
             free = calibration[f"ranks_{base}"]
-            share = min(free["stack"]["paces"][0] / table["stack"]["paces"][0], cores / (ranks * threads))
+            share = min(free["software"]["paces"][0] / table["software"]["paces"][0], cores / (ranks * threads))
             table["kernels"] = _slowed(free["kernels"], share)
-            table["stack"]["step_seconds"] = free["stack"]["step_seconds"] / share
+            table["software"]["step_seconds"] = free["software"]["step_seconds"] / share
         if ranks > 1 and device == "cpu":
-            table["stack"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
+            table["software"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
         calibration[f"ranks_{ranks}"] = table
     return Findings(calibration, fits, max(drift(each) for each in rounds.values()))
 
@@ -90,10 +90,10 @@ def _described(
     unknown: Table = {
         **table,
         "kernels": {**measured.kernels, **dict.fromkeys((*PER_SECOND, *SECONDS), 1.0)},
-        "stack": {**table["stack"], "step_seconds": 0.0},
+        "software": {**table["software"], "step_seconds": 0.0},
     }
     fit = fit_segments(specs, measured.steps, _read(unknown, ranks))
-    kernels = _slowed(measured.kernels, 1 / fit.product_share)
+    kernels = _slowed(measured.kernels, 1 / fit.gemm_share)
     kernels |= {name: getattr(fit, name) for name in (*PER_SECOND, *SECONDS)}
     return kernels, fit.step_seconds, fit.error
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
-from fourfold.calibrate.kernels import measure_attention, measure_products
+from fourfold.calibrate.kernels import measure_attention, measure_gemms
 from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.steps import measure_layouts, measure_steps, measure_together
@@ -100,7 +100,7 @@ def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: 
     kernels, steps = None, []
     if alone:
         kernels = {
-            "products": _middle(group.run(measure_products, dtype=dtype, window=budget.kernel)),
+            "gemms": _middle(group.run(measure_gemms, dtype=dtype, window=budget.kernel)),
             "attention": _middle(group.run(measure_attention, dtype=dtype, window=budget.kernel)),
         }
         steps = _middle(group.run(measure_steps, tables=tables, window=budget.steps))

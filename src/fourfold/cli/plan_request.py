@@ -14,7 +14,7 @@ from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
-from fourfold.simulate.run_prices import Said
+from fourfold.simulate.run_prices import SoftwareOverrides
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -32,9 +32,9 @@ class Options:
     batch_tokens: str | None
     batch_sequences: int | None
     dtype: str | None
-    stack: str | None
+    software: str | None
     memory_share: float
-    said: Said
+    software_overrides: SoftwareOverrides
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def read_request(options: Options) -> Asked:
         length,
         sequences,
         precision,
-        options.stack,
+        options.software,
         options.memory_share,
         *masks,
         config.layout.prefetch,
         windows,
-        options.said,
+        options.software_overrides,
         config.optimizer,
     )
     run = config.model_copy(update={"model": section, "precision": precision})

@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from fourfold.config import DTYPE_BYTES
 from fourfold.cost.calibration import Calibration, Crowd, constants_of
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Elementwise, Gemm
@@ -15,7 +15,7 @@ from fourfold.model.work import Attention, Elementwise, Gemm
 INSIDE = ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp")
 """Groups whose collectives stand inside segments."""
 
-OWN = Stack(host_launch_seconds=0.0, host_collective_seconds=0.0)
+OWN = SoftwareProfile(host_launch_seconds=0.0, host_collective_seconds=0.0)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str) -> Calibrate
     if calibration is None:
         return None
     crowd = calibration.crowd(layout.world_size)
-    stack = replace(OWN, step_seconds=crowd.step_seconds, host_collective_seconds=crowd.host_collective_seconds)
+    software = replace(OWN, step_seconds=crowd.step_seconds, host_collective_seconds=crowd.host_collective_seconds)
     return CalibratedPrices(
         cluster=cluster,
         layout=layout,
-        stack=replace(stack, contention=_contention(crowd, calibration.cores)),
+        software=replace(software, contention=_contention(crowd, calibration.cores)),
         dtype=dtype,
-        product_dtype=dtype,
+        gemm_dtype=dtype,
         element_bytes=DTYPE_BYTES[dtype],
         calibration=calibration,
     )

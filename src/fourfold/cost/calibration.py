@@ -96,7 +96,7 @@ class Crowd:
     paces: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
 
-    def product(self, item: Gemm) -> float:
+    def gemm(self, item: Gemm) -> float:
         rows, inner = item.rows, item.inner
         if item.accumulates:
             inner = max(1, inner // item.groups)
@@ -111,7 +111,7 @@ class Crowd:
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         if isinstance(item, Gemm):
-            return self.product(item)
+            return self.gemm(item)
         if isinstance(item, Attention):
             return self.attend(item)
         return item.launches * self.launch_seconds + item.bytes / self.memory_bytes_per_second
@@ -193,33 +193,33 @@ def _fits(values: Any, lengths: Sequence[int]) -> bool:
 
 
 def _crowd(reader: _Reader, ranks: int) -> Crowd:
-    kernels, stack = reader.part("kernels"), reader.part("stack")
-    products, attention = kernels.part("products"), kernels.part("attention")
-    sizes, queries = products.axis("sizes"), attention.axis("queries")
+    kernels, software = reader.part("kernels"), reader.part("software")
+    gemms, attention = kernels.part("gemms"), kernels.part("attention")
+    sizes, queries = gemms.axis("sizes"), attention.axis("queries")
     widths = attention.axis("head_sizes")
     return Crowd(
         ranks=ranks,
-        threads=int(stack.number("threads")),
-        plain=products.curve("plain", sizes, sizes, sizes),
-        accumulated=products.curve("accumulated", sizes, sizes, sizes),
+        threads=int(software.number("threads")),
+        plain=gemms.curve("plain", sizes, sizes, sizes),
+        accumulated=gemms.curve("accumulated", sizes, sizes, sizes),
         attention=attention.curve("forward", queries, widths),
         attention_backward=attention.curve("backward", queries, widths),
         memory_bytes_per_second=kernels.number("memory_bytes_per_second"),
         launch_seconds=kernels.number("launch_seconds", 0.0),
         update_bytes_per_second=kernels.number("update_bytes_per_second"),
         update_seconds=kernels.number("update_seconds", 0.0),
-        step_seconds=stack.number("step_seconds", 0.0),
-        host_collective_seconds=stack.number("host_collective_seconds", 0.0),
-        delay_seconds=stack.number("delay_seconds", 0.0) if "delay_seconds" in stack.table else 0.0,
-        paces=_paces(stack, ranks),
+        step_seconds=software.number("step_seconds", 0.0),
+        host_collective_seconds=software.number("host_collective_seconds", 0.0),
+        delay_seconds=software.number("delay_seconds", 0.0) if "delay_seconds" in software.table else 0.0,
+        paces=_paces(software, ranks),
         links=_links(reader, ranks) if ranks > 1 else {},
     )
 
 
-def _paces(stack: _Reader, ranks: int) -> tuple[float, ...]:
-    values = stack.table.get("paces")
+def _paces(software: _Reader, ranks: int) -> tuple[float, ...]:
+    values = software.table.get("paces")
     if not _fits(values, [ranks]):
-        raise stack.fail("paces", f"a list of {ranks} positive numbers")
+        raise software.fail("paces", f"a list of {ranks} positive numbers")
     return tuple(map(float, values))
 
 

@@ -1,4 +1,4 @@
-"""Everything that a price depends on beside the program: the cluster, fitted constants, the software stack, number formats."""
+"""Everything that a price depends on beside the program: the cluster, fitted constants, the software, number formats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from math import sqrt
 from fourfold.cost.collectives import Links, Span, Spared, collective_seconds, span_of, transfer_seconds
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Elementwise, Gemm
@@ -25,7 +25,7 @@ SAMPLED = 4
 class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
-    `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
+    `dtype`: the compute format; `gemm_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
     level's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
@@ -33,9 +33,9 @@ class Prices:
     cluster: Cluster
     layout: Layout
     kernels: Kernels = field(default_factory=Kernels)
-    stack: Stack = field(default_factory=Stack)
+    software: SoftwareProfile = field(default_factory=SoftwareProfile)
     dtype: str = "bf16"
-    product_dtype: str = "bf16"
+    gemm_dtype: str = "bf16"
     element_bytes: int = 2
     link_share: float = 0.8
     masked_share: float = 1.0
@@ -44,13 +44,13 @@ class Prices:
     links: Links = field(default_factory=lambda: fitted().link_constants)
 
     @cached_property
-    def _stack_links(self) -> Links:
-        """The links as the stack's network is: its hops."""
-        return replace(self.links, network_hop_seconds=self.links.network_hop_seconds * self.stack.network_hops)
+    def _software_links(self) -> Links:
+        """The links as the software's network is: its hops."""
+        return replace(self.links, network_hop_seconds=self.links.network_hop_seconds * self.software.network_hops)
 
     @property
     def _link_share(self) -> float:
-        return self.link_share * self.stack.link_speed
+        return self.link_share * self.software.link_speed
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, str, int], float]:
@@ -70,12 +70,12 @@ class Prices:
 
     @cached_property
     def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
-        return kernel_times(self.cluster.device, self.kernels, self.product_dtype, self.dtype, self.element_bytes)
+        return kernel_times(self.cluster.device, self.kernels, self.gemm_dtype, self.dtype, self.element_bytes)
 
     @cached_property
     def plain(self) -> "Prices":
         """The same with every product in the compute format, as the head's are."""
-        return self if self.product_dtype == self.dtype else replace(self, product_dtype=self.dtype)
+        return self if self.gemm_dtype == self.dtype else replace(self, gemm_dtype=self.dtype)
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         """Seconds of one kernel on the device."""
@@ -108,36 +108,36 @@ class Prices:
 
     def _group(self, kind: str, axes: str, size: float, spared: Spared = (0.0, 0.0)) -> float:
         size /= self._link_share
-        return collective_seconds(kind, size, self._span(axes), self.cluster, self._stack_links, spared)
+        return collective_seconds(kind, size, self._span(axes), self.cluster, self._software_links, spared)
 
     def _dispatch(self, axes: str, size: float) -> float:
         """Tokens to their experts, or back."""
-        etp, stack, span = self.layout.etp, self.stack, self._span(axes)
+        etp, software, span = self.layout.etp, self.software, self._span(axes)
         nodes = -(-span.size // span.members[0])
         spared = (0.0, 0.0)
-        if stack.dispatches_once:
+        if software.dispatches_once:
             spared = (spared_copies(span.size, self.top_k), spared_copies(nodes, self.top_k, self.top_nodes))
-        if not stack.dispatch_first or etp == 1:
+        if not software.dispatch_first or etp == 1:
             return self._group("all_to_all", axes, size, spared)
         return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
 
     @cached_property
     def paired_share(self) -> float:
         """How much of what goes to experts runs beside the computation of another microbatch."""
-        if self.stack.overlap_experts and find_schedule(self.layout.schedule).pairs_passes:
+        if self.software.overlap_experts and find_schedule(self.layout.schedule).pairs_passes:
             return 1.0
-        return MERGED_SHARE if self.stack.merged_experts else 0.0
+        return MERGED_SHARE if self.software.merged_experts else 0.0
 
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""
         found = self._hosts.get(axes)
         if found is None:
-            found, stack = self.stack.host_collective_seconds, self.stack
-            if stack.host_crowded_seconds:
+            found, software = self.software.host_collective_seconds, self.software
+            if software.host_crowded_seconds:
                 stages, span = self._span("pp"), self._span(axes)
                 if stages.size > stages.members[0] and span.size > 1:
                     blocks = -(-span.size // span.members[0])
-                    found += stack.host_crowded_seconds * span.size * sqrt(blocks)
+                    found += software.host_crowded_seconds * span.size * sqrt(blocks)
             self._hosts[axes] = found
         return found
 
@@ -149,7 +149,7 @@ class Prices:
         if found is None:
             senders, scaled = self.layout.world_size // self.layout.pp, size / self._link_share
             found = max(
-                transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._stack_links)
+                transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._software_links)
                 for ranks in self._pipelines
             )
             self._transfers[key] = found

@@ -136,14 +136,14 @@ def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
         backward=seconds(footprint.backward),
         weight=seconds(weight_gradient_work(segment, spec.model, spec.shape)),
         input_bytes=footprint.output_bytes,
-        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.stack),
+        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.software),
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
 
 def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
-    """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a stack
-    hides what goes to experts beside the other pass of a pair: no schedule hides more."""
+    """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a software
+    profile hides what goes to experts beside the other pass of a pair: no schedule hides more."""
     model = request.model
     layout = Layout(
         pp=1,
@@ -152,7 +152,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         cp=shape.cp,
         tp=shape.tp,
         zero=0,
-        schedule=_PAIRED if request.stack.overlap_experts else usual_schedule(1).name,
+        schedule=_PAIRED if request.software.overlap_experts else usual_schedule(1).name,
         microbatch_sequences=shape.microbatch_sequences,
         num_microbatches=1,
         sequence_length=request.sequence_length,

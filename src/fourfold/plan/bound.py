@@ -167,13 +167,13 @@ class Bounder:
         return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
-        """The optimizer's pass over its shard, and what the stack adds to every step."""
+        """The optimizer's pass over its shard, and what the software adds to every step."""
         request, precision, sharded = self.request, self.request.precision, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
         formats = (precision.compute, precision.master_format, precision.gradients_format)
         moved = numbers * request.optimizer.spec.update_bytes(*formats)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
-        return moved / rate + request.stack.step_seconds
+        return moved / rate + request.software.step_seconds
 
     def _head_rank_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
         """One microbatch on the rank that holds the head: besides it at least a segment, which is the embedding on a V, for each of
@@ -235,7 +235,7 @@ class Bounder:
         states = np.where(zero == 3, shard, whole) * request.element_bytes
         states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request)
         gradients = np.where(zero >= 2, shard, whole) * request.gradient_bytes
-        stack = request.stack
+        software = request.software
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         units = 1 + min(1, request.prefetch)
         gathered = np.where(zero == 3, units * request.element_bytes, 0) + np.where(
@@ -249,14 +249,14 @@ class Bounder:
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
         transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
         held = share * (states + peak) + transient
-        return held * (1 + stack.slack) + stack.context_bytes
+        return held * (1 + software.fragmentation) + software.context_bytes
 
 
 def _optimizer_bytes(request: Request) -> float:
     """Bytes a parameter of master weights, where they are a copy, and of optimizer states."""
-    stack, spec = request.stack, request.optimizer.spec
-    master: float = request.master_bytes if stack.master_bytes is None else stack.master_bytes
+    software, spec = request.software, request.optimizer.spec
+    master: float = request.master_bytes if software.master_bytes is None else software.master_bytes
     state: float = spec.state_bytes(request.precision.master_format)
-    if stack.optimizer_bytes is not None:
-        state = len(spec.state) * stack.optimizer_bytes
+    if software.optimizer_bytes is not None:
+        state = len(spec.state) * software.optimizer_bytes
     return (master if request.mixed else 0) + state

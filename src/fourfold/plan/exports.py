@@ -11,7 +11,7 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.program.schedule import find_schedule, usual_schedule
 
-Said = tuple[str, list[str]]
+Export = tuple[str, list[str]]
 """The text, and what it leaves out or changes."""
 
 
@@ -23,7 +23,7 @@ def _own_code(request: Request) -> list[str]:
     return ([] if name == AdamWSection.spec.name else [optimizer]) + ([] if block is None else [own])
 
 
-def megatron(request: Request, layout: Candidate) -> Said:
+def megatron(request: Request, layout: Candidate) -> Export:
     """Command-line flags of `pretrain_gpt.py`."""
     missing = _own_code(request)
     flags = [
@@ -100,7 +100,7 @@ def _every_block_instead(layout: Candidate) -> str:
     return f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead"
 
 
-def torchtitan(request: Request, layout: Candidate) -> Said:
+def torchtitan(request: Request, layout: Candidate) -> Export:
     """The sections of a job's TOML file."""
     missing = _own_code(request)
     if layout.zero in (0, 1):
@@ -162,7 +162,7 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
     return "\n".join(lines), missing
 
 
-def deepspeed(request: Request, layout: Candidate) -> Said:
+def deepspeed(request: Request, layout: Candidate) -> Export:
     """The JSON configuration; degrees beside data parallelism are the client's."""
     missing = _own_code(request)
     if layout.pp > 1:
@@ -206,7 +206,7 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
     return json.dumps(table, indent=2), missing
 
 
-EXPORTS: dict[str, Callable[[Request, Candidate], Said]] = {
+EXPORTS: dict[str, Callable[[Request, Candidate], Export]] = {
     "megatron": megatron,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,

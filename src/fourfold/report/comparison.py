@@ -130,7 +130,7 @@ class Comparison:
         return sorted((d for d in found if abs(d.share) >= 1e-3), key=lambda d: -abs(d.seconds))
 
 
-def compare(folder: RunFolder, cluster_name: str | None = None, stack: str | None = None) -> Comparison:
+def compare(folder: RunFolder, cluster_name: str | None = None, software: str | None = None) -> Comparison:
     """Reads what the ranks measured and predicts the same step. `cluster_name` None: the run's own.
 
     Raises `UserError` where the folder is no run, or no rank has timed a step.
@@ -155,7 +155,7 @@ def compare(folder: RunFolder, cluster_name: str | None = None, stack: str | Non
     step = None
     if cluster is not None:
         check_size(resolved.spec)
-        prices = prices_for(resolved.config, resolved.spec, cluster, stack)
+        prices = prices_for(resolved.config, resolved.spec, cluster, software)
         step = predict_step(resolved.spec, prices, resolved.compiled)
     notes = _notes(resolved, ranks, programs, cluster)
     predicted = _predicted_kinds(step, resolved) if step is not None else None

@@ -32,7 +32,7 @@ def simulate_times(play: Play) -> Times:
 
 def _advance(rank: Rank, play: Play) -> None:
     """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them."""
-    steps, times, contention = rank.steps, rank.times, play.prices.stack.contention
+    steps, times, contention = rank.steps, rank.times, play.prices.software.contention
     while rank.at < len(steps):
         start = rank.now
         seconds = play.take(rank)

@@ -11,7 +11,7 @@ class MemoryOverTime:
     """Of one device, in spans of time of equal length: `ends` of the spans in seconds, the most `bytes` held in each, and what they
     were by kind of buffer at that moment (`by_kind[kind][span]`; `workspace` lives only while an instruction runs).
 
-    The process's context and the allocator's slack are not in it: `cost.memory.device_bytes` adds them.
+    The process's context and the allocator's fragmentation are not in it: `cost.memory.device_bytes` adds them.
     """
 
     ends: tuple[float, ...]

@@ -151,8 +151,8 @@ class Play:
         seconds = self.durations.collectives(step)
         handle = step.short
         rank.origin[handle] = (rank.index, index)
-        if step.op is Op.PUBLISH and self.prices.stack.publish_ahead:
-            self._publish_ahead(rank, handle, seconds)
+        if step.op is Op.PUBLISH and self.prices.software.overlap_param_gather:
+            self._gather_ahead(rank, handle, seconds)
             return
         expected = self._ranks_in(step)
         if expected > 1:
@@ -170,18 +170,18 @@ class Play:
 
     def _overlaps(self, step: Instruction) -> bool:
         """Whether a collective that is started runs beside computation."""
-        stack = self.prices.stack
+        software = self.prices.software
         whole = step.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
-        return stack.overlap_data or (stack.overlap_all_reduce and whole)
+        return software.overlap_data or (software.overlap_all_reduce and whole)
 
-    def _publish_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
+    def _gather_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
         """A unit's parameters may arrive until the next step uses them, which it does as long after its start as this one did; what
         its kernels lose meanwhile is this step's."""
         step = rank.steps[rank.at]
         use = self._first_use(rank, step.segment or "")
         begin = max(rank.now, rank.free.get(step.stream, 0.0), rank.ahead)
         rank.ahead = begin + seconds
-        rank.now += self.prices.stack.contention * min(seconds, use)
+        rank.now += self.prices.software.contention * min(seconds, use)
         end = max(rank.now, rank.ahead - use)
         rank.times.streams[rank.at] = (rank.now, end)
         rank.pending[handle] = end

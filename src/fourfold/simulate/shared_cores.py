@@ -22,7 +22,7 @@ class _Cores:
         self.left = [0.0] * len(self.ranks)
         self.begun = [0.0] * len(self.ranks)
         self.clock = 0.0
-        self.measured, self.contention = paces, play.prices.stack.contention
+        self.measured, self.contention = paces, play.prices.software.contention
         self.each = play.layout.world_size // play.layout.pp
 
     def run(self) -> Times:

@@ -54,8 +54,8 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Of the step: the program's, and what the stack adds to every step."""
-        return self.times.makespan + self.prices.stack.step_seconds
+        """Of the step: the program's, and what the software adds to every step."""
+        return self.times.makespan + self.prices.software.step_seconds
 
     @cached_property
     def passes(self) -> tuple[tuple[Passes, ...], ...]:
@@ -131,21 +131,21 @@ class Simulation:
 
     @cached_property
     def held(self) -> tuple[Program, ...]:
-        """The programs with their buffers as large as the stack's."""
+        """The programs with their buffers as large as the software's."""
         return tuple(
-            held_program(program, view, self.prices.stack)
+            held_program(program, view, self.prices.software)
             for program, view in zip(self.programs, self.views, strict=True)
         )
 
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
-        """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
+        """Of every pipeline rank, by liveness of its program's buffers, which are as large as the software's."""
         return tuple(map(memory_peak, self.held))
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """What the devices of every pipeline rank hold."""
-        return tuple(device_bytes(peak_bytes(program), self.prices.stack) for program in self.held)
+        return tuple(device_bytes(peak_bytes(program), self.prices.software) for program in self.held)
 
 
 def simulate(
@@ -236,7 +236,7 @@ def predict_memory(spec: StepSpec, prices: Prices, compiled: CompiledStages | No
     short = spec.with_microbatches(few)
     views = compiled.views(short)
     for view, program in zip(views, each_program(compiled, views), strict=True):
-        yield device_bytes(peak_bytes(held_program(program, view, prices.stack)), prices.stack)
+        yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
 
 
 def simulated_microbatches(spec: StepSpec) -> int:

@@ -56,7 +56,7 @@ class StepSummary:
     @property
     def peak_flops_per_second(self) -> float:
         """Of one device, in the format of the matrix products."""
-        return self.device.peak(self.step.simulation.prices.product_dtype)
+        return self.device.peak(self.step.simulation.prices.gemm_dtype)
 
     @cached_property
     def flops_per_token(self) -> float:
@@ -91,7 +91,7 @@ class StepSummary:
     @cached_property
     def spent(self) -> list[dict[str, float]]:
         """Of every pipeline rank, seconds by what they went into; each sums to `seconds`."""
-        once = self.step.simulation.prices.stack.step_seconds
+        once = self.step.simulation.prices.software.step_seconds
         ranks = self.step.along(lambda simulation: simulation.spent)
         return [{**rank, **({ONCE: once} if once else {})} for rank in ranks]
 
@@ -117,7 +117,7 @@ class StepSummary:
         """Seconds on the critical path by reason, most first; they sum to `seconds`."""
         last = self.step.simulation
         found = self.step.along(lambda each: [(self._critical if each is last else critical_path(each)).reasons])[0]
-        once = self.step.simulation.prices.stack.step_seconds
+        once = self.step.simulation.prices.software.step_seconds
         if once:
             found[ONCE] = once
         return dict(sorted(found.items(), key=lambda item: -item[1]))

@@ -191,11 +191,11 @@ def test_a_tile_is_a_device() -> None:
     case = normalise(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
     assert isinstance(case, PublishedCase)
     assert (case.device, case.hardware) == ("max-1550", load_device("max-1550"))
-    assert case.stack == "torchtitan-xpu-2024"
+    assert case.software == "torchtitan-xpu-2024"
 
 
 @pytest.mark.parametrize(
-    ("device", "framework", "stack"),
+    ("device", "framework", "software"),
     [
         ("MI300X", "Megatron-LM (2025)", "megatron-rocm-2025"),
         ("MI300X", "torchtitan (2025)", "torchtitan-2025"),
@@ -203,9 +203,11 @@ def test_a_tile_is_a_device() -> None:
         ("MI300X", "somebody's own (2025)", "unknown-2025"),
     ],
 )
-def test_a_platform_with_kernels_of_its_own_is_another_stack(device: str, framework: str, stack: str) -> None:
+def test_a_platform_with_kernels_of_its_own_is_another_software_profile(
+    device: str, framework: str, software: str
+) -> None:
     row = replace(ROWS["torchtitan:6"], source="a page", framework=framework, notes="")
     hardware = replace(row.hardware, device=device, peak_bf16_flops=None, memory_gb=None)
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
-    assert case.stack == stack
+    assert case.software == software

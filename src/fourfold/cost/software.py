@@ -12,7 +12,7 @@ way (HybridEP, 2026)."""
 
 
 @dataclass(frozen=True)
-class Stack:
+class SoftwareProfile:
     """A framework of a year, on a platform. `fourfold` itself is the default. What is said to be beside something is a factor of a
     device's or a link's constant."""
 
@@ -26,7 +26,7 @@ class Stack:
     """Gathers and reductions of ZeRO and data parallelism run beside computation."""
     overlap_all_reduce: bool = False
     """Where they do not, those of whole gradients without a pipeline still do (hooks of torch's DDP)."""
-    publish_ahead: bool = False
+    overlap_param_gather: bool = False
     """What ZeRO-1 and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap
     of parameter gathers)."""
     contention: float = 0.1
@@ -56,7 +56,7 @@ class Stack:
     itself."""
     conversions: float = 1.0
     """Bringing tokens into a format of fewer bits, beside the device's."""
-    product_speed: float = 1.0
+    gemm_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0
     """Its products, attention and links, beside the device's and the links'."""
@@ -64,17 +64,17 @@ class Stack:
     """Its products in a format of fewer bits, beside its others."""
     network_hops: float = 1.0
     """What a hop between nodes costs, beside the links'."""
-    products: str | None = None
+    gemm_dtype: str | None = None
     """The format of matrix products where it is not the compute format; the head's are in that."""
     fine_scales: bool = False
-    """The scales of `products` are of blocks, not of tensors."""
+    """The scales of `gemm_dtype` are of blocks, not of tensors."""
     fused_attention: bool = True
     """Flash attention; else the matrix of scores is written."""
     attention_recomputed: bool = False
     """A matrix of scores that is written is made again in backward."""
     attention_dropout: bool = True
     """There is dropout on such a matrix."""
-    wide_scores: bool = False
+    fp32_scores: bool = False
     """Such a matrix is in fp32 (torch's own operators)."""
 
     # Experts
@@ -96,7 +96,7 @@ class Stack:
     """What the process holds on the device before anything is allocated."""
     extra: float = 0.0
     """What its own tensors take beyond the program's, as a share of them."""
-    slack: float = 0.0
+    fragmentation: float = 0.0
     """What the allocator reserves beyond what is live, as a share."""
     saved_bytes: float = 0.0
     """What a block keeps for backward beyond the declared, in bytes for each token and element of the hidden state."""
@@ -129,7 +129,7 @@ class Stack:
         return frozenset((*done.get(self.dispatcher, ()), *fused))
 
     @property
-    def without_host(self) -> "Stack":
+    def without_host(self) -> "SoftwareProfile":
         """The same with all of a step's kernels started as one graph: the host has nothing to do."""
         return replace(
             self,
