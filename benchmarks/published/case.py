@@ -59,7 +59,7 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Precision:
-    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of matrix products in fewer bits: `fp8` (one scale a
+    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of low-precision GEMMs: `fp8` (one scale a
     tensor), `fp8-block`, `mxfp8`, `nvfp4`. `master`: of the optimizer's copy; `gradients`: in which they are summed."""
 
     compute: str = "bf16"

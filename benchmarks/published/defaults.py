@@ -101,7 +101,7 @@ DEFAULTS: dict[str, str] = {
 
 
 @dataclass
-class Filled:
+class ImputedDefaults:
     """Collects what a translation fills in; each entry is one sentence."""
 
     entries: list[str] = field(default_factory=list)

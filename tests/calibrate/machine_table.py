@@ -5,7 +5,7 @@ from typing import Any
 SIZES = [16.0, 1024.0]
 
 
-def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
+def contention_profile(ranks: int, rate: float = 1e9) -> dict[str, Any]:
     """What `ranks_N` holds: every product and attention at `rate`, 1 GB/s, 1 us a launch; collectives 1 ms and 1 GB/s."""
     plane = [[rate, rate], [rate, rate]]
     link = {
@@ -29,7 +29,7 @@ def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
             "threads": 1,
             "step_seconds": 0.0,
             "host_collective_seconds": 0.0,
-            "paces": [1.0] * ranks,
+            "relative_speeds": [1.0] * ranks,
         },
         "links": {f"group_{size}": {kind: dict(link) for kind in kinds} for size in groups},
     }
@@ -37,7 +37,7 @@ def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
 
 def cluster(counts: tuple[int, ...] = (1, 2, 4), **changes: Any) -> dict[str, Any]:
     """A whole cluster file."""
-    calibration = {"cores": 4, **{f"ranks_{ranks}": crowd(ranks) for ranks in counts}, **changes}
+    calibration = {"cores": 4, **{f"ranks_{ranks}": contention_profile(ranks) for ranks in counts}, **changes}
     return {
         "name": "a machine",
         "source": "made by hand",

@@ -12,7 +12,7 @@ from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
 from fourfold.hardware import Cluster, Device, Level
 from fourfold.program import rank_view
-from tests.calibrate.machine_table import crowd
+from tests.calibrate.machine_table import contention_profile
 
 FRAME = 2e-3
 SHARE = 0.4
@@ -54,13 +54,13 @@ class _Group:
 
 
 def _constants(ranks: int) -> Any:
-    table = crowd(ranks)
+    table = contention_profile(ranks)
     device = Device("this", "this", "by hand", 10**9, 1e9, {"fp32": 1e9})
     levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     calibration = {"cores": 2, f"ranks_{ranks}": table}
     found = constants_of(Cluster("this", "this", "by hand", device, ranks, levels, calibration=calibration))
     assert found is not None
-    return table, found.crowds[ranks]
+    return table, found.profiles[ranks]
 
 
 def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) -> Measurements:
@@ -103,7 +103,7 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
     assert free["kernels"]["memory_bytes_per_second"] == pytest.approx(1e9, rel=0.02)
     assert free["kernels"]["update_seconds"] == pytest.approx(1e-5, rel=0.2)
     assert free["software"]["step_seconds"] == pytest.approx(FRAME, rel=0.1)
-    assert crowded["software"]["paces"] == pytest.approx([1 / SHARE, 1 / SHARE, 0.6 / SHARE, 1.0], rel=1e-3)
+    assert crowded["software"]["relative_speeds"] == pytest.approx([1 / SHARE, 1 / SHARE, 0.6 / SHARE, 1.0], rel=1e-3)
     for name in ("memory_bytes_per_second", "update_bytes_per_second"):
         assert crowded["kernels"][name] == pytest.approx(SHARE * free["kernels"][name], rel=1e-3)
     for name in ("launch_seconds", "update_seconds"):

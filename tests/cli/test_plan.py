@@ -21,7 +21,7 @@ def test_the_text_is_the_document(fourfold) -> None:
         rate = found["tokens"] / each["step_seconds"] / 16
         assert each["tokens_per_second_per_device"] == pytest.approx(rate)
     assert f"{found['counts']['layouts']:,} layouts" in text
-    assert found["prescription"]["layout"]["tp"] == 8
+    assert found["heuristic_baseline"]["layout"]["tp"] == 8
     first, second = found["explanations"]
     assert first["layout"]["layout"]["tp"] == 8
     assert second["layout"] is None

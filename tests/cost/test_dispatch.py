@@ -1,4 +1,4 @@
-"""What bringing tokens to experts and back costs: who sends how many copies, which passes over memory it takes, what hides it."""
+"""What bringing tokens to experts and back costs: who sends how many copies, which memory-bound kernels it takes, what hides it."""
 
 from dataclasses import replace
 from itertools import product
@@ -79,7 +79,7 @@ def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
     spent = {}
     for dispatcher in ("alltoall", "deepep", "hybridep"):
         cost = phase_cost(forward_of(spec), prices_of(spec, replace(SOFTWARE, dispatcher=dispatcher), top_k=2))
-        spent[dispatcher] = (cost.busy["passes over memory"], cost.communication["ep"], cost.busy["matrix products"])
+        spent[dispatcher] = (cost.busy["memory-bound kernels"], cost.communication["ep"], cost.busy["matmuls"])
     assert spent["alltoall"][0] > spent["deepep"][0] > spent["hybridep"][0] > 0
     assert spent["alltoall"][1] > spent["deepep"][1] == spent["hybridep"][1]
     assert len({matmul for _, _, matmul in spent.values()}) == 1
@@ -89,7 +89,7 @@ def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
     alone = _experts(ep=1)
     passes = [
         phase_cost(forward_of(alone), prices_of(alone, replace(SOFTWARE, dispatcher=dispatcher))).busy[
-            "passes over memory"
+            "memory-bound kernels"
         ]
         for dispatcher in ("alltoall", "hybridep")
     ]
@@ -104,7 +104,7 @@ def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
     def passes(**options: bool) -> float:
         software = replace(constants.software("any"), **options)
         return phase_cost(forward_of(spec), prices_of(spec, software, kernels=constants.kernels("any", software))).busy[
-            "passes over memory"
+            "memory-bound kernels"
         ]
 
     assert (

@@ -25,7 +25,7 @@ UNIT = {
 
 @dataclass(frozen=True)
 class FreePrices(Prices):
-    """Collectives, transfers and passes over memory take no time."""
+    """Collectives, transfers and memory-bound kernels take no time."""
 
     def collective(self, kind: str, axes: str, size: int) -> float:
         return 0.0

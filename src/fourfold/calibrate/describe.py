@@ -25,7 +25,7 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
         "devices": most,
         "device": {
             "name": f"a rank's share of {name}"[:200],
-            "source": "measured: the best matrix product, passes over memory within segments",
+            "source": "measured: the best matmul, memory-bound kernels within segments",
             "memory_bytes": memory // (most if device == "cpu" else 1),
             "memory_bytes_per_second": max(1e3, min(1e18, alone["memory_bytes_per_second"] * share)),
             "peak_flops_per_second": {dtype: peak * share},

@@ -1,4 +1,4 @@
-"""What single operators cost, from the time of whole segments: passes over memory, launches, the optimizer, a step's frame."""
+"""What single operators cost, from the time of whole segments: memory-bound kernels, launches, the optimizer, a step's frame."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.cost.calibration import Crowd
+from fourfold.cost.calibration import ContentionProfile
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program.instruction import Op
 from fourfold.program.spec import StepSpec
@@ -39,15 +39,18 @@ PHASES = {
 """Kinds of instructions, and the passes over segments that they are."""
 
 
-def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> SegmentFit:
-    """Least squares on relative errors, no constant below 0. `crowd`: with the products and attention that were measured."""
+def fit_segments(
+    specs: Sequence[StepSpec], measured: Sequence[Mapping[str, float]], profile: ContentionProfile
+) -> SegmentFit:
+    """Least squares on relative errors, no constant below 0. `profile`: with the products and attention that were
+    measured."""
     rows, totals, updates, update_times, frames = [], [], [], [], []
     for spec, seconds in zip(specs, measured, strict=True):
         view = rank_view(spec)
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in view.segments if s.kind == kind)
             phase = view.footprints.work(segment, view.stages.policies[segment.name], op)
-            known = sum(crowd.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
+            known = sum(profile.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
             passes = [item for item in phase.items if isinstance(item, Elementwise)]
             rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
         totals.append(seconds["step"])

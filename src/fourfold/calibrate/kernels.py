@@ -1,4 +1,4 @@
-"""Matrix products and attention by shape, as the runtime calls them."""
+"""Matmuls and attention by shape, as the runtime calls them."""
 
 from collections.abc import Callable
 from typing import Any

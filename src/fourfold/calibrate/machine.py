@@ -20,7 +20,7 @@ from fourfold.calibrate.rounds import (
 )
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.calibration import Crowd, constants_of
+from fourfold.cost.calibration import ContentionProfile, constants_of
 from fourfold.hardware import Cluster, Device, Level
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
@@ -62,7 +62,13 @@ def measure_machine(
     fits: dict[int, float] = {}
     for ranks in counts:
         measured, threads = merged(rounds[ranks]), threads_of(ranks)
-        table: Table = {"software": {"threads": threads, "host_collective_seconds": 0.0, "paces": _paces(measured)}}
+        table: Table = {
+            "software": {
+                "threads": threads,
+                "host_collective_seconds": 0.0,
+                "relative_speeds": _relative_speeds(measured),
+            }
+        }
         if ranks > 1:
             table["links"] = measured.links
         if measured.kernels is not None:
@@ -71,7 +77,10 @@ def measure_machine(
             )
         else:
             free = calibration[f"ranks_{base}"]
-            share = min(free["software"]["paces"][0] / table["software"]["paces"][0], cores / (ranks * threads))
+            share = min(
+                free["software"]["relative_speeds"][0] / table["software"]["relative_speeds"][0],
+                cores / (ranks * threads),
+            )
             table["kernels"] = _slowed(free["kernels"], share)
             table["software"]["step_seconds"] = free["software"]["step_seconds"] / share
         if ranks > 1 and device == "cpu":
@@ -115,7 +124,7 @@ def _slowed(constants: Mapping[str, Any], share: float) -> Table:
     return found
 
 
-def _paces(measured: Measurements) -> list[float]:
+def _relative_speeds(measured: Measurements) -> list[float]:
     """How fast a rank computes while 1, 2, ... of them do, beside its pace when all do."""
     if not measured.together:
         return [1.0]
@@ -146,8 +155,8 @@ def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
     )
 
 
-def _read(table: Table, ranks: int) -> Crowd:
+def _read(table: Table, ranks: int) -> ContentionProfile:
     """The table as the cost model reads it."""
     found = constants_of(_cluster(table, ranks, 1))
     assert found is not None
-    return found.crowds[ranks]
+    return found.profiles[ranks]

@@ -43,10 +43,10 @@ class Budget:
     quick: bool
 
     @staticmethod
-    def of(seconds: float, crowds: int) -> "Budget":
+    def of(seconds: float, profiles: int) -> "Budget":
         quick = seconds < QUICK_SECONDS
         rounds = 1 if quick else ROUNDS
-        each = seconds / crowds / rounds
+        each = seconds / profiles / rounds
         steps = 0.15 * each / len(MODELS) / len(BATCHES)
         return Budget(rounds, 0.25 * each / WINDOWS, 0.1 * each / 12, steps, quick)
 

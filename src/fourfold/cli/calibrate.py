@@ -34,7 +34,7 @@ def calibrate(
 ) -> int:
     """Measure this machine and write it as a cluster file, for --cluster or the run file's [cluster] preset.
 
-    Matrix products and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
+    Matmuls and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
     of the given numbers of ranks running at once. Stop everything else first.
 
     Parameters
@@ -139,7 +139,7 @@ def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[
         if ranks in fits:
             line += f", segments described to {100 * fits[ranks]:.1f} %"
         if ranks > 1:
-            line += f"; alone a rank runs {software['paces'][0]:.2f} times as fast"
+            line += f"; alone a rank runs {software['relative_speeds'][0]:.2f} times as fast"
         lines.append(line)
     cores = table["calibration"]["cores"]
     if cores and devices > cores:

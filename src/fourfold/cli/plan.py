@@ -19,7 +19,7 @@ from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.goals import cheapest, fewest, largest, longest
-from fourfold.plan.prescription import prescribed
+from fourfold.plan.heuristic_baseline import heuristic_baseline
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
@@ -223,7 +223,7 @@ def _planned(
     if not found.best:
         enough = enough_devices(request)
         return Plan(found, None, explanations, enough.devices if enough is not None else None)
-    return Plan(found, prescribed(request), explanations, closer=_summary(request, found.best[0].candidate))
+    return Plan(found, heuristic_baseline(request), explanations, closer=_summary(request, found.best[0].candidate))
 
 
 def _summary(request: Request, layout: Candidate) -> StepSummary:

@@ -72,12 +72,12 @@ def _beyond(curve: Curve, size: float) -> float:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ContentionProfile:
     """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
 
-    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
-    collective inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of
-    them do, beside its pace when all do.
+    `memory_*` is of memory-bound kernels within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
+    collective inside a segment takes beyond its time on idle cores. `relative_speeds[i]`: how fast a rank of these computes while
+    i + 1 of them do, beside its pace when all do.
     """
 
     ranks: int
@@ -93,7 +93,7 @@ class Crowd:
     step_seconds: float
     host_collective_seconds: float
     delay_seconds: float
-    paces: tuple[float, ...]
+    relative_speeds: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
 
     def gemm(self, item: Gemm) -> float:
@@ -124,14 +124,14 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`crowds`: by their number of ranks. `cores`: that the ranks share; 0: each has a device of its own."""
+    """`profiles`: by their number of ranks. `cores`: that the ranks share; 0: each has a device of its own."""
 
     cores: int
-    crowds: Mapping[int, Crowd] = field(hash=False)
+    profiles: Mapping[int, ContentionProfile] = field(hash=False)
 
-    def crowd(self, ranks: int) -> Crowd:
+    def contention_profile(self, ranks: int) -> ContentionProfile:
         """That of so many ranks, or the nearest."""
-        return self.crowds[min(self.crowds, key=lambda known: (abs(log(known / ranks)), known))]
+        return self.profiles[min(self.profiles, key=lambda known: (abs(log(known / ranks)), known))]
 
 
 def constants_of(cluster: Cluster) -> Calibration | None:
@@ -139,14 +139,14 @@ def constants_of(cluster: Cluster) -> Calibration | None:
     table = cluster.calibration
     if not table:
         return None
-    crowds = {}
+    profiles = {}
     for name in table:
         if name.startswith("ranks_") and name[6:].isdigit():
             ranks = int(name[6:])
-            crowds[ranks] = _crowd(_Reader(cluster.key, f"calibration.{name}", table[name]), ranks)
-    if not crowds:
+            profiles[ranks] = _profile(_Reader(cluster.key, f"calibration.{name}", table[name]), ranks)
+    if not profiles:
         raise UserError(f"{cluster.key}: calibration has no table ranks_1, ranks_2, ...; {AGAIN}")
-    return Calibration(int(_Reader(cluster.key, "calibration", table).number("cores", 0.0)), crowds)
+    return Calibration(int(_Reader(cluster.key, "calibration", table).number("cores", 0.0)), profiles)
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ def _fits(values: Any, lengths: Sequence[int]) -> bool:
     return isinstance(values, list) and len(values) == lengths[0] and all(_fits(each, lengths[1:]) for each in values)
 
 
-def _crowd(reader: _Reader, ranks: int) -> Crowd:
+def _profile(reader: _Reader, ranks: int) -> ContentionProfile:
     kernels, software = reader.part("kernels"), reader.part("software")
     gemms, attention = kernels.part("gemms"), kernels.part("attention")
     sizes, queries = gemms.axis("sizes"), attention.axis("queries")
     widths = attention.axis("head_sizes")
-    return Crowd(
+    return ContentionProfile(
         ranks=ranks,
         threads=int(software.number("threads")),
         plain=gemms.curve("plain", sizes, sizes, sizes),
@@ -211,15 +211,15 @@ def _crowd(reader: _Reader, ranks: int) -> Crowd:
         step_seconds=software.number("step_seconds", 0.0),
         host_collective_seconds=software.number("host_collective_seconds", 0.0),
         delay_seconds=software.number("delay_seconds", 0.0) if "delay_seconds" in software.table else 0.0,
-        paces=_paces(software, ranks),
+        relative_speeds=_relative_speeds(software, ranks),
         links=_links(reader, ranks) if ranks > 1 else {},
     )
 
 
-def _paces(software: _Reader, ranks: int) -> tuple[float, ...]:
-    values = software.table.get("paces")
+def _relative_speeds(software: _Reader, ranks: int) -> tuple[float, ...]:
+    values = software.table.get("relative_speeds")
     if not _fits(values, [ranks]):
-        raise software.fail("paces", f"a list of {ranks} positive numbers")
+        raise software.fail("relative_speeds", f"a list of {ranks} positive numbers")
     return tuple(map(float, values))
 
 

@@ -1,4 +1,4 @@
-"""How long a kernel runs on a device: matrix products by shape, attention, passes over memory.
+"""How long a kernel runs on a device: matmuls by shape, attention, memory-bound kernels.
 
 A product of [m, k] x [k, n] reaches
 
@@ -150,7 +150,7 @@ def kernel_seconds(
     dtype: str,
     element_bytes: int,
 ) -> float:
-    """Any kernel, what the device loses at its launch included. `gemm_dtype`: the format of matrix products alone."""
+    """Any kernel, what the device loses at its launch included. `gemm_dtype`: the format of matmuls alone."""
     if isinstance(item, Gemm):
         seconds = gemm_seconds(item, device, kernels, gemm_dtype, element_bytes)
         if gemm_dtype != dtype:

@@ -7,7 +7,7 @@ from fourfold.cost.kernels import launches
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Attention, Elementwise, Gemm, Item, Join, Start, Work
 
-KINDS = {Gemm: "matrix products", Attention: "attention", Elementwise: "passes over memory"}
+KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound kernels"}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SAMPLED = 4
 class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
-    `dtype`: the compute format; `gemm_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
+    `dtype`: the compute format; `gemm_dtype`: that of matmuls alone, where it is another (fp8). `link_share`: of each
     level's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """

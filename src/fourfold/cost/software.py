@@ -48,7 +48,7 @@ class SoftwareProfile:
     # Kernels and links
 
     fused: float = 0.0
-    """How far passes over memory are those of fused kernels (1) rather than one operator after the other (0)."""
+    """How far memory-bound kernels are those of fused kernels (1) rather than one operator after the other (0)."""
     expert_launches: float = 0.0
     """What starting one more expert's product costs beside starting a kernel (0: all are one grouped kernel)."""
     gradient_bytes: float = 0.0
@@ -65,7 +65,7 @@ class SoftwareProfile:
     network_hops: float = 1.0
     """What a hop between nodes costs, beside the links'."""
     gemm_dtype: str | None = None
-    """The format of matrix products where it is not the compute format; the head's are in that."""
+    """The format of matmuls where it is not the compute format; the head's are in that."""
     fine_scales: bool = False
     """The scales of `gemm_dtype` are of blocks, not of tensors."""
     fused_attention: bool = True
@@ -123,7 +123,7 @@ class SoftwareProfile:
 
     @property
     def merged_passes(self) -> frozenset[ElementwisePart]:
-        """Passes over memory that other kernels do on their way."""
+        """Memory-bound kernels that other kernels do on their way."""
         done: dict[Dispatcher, tuple[ElementwisePart, ...]] = {"deepep": ("sent",), "hybridep": ("sent", "sorted")}
         fused: tuple[ElementwisePart, ...] = ("experts",) if self.fused_experts and self.fine_scales else ()
         return frozenset((*done.get(self.dispatcher, ()), *fused))
@@ -140,6 +140,6 @@ class SoftwareProfile:
         )
 
     @property
-    def whole_head(self) -> bool:
+    def unchunked_head(self) -> bool:
         """Whether the loss is made of all tokens of a microbatch at once."""
         return self.logits_bytes > 0

@@ -31,10 +31,10 @@ class Device:
     80 x 2**30. What a framework can allocate is some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
     `memory_bytes_per_second`: peak of that memory, reads and writes together, GB = 1e9.
 
-    `peak_flops_per_second`: dense matrix products, never with structured sparsity, by format of the operands (`PEAK_BITS`); a
+    `peak_flops_per_second`: dense matmuls, never with structured sparsity, by format of the operands (`PEAK_BITS`); a
     multiply-add counts 2. `fp32` is the rate without reduction to tf32; `fp64` that of tensor or matrix units where they have it.
 
-    `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matrix product are spread over.
+    `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matmul are spread over.
     `power_watts`: the maker's thermal or board limit of the device alone."""
 
     key: str
@@ -47,7 +47,7 @@ class Device:
     power_watts: float | None = None
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of a matrix product whose operands are `dtype`.
+        """FLOP/s of a matmul whose operands are `dtype`.
 
         A format that is not stated runs in the nearest that is: fp4 in fp8, fp8 in bf16 (A100), bf16 in fp16 (V100) and the other
         way round, 16 bits in tf32 or fp32, tf32 in fp32. Where only narrower formats are stated, the widest of them is

@@ -163,8 +163,8 @@ class Bounder:
         total = price.forward_seconds + price.backward_seconds
         stages = pp - 1 - np.minimum(1.0, price.block_seconds * pp * table.virtual_stages / total)
         first = table.idle_forward * price.forward_seconds / pp
-        filled = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
-        return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
+        busy = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
+        return np.maximum(0.0, stages) * (first + np.maximum(0.0, busy))
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The optimizer's pass over its shard, and what the software adds to every step."""
@@ -224,8 +224,8 @@ class Bounder:
         """Parameters whose optimizer state a rank holds. `dense`: ranks over which dense ones are sharded."""
         experts = shape.ep * shape.etp
         over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
-        whole_dense, whole_experts = self.parameters
-        return whole_dense / (pp * shape.tp * dense) + whole_experts / (pp * experts * over)
+        full_dense, full_experts = self.parameters
+        return full_dense / (pp * shape.tp * dense) + full_experts / (pp * experts * over)
 
     def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
         request, pp, zero = self.request, table.pp, table.zero

@@ -87,7 +87,7 @@ def late_lines(summary: StepSummary) -> list[str]:
 def _hint(summary: StepSummary) -> str | None:
     """What takes most beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.spec.layout
-    arithmetic = ("matrix products", "attention")
+    arithmetic = ("matmuls", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
     idle = sum(rank.get(IDLE, 0.0) for rank in summary.spent) / len(summary.spent)
     kind, seconds = max(costs.items(), key=lambda item: item[1], default=("", 0.0))
@@ -99,14 +99,14 @@ def _hint(summary: StepSummary) -> str | None:
     if seconds < 0.03 * summary.seconds:
         return None
     helps = {
-        "passes over memory": "fused kernels, or more tp with sequence parallelism",
+        "memory-bound kernels": "fused kernels, or more tp with sequence parallelism",
         "recomputation": "selective or no recomputation where memory allows (layout.recompute)",
         "transfers between stages": "stages whose neighbours share a faster link, fewer stages a rank, or smaller microbatches",
         "host": "larger microbatches, or fewer and larger kernels",
         "optimizer": "sharding it over more ranks (layout.zero = 1)",
     }
     what = helps.get(kind)
-    if kind.endswith("inside segments"):
+    if kind.startswith("exposed "):
         what = "a smaller or nearer group (less tp, cp or ep; inside a node), or larger microbatches"
     elif kind.endswith(" reduce"):
         once = layout.zero >= 2 and layout.num_microbatches > 1

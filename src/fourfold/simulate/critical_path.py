@@ -149,9 +149,9 @@ class _Walk:
         parts = {kind: busy * share for kind, busy in cost.busy.items()}
         if step.op is Op.RECOMPUTE:
             parts = {"recomputation": sum(parts.values())}
-        parts[f"{'+'.join(cost.communication) or 'collectives'} inside segments"] = cost.exposed * share
+        parts[f"exposed {'+'.join(cost.communication) or 'other'} communication"] = cost.exposed * share
         parts["host"] = cost.host * share
-        parts["kernels slowed by collectives"] = seconds - cost.seconds * share
+        parts["compute/communication contention"] = seconds - cost.seconds * share
         return tuple((kind, part) for kind, part in parts.items() if part > 0)
 
 

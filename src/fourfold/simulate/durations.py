@@ -25,7 +25,7 @@ class Durations:
     def _cost(self, work: Work, is_head: bool) -> PhaseCost:
         if not is_head:
             return phase_cost(work, self.prices)
-        return phase_cost(whole(work) if self.prices.software.whole_head else work, self.prices.plain)
+        return phase_cost(whole(work) if self.prices.software.unchunked_head else work, self.prices.plain)
 
     def phase(self, step: Instruction) -> PhaseCost:
         """A computing instruction, its own collectives included."""

@@ -24,11 +24,11 @@ from fourfold.program.view import RankView
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
+from fourfold.simulate.state import SimulationState, Times
 
-IDLE = "waiting for other stages"
-_BESIDE = {Op.UPDATE: "optimizer", Op.PUBLISH: "kernels slowed by collectives"}
+IDLE = "pipeline bubble"
+_BESIDE = {Op.UPDATE: "optimizer", Op.PUBLISH: "compute/communication contention"}
 """What time of an instruction that computes nothing went to, where that is not a sum over ranks."""
 
 
@@ -117,9 +117,9 @@ class Simulation:
             cost, number = durations.phase(alike.step), alike.number
             for kind, each in cost.busy.items():
                 add("recomputation" if alike.step.op is Op.RECOMPUTE else kind, number * each)
-            add(f"{'+'.join(cost.communication) or 'collectives'} inside segments", number * cost.exposed)
+            add(f"exposed {'+'.join(cost.communication) or 'other'} communication", number * cost.exposed)
             add("host", number * cost.host)
-            add("kernels slowed by collectives", alike.seconds - number * cost.seconds)
+            add("compute/communication contention", alike.seconds - number * cost.seconds)
         add(IDLE, self.times.makespan - sum(sums.values()))
         return sums
 
@@ -160,9 +160,9 @@ def simulate(
         views = compiled.views(spec)
         lowered = tuple(programs if programs is not None else each_program(compiled, views))
         durations = Durations(prices)
-        play = Play(lowered, durations, spec.layout, prices)
+        state = SimulationState(lowered, durations, spec.layout, prices)
         shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and spec.layout.pp > 1
-        times = shared_times(play, prices.crowd.paces) if shared else simulate_times(play)  # type: ignore[attr-defined]
+        times = shared_times(state, prices.contention_profile.relative_speeds) if shared else simulate_times(state)  # type: ignore[attr-defined]
         return Simulation(spec, prices, views, lowered, durations, times)
 
 

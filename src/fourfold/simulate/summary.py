@@ -55,7 +55,7 @@ class StepSummary:
 
     @property
     def peak_flops_per_second(self) -> float:
-        """Of one device, in the format of the matrix products."""
+        """Of one device, in the format of the matmuls."""
         return self.device.peak(self.step.simulation.prices.gemm_dtype)
 
     @cached_property

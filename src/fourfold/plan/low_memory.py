@@ -34,14 +34,14 @@ class Small(NamedTuple):
 
 
 @dataclass
-class Lean:
+class LowMemory:
     """Of each pipeline, the layout with the best bound of those that hold at most `limit` bytes by theirs."""
 
     limit: float
     by_pipeline: dict[Pipeline, Small] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request) -> "Lean":
+    def of(cls, request: Request) -> "LowMemory":
         return cls(SHARE * request.memory_bytes)
 
     def add(self, bounds: Bounds) -> None:
