@@ -7,7 +7,7 @@ DIR holds files of rows, as for `predict.py`. `prior_constants.toml` is where th
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
 each held to none: a device with few rows stays near its family, a software profile near its framework, a framework near what is
 known of its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so
-that no sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. What is written leaves
+that no sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. The written file leaves
 out what an entry inherits, and a year that is its framework's only one (`fit_file.py`).
 
 `--cross` leaves out one file at a time: all constants are fitted without it, and a software profile that only it has is what the

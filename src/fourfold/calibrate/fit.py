@@ -1,4 +1,4 @@
-"""What single operators cost, from the time of whole segments: memory-bound kernels, launches, the optimizer, a step's frame."""
+"""Costs of single operators, from the time of full segments: memory-bound kernels, launches, the optimizer, a step's frame."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ def _gemm_share(table: Any) -> float:
 
 
 def _instructions(spec: StepSpec, seconds: Mapping[str, float]) -> float:
-    """What the instructions of a step took together."""
+    """Seconds of the instructions of a step together."""
     m = spec.layout.num_microbatches
     blocks = sum(segment.kind == "block" for segment in spec.segments)
     many = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}

@@ -125,7 +125,7 @@ def _slowed(constants: Mapping[str, Any], share: float) -> Table:
 
 
 def _relative_speeds(measured: Measurements) -> list[float]:
-    """How fast a rank computes while 1, 2, ... of them do, beside its pace when all do."""
+    """How fast a rank computes while 1, 2, ... of them do, beside its speed when all do."""
     if not measured.together:
         return [1.0]
     last = measured.together[-1]
@@ -133,7 +133,7 @@ def _relative_speeds(measured: Measurements) -> list[float]:
 
 
 def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, cores: int) -> float:
-    """What a collective inside a segment costs beside its time on idle cores: from steps that split layers or sequences."""
+    """Seconds that a segment's own collective costs beside its time on idle cores: from steps that split layers or sequences."""
     found = []
     for each, seconds in zip(layout_tables(dtype, ranks), measured, strict=True):
         spec = table_spec(each, ranks, "cpu")

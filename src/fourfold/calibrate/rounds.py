@@ -28,7 +28,7 @@ MODELS = (
 BATCHES = ((2, 1, 128), (4, 2, 256))
 """Sequences of a step and of a microbatch, tokens of a sequence."""
 LAYOUTS = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
-"""Those that split layers or sequences in two: collectives inside segments."""
+"""Layouts that split layers or sequences in two: they have collectives in segments."""
 
 
 @dataclass(frozen=True)

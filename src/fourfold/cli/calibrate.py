@@ -125,7 +125,7 @@ def _check_out(out: Path) -> None:
 
 
 def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:
-    """What was found, in a few lines."""
+    """The results in a few lines."""
     lines = []
     parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
     for ranks, part in sorted(parts.items()):

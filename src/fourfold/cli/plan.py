@@ -201,7 +201,7 @@ def _aimed(
     budget_seconds: float,
     progress: Progress,
 ) -> tuple[Request, list[str]]:
-    """What is to be planned for an objective, and what was seen on the way there."""
+    """The request to plan for an objective, and lines about the way there."""
     if objective == "cost":
         number, dollars = _needed(tokens, objective), _price(price, request)
         return cheapest(request, number, dollars, budget_seconds, progress)

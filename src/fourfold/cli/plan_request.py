@@ -1,4 +1,4 @@
-"""What `fourfold plan` is asked, from its run file and its options; and the run file of what it found."""
+"""The request of `fourfold plan`, from its run file and its options; and the run file of its result."""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ SMALLEST_BPE = 512
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of a request, as it was typed; None: nothing."""
+    """Options of a request, as they were typed; None: not stated."""
 
     run: Path | None
     overrides: tuple[str, ...]
@@ -146,7 +146,7 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
 
 
 def model_notes(asked: Asked, request: Request) -> list[str]:
-    """What to know of a model that is not planned as it is, or beyond what it was made for."""
+    """Notes on a model that is not planned as it is, or beyond what it was made for."""
     near, windows, length = asked.near, request.windows, request.sequence_length
     notes = []
     if near is not None:

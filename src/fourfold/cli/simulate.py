@@ -223,7 +223,7 @@ def _assumptions(
     repair: str | None,
     price: str | None,
 ) -> tuple[Assumptions, frozenset[str]]:
-    """What is given, else what the cluster says, else the defaults; and which of them are given."""
+    """The given assumptions, else the cluster's, else the defaults; and which of them are given."""
 
     def number(text: str | None, option: str, example: str, default: float, least: float, most: float = 1e9) -> float:
         return default if text is None else parse_number(text, option, example, least, most)

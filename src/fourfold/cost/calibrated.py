@@ -13,7 +13,7 @@ from fourfold.layout import Layout
 from fourfold.model.work import Attention, Elementwise, Gemm
 
 INSIDE = ("tp", "cp", "cp_ring", "cp_ulysses", "ep", "etp")
-"""Groups whose collectives stand inside segments."""
+"""Groups whose collectives belong to segments."""
 
 OWN = SoftwareProfile(host_launch_seconds=0.0, host_collective_seconds=0.0)
 
@@ -83,7 +83,7 @@ def calibrated_prices(cluster: Cluster, layout: Layout, dtype: str) -> Calibrate
 
 
 def _contention(profile: ContentionProfile, cores: int) -> float:
-    """Of the time that a collective runs beside a kernel, what the kernel loses: the share of its cores that goes to it."""
+    """The share of the time beside a collective that a kernel loses: the share of its cores that the collective takes."""
     if not cores or not profile.links:
         return 0.0
     shares = [each.processor_at(size) / each.at(size) for each in profile.links.values() for size in (2**18, 2**21)]

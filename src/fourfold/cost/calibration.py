@@ -1,4 +1,4 @@
-"""What was measured of a machine (`fourfold calibrate`): a cluster's `[calibration]` table, read and looked up.
+"""Measurements of a machine (`fourfold calibrate`): a cluster's `[calibration]` table, read and looked up.
 
 A table `ranks_N` holds what was measured while N ranks ran at once, each with its share of the cores. Between the shapes and sizes
 that were measured, rates and times are interpolated in the logarithms of both.
@@ -54,7 +54,7 @@ def _interpolate(values: Any, axes: Sequence[Sequence[float]], sizes: Sequence[f
 
 @dataclass(frozen=True)
 class Duration:
-    """Of one kind of collective by the bytes of its buffer: seconds from start to join, and processor seconds of one rank."""
+    """One kind of collective by the bytes of its buffer: seconds from start to join, and processor seconds of one rank."""
 
     seconds: Curve
     processor: Curve
@@ -73,7 +73,7 @@ def _beyond(curve: Curve, size: float) -> float:
 
 @dataclass(frozen=True)
 class ContentionProfile:
-    """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
+    """Measurements with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
 
     `memory_*` is of memory-bound kernels within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
     collective inside a segment takes beyond its time on idle cores. `relative_speeds[i]`: how fast a rank of these computes while
@@ -117,7 +117,7 @@ class ContentionProfile:
         return item.launches * self.launch_seconds + item.bytes / self.memory_bytes_per_second
 
     def link(self, kind: str, group: int) -> Duration:
-        """Of a group of so many ranks, or the nearest size that was measured."""
+        """The collective in a group of so many ranks, or of the nearest size that was measured."""
         near = min((size for size, name in self.links if name == kind), key=lambda size: abs(size - group))
         return self.links[near, kind]
 
@@ -135,7 +135,7 @@ class Calibration:
 
 
 def constants_of(cluster: Cluster) -> Calibration | None:
-    """What a cluster's `[calibration]` says; None where it has none. Raises `UserError` naming the key."""
+    """A cluster's `[calibration]`, read; None where it has none. Raises `UserError` naming the key."""
     table = cluster.calibration
     if not table:
         return None

@@ -52,13 +52,13 @@ class Span:
 
 
 def span_of(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> Span:
-    """Of the groups along these axes; ranks are devices in order."""
+    """The span of the groups along these axes; ranks are devices in order."""
     return ranks_span(layout.group_of(0, axes), cluster, layout.world_size)
 
 
 @lru_cache(maxsize=1024)
 def ranks_span(ranks: tuple[int, ...], cluster: Cluster, world_size: int) -> Span:
-    """Of one group and those like it, shifted."""
+    """The span of one group and of those like it, shifted."""
     size = len(ranks)
     members = tuple(max(_counts(ranks, level.devices)) for level in cluster.levels)
     shared = tuple(
@@ -76,13 +76,13 @@ def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
 
 
 Spared = tuple[float, float]
-"""Of what an all-to-all sends within a node and beyond it, how much need not be sent."""
+"""Shares of an all-to-all within a node and beyond it that need not be sent."""
 
 
 def collective_seconds(
     kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: Spared = (0.0, 0.0)
 ) -> float:
-    """`size`: the whole buffer's bytes, as `program.Collective` counts them."""
+    """`size`: the full buffer's bytes, as `program.Collective` counts them."""
     if span.size <= 1:
         return 0.0
     if kind == "all_to_all":
@@ -115,7 +115,7 @@ def _rings(level: Level, members: int) -> int:
 
 
 def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> float:
-    """Of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
+    """Latency of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
     ring = tree = 0.0
     inner = 1
     part = min(1.0, size / links.hop_bytes)
@@ -137,7 +137,7 @@ def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links)
 
 
 def _hop(index: int, leaves: bool, links: Links) -> float:
-    """What a step through level `index` adds to the level's latency."""
+    """Seconds that a step through level `index` adds to the level's latency."""
     if not leaves:
         return links.node_hop_seconds
     return links.network_hop_seconds * (1.0 if index else links.inner_hop)

@@ -12,7 +12,7 @@ from fourfold.cost.kernels import Kernels
 from fourfold.cost.software import SoftwareProfile
 
 LINK_SHARE = 0.8
-"""Of a level's bandwidth, what collectives reach where nothing was fitted."""
+"""Share of a level's bandwidth that collectives reach where nothing was fitted."""
 
 
 @dataclass(frozen=True)

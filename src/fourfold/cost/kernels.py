@@ -1,6 +1,6 @@
 """How long a kernel runs on a device: matmuls by shape, attention, memory-bound kernels.
 
-A product of [m, k] x [k, n] reaches
+A GEMM of [m, k] x [k, n] reaches
 
     peak x gemm_share x t / (t + gemm_half_tiles x units) x k / (k + gemm_half_inner),   t = ceil(m / 128) x ceil(n / 128)
 
@@ -30,13 +30,13 @@ class Kernels:
     gemm_half_tiles: float = 0.3
     gemm_half_inner: float = 120.0
     grouped_share: float = 0.85
-    """Of a product's speed, where its tokens are divided among experts."""
+    """Share of a GEMM's speed that is left where its tokens are divided among experts."""
     low_share: float = 0.9
-    """Of `gemm_share`, in formats of fewer bits than the rest of the model's."""
+    """Share of `gemm_share` that low-precision GEMMs reach."""
     fine_share: float = 0.92
-    """Of `low_share`, where scales are of blocks (MXFP8, NVFP4, DeepSeek's)."""
+    """Share of `low_share` that is left where scales are of blocks (MXFP8, NVFP4, DeepSeek's)."""
     low_bytes: float = 5.0
-    """Moved for each element of a product's tokens to bring them into such a format: read, written, written transposed."""
+    """Bytes moved for each element of a GEMM's tokens to bring them into such a format: read, written, written transposed."""
     attention_share: float = 0.6
     attention_backward_share: float = 0.45
     attention_half_keys: float = 300.0
@@ -55,7 +55,7 @@ class Kernels:
 
 
 def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
-    """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' products run as one grouped kernel (Gale et al. 2022)."""
+    """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' GEMMs run as one grouped kernel (Gale et al. 2022)."""
     groups = gemm.groups
     rows, inner = gemm.rows, gemm.inner
     if gemm.accumulates:
@@ -74,24 +74,24 @@ def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, eleme
 
 
 def _gemm_bytes(gemm: Gemm, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
-    """Operands once and the result once; what it adds itself to is read too, in a wide format."""
+    """Operands once and the result once; the sum that it is added to is read too, in fp32."""
     result = gemm.groups * rows * gemm.columns
     operands = gemm.groups * inner * (rows + gemm.columns) * element_bytes
     return operands + result * (8 if adds_itself else element_bytes)
 
 
 def _added_bytes(gemm: Gemm, kernels: Kernels) -> float:
-    """Of adding a weight gradient to the sum over microbatches in a pass of its own."""
+    """Bytes moved to add a weight gradient to the sum over microbatches in a kernel of its own."""
     return kernels.gradient_bytes * gemm.groups * gemm.rows * gemm.columns if gemm.accumulates else 0.0
 
 
 def _converted_bytes(gemm: Gemm, kernels: Kernels) -> float:
-    """Of bringing a product's tokens into the format multiplied in; its weight gradient finds them there."""
+    """Bytes moved to bring a GEMM's tokens into the format multiplied in; its weight gradient finds them there."""
     return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.rows * gemm.inner
 
 
 def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
-    """Flash attention (Dao 2023), forward or backward; or products whose matrix of scores is written."""
+    """Flash attention (Dao 2023), forward or backward; or GEMMs whose matrix of scores is written."""
     if not kernels.fused_attention:
         return _written_attention_seconds(attention, device, kernels, dtype, element_bytes)
     share = kernels.attention_backward_share if attention.backward else kernels.attention_share
@@ -115,7 +115,7 @@ WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
 def _written_attention_seconds(
     attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int
 ) -> float:
-    """The whole square, masked: batched products, and passes over the scores (Korthikanti et al. 2022, figure 3)."""
+    """The whole square, masked: batched GEMMs, and passes over the scores (Korthikanti et al. 2022, figure 3)."""
     scores = attention.sequences * attention.heads * attention.queries * attention.keys
     flops = 2 * scores * (attention.query_key_dim + attention.value_dim)
     share = kernels.gemm_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
@@ -175,7 +175,7 @@ def kernel_times(
 
 
 def launches(item: Gemm | Attention | Elementwise, kernels: Kernels) -> float:
-    """How often something is started for it: operators of a pass one by one, or fused to one; experts' products at once, or one
+    """How often something is started for it: operators of a pass one by one, or fused to one; experts' GEMMs at once, or one
     by one."""
     if isinstance(item, Gemm):
         return 1.0 + kernels.expert_launches * (item.groups - 1)

@@ -1,5 +1,4 @@
-"""What a device holds, from what a program declares: a software profile's own tensors, its allocator and its context beside the
-buffers."""
+"""Memory of a device: the program's buffers, a software profile's own tensors, its allocator and its context."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +12,11 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 
 DROPOUT_BYTES = 3
-"""Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
+"""Bytes of each score's activations beside its softmax: the score after dropout, and the mask (Korthikanti et al. 2022)."""
 
 
 NARROW = {"fp8": 0.5, "fp4": 9 / 32}
-"""Of 16 bits, a number in fewer; in 4 bits with its part of a scale."""
+"""Share of 16 bits that a low-precision number takes; in 4 bits with its part of a scale."""
 UNITS = "units"
 BLOCKS = 4
 """In flight at once: gathered ahead, in use, on their way into a reduction and out of it."""
@@ -77,8 +76,8 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
 
 
 def units_bytes(view: RankView, software: SoftwareProfile) -> int:
-    """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
-    step, and a few blocks. The same however many ranks share them."""
+    """Bytes that ZeRO-3's runtime allocates for unsharded units beyond the declared: embedding and head, which it does not gather
+    again in a step, and a few blocks. The same however many ranks share them."""
     sizes = {unit: flat.padded_numel for unit, flat in view.flats.items() if flat.zero == 3}
     blocks = [[unit.name for unit in segment.own] for segment in view.segments if segment.kind == "block"]
     largest = sorted(sum(sizes.pop(unit, 0) for unit in units) for units in blocks)[-BLOCKS:]
@@ -86,7 +85,7 @@ def units_bytes(view: RankView, software: SoftwareProfile) -> int:
 
 
 def block_bytes(spec: StepSpec, software: SoftwareProfile) -> int:
-    """What one block keeps beyond the declared."""
+    """Bytes that one block keeps beyond the declared."""
     model, shape = spec.model, spec.shape
     hidden = software.saved_bytes * shape.hidden_tokens * model.hidden_size
     if shape.sequence_parallel and spec.layout.tp > 1:
@@ -99,20 +98,20 @@ def block_bytes(spec: StepSpec, software: SoftwareProfile) -> int:
 
 
 def logits_bytes(spec: StepSpec, software: SoftwareProfile) -> int:
-    """Of all tokens of a microbatch, this rank's part of the vocabulary."""
+    """Bytes of the logits of all tokens of a microbatch, in this rank's part of the vocabulary."""
     return int(software.logits_bytes * spec.shape.tokens * spec.model.vocab_size // spec.layout.tp)
 
 
 def allocated_bytes(peak: int, software: SoftwareProfile) -> int:
-    """What the allocator has handed out at most: `torch.cuda.max_memory_allocated`."""
+    """Peak of allocated memory: `torch.cuda.max_memory_allocated`."""
     return int(peak * (1 + software.extra))
 
 
 def reserved_bytes(peak: int, software: SoftwareProfile) -> int:
-    """What the allocator holds at most, with blocks that are free but cut up: `torch.cuda.max_memory_reserved`."""
+    """Peak of reserved memory, with free blocks that are cut up: `torch.cuda.max_memory_reserved`."""
     return int(allocated_bytes(peak, software) * (1 + software.fragmentation))
 
 
 def device_bytes(peak: int, software: SoftwareProfile) -> int:
-    """What the device holds when the program holds `peak`."""
+    """Memory of the device when the program's peak is `peak`."""
     return reserved_bytes(peak, software) + int(software.context_bytes)

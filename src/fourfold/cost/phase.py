@@ -23,7 +23,7 @@ class PhaseCost:
 
 
 def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
-    """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.paired_share`)
+    """One pass over a segment on one microbatch. Dispatch that runs beside another microbatch's pass (`Prices.paired_share`)
     finds there as much computation as this pass has, on average of the two."""
     software = prices.software
     now = exposed = 0.0

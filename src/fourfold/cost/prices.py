@@ -15,10 +15,10 @@ from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program.schedule import find_schedule
 
 MERGED_SHARE = 0.5
-"""Of what goes to experts, what merged microbatches hide: runs of one source with it and without are 8 to 18 % apart, a third to
+"""Share of expert dispatch that merged microbatches hide: runs of one source with it and without are 8 to 18 % apart, a third to
 more than all of what hiding all of it would save (Megatron, DeepSeek-V3 of 14 layers; Megatron Bridge, Qwen3-30B)."""
 SAMPLED = 4
-"""Of shards and of replicas, whose pipelines are looked at."""
+"""Number of shards and of replicas whose pipelines are looked at."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Prices:
 
     @cached_property
     def plain(self) -> "Prices":
-        """The same with every product in the compute format, as the head's are."""
+        """The same with every matmul in the compute format, as the head's are."""
         return self if self.gemm_dtype == self.dtype else replace(self, gemm_dtype=self.dtype)
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
@@ -178,7 +178,7 @@ class Prices:
 
 
 def spared_copies(places: int, top_k: int, at_most: int = 0) -> float:
-    """Of a token's copies for `top_k` experts, each somewhere on `places` ranks or nodes: what need not be sent where each of
+    """Share of a token's copies for `top_k` experts, each on one of `places` ranks or nodes, that need not be sent where each of
     those gets it once. `at_most`: it has experts on so many of them (0: on any)."""
     if places == 1:
         return 0.0

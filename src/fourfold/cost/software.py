@@ -1,4 +1,4 @@
-"""What depends on the software that runs a program: what it overlaps, what its host costs, what it holds beside the program."""
+"""Software profiles: what the software that runs a program overlaps, what its host costs, its memory beside the program."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,14 +6,14 @@ from typing import Literal
 from fourfold.model.work import ElementwisePart
 
 Dispatcher = Literal["alltoall", "deepep", "hybridep"]
-"""What brings tokens to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
+"""Token dispatch to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
 experts of its, by kernels that read and write the tokens where they are (DeepEP, 2025). `hybridep`: so, and sorted by expert on the
 way (HybridEP, 2026)."""
 
 
 @dataclass(frozen=True)
 class SoftwareProfile:
-    """A framework of a year, on a platform. `fourfold` itself is the default. What is said to be beside something is a factor of a
+    """A framework of a year, on a platform. `fourfold` itself is the default. A constant "beside" another one is a factor of a
     device's or a link's constant."""
 
     name: str = "fourfold"
@@ -25,45 +25,45 @@ class SoftwareProfile:
     overlap_data: bool = True
     """Gathers and reductions of ZeRO and data parallelism run beside computation."""
     overlap_all_reduce: bool = False
-    """Where they do not, those of whole gradients without a pipeline still do (hooks of torch's DDP)."""
+    """Where they do not, those of unsharded gradients without a pipeline still do (hooks of torch's DDP)."""
     overlap_param_gather: bool = False
-    """What ZeRO-1 and 2 publish travels while the next step's first forward runs, each unit until it is used (Megatron's overlap
-    of parameter gathers)."""
+    """The parameter all-gather of ZeRO-1 and 2 runs beside the next step's first forward, each unit until it is used (Megatron's
+    overlap_param_gather)."""
     contention: float = 0.1
-    """How much of the time that a collective runs beside a kernel the kernel loses."""
+    """Contention factor: the share of the time beside a collective that a kernel loses."""
 
     # The host
 
     host_launch_seconds: float = 5e-6
-    """To start a kernel. A pass over a segment takes at least the sum of what the host needs for it."""
+    """Seconds to start a kernel. A pass over a segment takes at least the sum of what the host needs for it."""
     host_collective_seconds: float = 20e-6
-    """To start a collective."""
+    """Seconds to start a collective."""
     host_crowded_seconds: float = 0.0
-    """What a segment's collective adds for each rank of its group while stages send to one another between nodes."""
+    """Seconds that a segment's collective adds for each rank of its group while stages send to one another between nodes."""
     host_route_seconds: float = 0.0
-    """What a pass over routed experts adds: the choice of experts, permutations, the wait for how many tokens each has."""
+    """Seconds that a pass over routed experts adds: the choice of experts, permutations, the wait for how many tokens each has."""
     step_seconds: float = 0.0
-    """What a step costs beside its program."""
+    """Host and data time of a step, in seconds."""
 
     # Kernels and links
 
     fused: float = 0.0
-    """How far memory-bound kernels are those of fused kernels (1) rather than one operator after the other (0)."""
+    """How far memory-bound kernels are fused (1) rather than one operator after the other (0)."""
     expert_launches: float = 0.0
-    """What starting one more expert's product costs beside starting a kernel (0: all are one grouped kernel)."""
+    """Cost of starting one more expert's GEMM beside starting a kernel (0: all are one grouped GEMM)."""
     gradient_bytes: float = 0.0
-    """Memory traffic of adding a microbatch's gradient of a parameter to the sum, where the product that makes it does not add it
+    """Memory traffic of adding a microbatch's gradient of a parameter to the sum, where the GEMM that makes it does not add it
     itself."""
     conversions: float = 1.0
-    """Bringing tokens into a format of fewer bits, beside the device's."""
+    """Bytes moved to bring tokens into a low-precision format, beside the device's."""
     gemm_speed: float = 1.0
     attention_speed: float = 1.0
     link_speed: float = 1.0
-    """Its products, attention and links, beside the device's and the links'."""
+    """Speed of its GEMMs, attention and links, beside the device's and the links'."""
     low_speed: float = 1.0
-    """Its products in a format of fewer bits, beside its others."""
+    """Speed of its low-precision GEMMs, beside its others."""
     network_hops: float = 1.0
-    """What a hop between nodes costs, beside the links'."""
+    """Cost of a hop between nodes, beside the links'."""
     gemm_dtype: str | None = None
     """The format of matmuls where it is not the compute format; the head's are in that."""
     fine_scales: bool = False
@@ -83,34 +83,34 @@ class SoftwareProfile:
     """Tokens go to experts before they are gathered over `etp`, not after."""
     dispatcher: Dispatcher = "alltoall"
     fused_experts: bool = False
-    """In formats with a scale a block, what lies between two products of experts is part of their kernels."""
+    """In formats with a scale a block, the kernels between two grouped GEMMs of experts are part of them."""
     overlap_experts: bool = False
-    """In schedules that pair a forward with a backward, what goes to experts and back runs beside the other one's computation
+    """In schedules that pair a forward with a backward, dispatch to experts and back runs beside the other one's computation
     (DualPipe, DeepSeek-AI 2024, section 3.2.1)."""
     merged_experts: bool = False
-    """So half of it does in every schedule (Megatron's merged 1F1B, 2025)."""
+    """Half of the dispatch does so in every schedule (Megatron's merged 1F1B, 2025)."""
 
     # Memory
 
     context_bytes: int = 0
-    """What the process holds on the device before anything is allocated."""
+    """Bytes that the process takes on the device before it allocates anything."""
     extra: float = 0.0
-    """What its own tensors take beyond the program's, as a share of them."""
+    """Memory of its own tensors beyond the program's, as a share of them."""
     fragmentation: float = 0.0
-    """What the allocator reserves beyond what is live, as a share."""
+    """Memory that the allocator reserves beyond the allocated tensors, as a share of them."""
     saved_bytes: float = 0.0
-    """What a block keeps for backward beyond the declared, in bytes for each token and element of the hidden state."""
+    """Activations of a block beyond the declared, in bytes for each token and element of the hidden state."""
     gathered_bytes: float = 0.0
-    """The same of all tokens where sequence parallelism splits them (inputs of products kept as they were gathered)."""
+    """The same of all tokens where sequence parallelism splits them (inputs of GEMMs kept as they were gathered)."""
     unit_bytes: float = 0.0
-    """Of every parameter of embedding, head and four blocks, what ZeRO-3's runtime keeps of them whole."""
+    """Bytes of every parameter of embedding, head and four blocks that ZeRO-3's runtime keeps unsharded."""
     saved_share: float = 1.0
-    """How much of the declared a block keeps, where that is in narrower formats."""
+    """Share of the declared activations that a block keeps, where they are in narrower formats."""
     narrow_operands: bool = False
-    """What products in fewer bits read is kept for backward in their format (Transformer Engine)."""
+    """Activations that a low-precision GEMM reads are saved in its format (Transformer Engine)."""
     logits_bytes: float = 0.0
-    """What is live of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
-    products of few rows."""
+    """Live bytes of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
+    GEMMs of few rows."""
     optimizer_bytes: float | None = None
     """Bytes of an element of the optimizer states, where that is not in the master format."""
     master_bytes: float | None = None

@@ -28,7 +28,7 @@ class Device:
     `key`: the file's stem, as in `"h100-sxm"`. `source`: where the figures are from; "from memory" marks what was not read there.
 
     `memory_bytes`: the capacity on the label. Makers of accelerators write GB for 2**30 bytes, and so is it read here: "80 GB" is
-    80 x 2**30. What a framework can allocate is some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
+    80 x 2**30. A framework can allocate some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
     `memory_bytes_per_second`: peak of that memory, reads and writes together, GB = 1e9.
 
     `peak_flops_per_second`: dense matmuls, never with structured sparsity, by format of the operands (`PEAK_BITS`); a

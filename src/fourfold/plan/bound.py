@@ -1,4 +1,4 @@
-"""What a layout costs at least: vectorised over every pipeline and every data parallelism around one shape of a replica.
+"""Lower bounds of a layout's cost: vectorised over every pipeline and every data parallelism around one shape of a replica.
 
 Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, or the traffic of gradients
 and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and optimizer states divided evenly, and the
@@ -25,11 +25,12 @@ from fourfold.plan.space import Pipeline
 from fourfold.program.schedule import usual_schedule
 
 EVEN_SHARE = 0.95
-"""Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
+"""Share of the mean over ranks that the fullest rank has at least: it has fewer segments than the mean where the head's are
+dear."""
 
 
 class Parts(NamedTuple):
-    """Of a bound: what the pipeline computes, traffic that this may hide, what comes after."""
+    """Parts of a bound: the pipeline's computation, traffic that this may hide, what comes after."""
 
     compute: float
     beside: float
@@ -42,8 +43,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic that it
-    may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another (`placement`)."""
+    """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
+    that it may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another
+    (`placement`)."""
 
     outermost: Outermost
     shape: BlockShape
@@ -157,8 +159,8 @@ class Bounder:
 
     @staticmethod
     def _idle_seconds(price: BlockPrice, backward_seconds: float, table: Arrangements) -> Column:
-        """What a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The first
-        stage, which has the embedding, may be a block shorter than the mean."""
+        """Seconds that a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The
+        first stage, which has the embedding, may be a block shorter than the mean."""
         pp = table.pp
         total = price.forward_seconds + price.backward_seconds
         stages = pp - 1 - np.minimum(1.0, price.block_seconds * pp * table.virtual_stages / total)
@@ -192,7 +194,7 @@ class Bounder:
         return np.maximum.reduce([beside for beside, _ in both]), np.maximum.reduce([after for _, after in both])
 
     def _domain_seconds(self, numbers: Column, over: float, stride: int, table: Arrangements) -> tuple[Column, Column]:
-        """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
+        """Seconds of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
         zero, microbatches = table.zero, table.microbatches
         gradients, values = numbers * self.request.gradient_bytes, numbers * self.request.element_bytes
         degrees, row = table.degrees

@@ -12,11 +12,11 @@ from fourfold.plan.request import Request
 from fourfold.program.schedule import find_schedule, usual_schedule
 
 Export = tuple[str, list[str]]
-"""The text, and what it leaves out or changes."""
+"""The text, and the settings that it leaves out or changes."""
 
 
 def _own_code(request: Request) -> list[str]:
-    """What their files cannot name: another optimizer than theirs, a person's own block."""
+    """Settings that their files cannot name: another optimizer than theirs, a person's own block."""
     name, block = request.optimizer.name, request.model.block
     optimizer = f"optimizer {name}: is priced here, but not stated there: state it"
     own = f"model.block = {block!r}: is priced here; their model has to have the same block"

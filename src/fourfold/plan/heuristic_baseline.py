@@ -53,7 +53,7 @@ def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
 
 
 def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
-    """What a device holds at least; 0 where there is no bound."""
+    """Lower bound of a device's memory; 0 where there is no bound."""
     shape = candidate.shape
     bounds = bounder.bounds(shape)
     of = {name: value for name, value in vars(candidate).items() if name not in vars(shape)}

@@ -1,4 +1,4 @@
-"""Recomputation of the first blocks alone: what a policy for all of them leaves on the table.
+"""Partial recomputation: the first blocks alone recompute.
 
 A block that is recomputed costs its forward once more. The first stages hold the most microbatches, so that recomputing the first N
 blocks is what a 1F1B pipeline needs least of. The least N that fits is found by halving, each step the memory of a program;
@@ -13,7 +13,7 @@ from fourfold.plan.pricing import Priced, Pricer
 PROBES = 4
 """Programs a layout: N is found to within a sixteenth of the blocks."""
 WORTH = 0.98
-"""Of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
+"""Share of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
 
 
 def partially_recomputed(pricer: Pricer, priced: Priced) -> Priced | None:

@@ -1,4 +1,4 @@
-"""What is asked of the planner: a model, a cluster, a batch; and what a layout is before it is one."""
+"""A request to the planner: a model, a cluster, a batch; and what a layout is before it is one."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, prices
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
 MEMORY_SHARE = 0.94
-"""Of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
+"""Share of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Request:
         return asked._masked()
 
     def _masked(self) -> "Request":
-        """With what masks leave of attention's work at this length."""
+        """The same with the share of attention's work that masks leave at this length."""
         documents = self.document_tokens if self.document_mask else None
         share = share_left(self.sequence_length, documents, self.windows)
         return replace(self, template=replace(self.template, masked_share=share))
@@ -127,12 +127,12 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.global_sequences * self.sequence_length
 
     @property
     def element_bytes(self) -> int:
-        """Of the compute format."""
+        """Bytes of an element in the compute format."""
         return self.template.element_bytes
 
     @property

@@ -26,13 +26,13 @@ from fourfold.plan.space import block_shapes
 from fourfold.simulate.collection import without_collection
 
 Progress = Callable[[str, float], None]
-"""What is being done, and the share of it that is."""
+"""Called with what is being done, and the share of it that is done."""
 
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
 not simulated yet, and the most that is of a timeline."""
 BOUND_SHARE = 2 / 3
-"""Of the time budget that bounds may take."""
+"""Share of the time budget that bounds may take."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
@@ -54,8 +54,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`: one that
-    holds clearly less than the best."""
+    """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
+    one that holds clearly less than the best."""
 
     request: Request
     best: tuple[Priced, ...]

@@ -21,7 +21,7 @@ PEAK_FORMATS: dict[GemmDtype, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8":
 
 @dataclass(frozen=True)
 class SoftwareOverrides:
-    """What a run overrides of its software profile. None: as the profile has it.
+    """Overrides of a software profile. None: as the profile has it.
 
     `gemm_dtype`: the format of its matmuls but the head's. `context_bytes`: what a process holds on its device before
     anything is allocated (the driver's context, the buffers of communication). `fragmentation`: what its allocator reserves beyond

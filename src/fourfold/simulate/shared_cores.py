@@ -1,6 +1,6 @@
 """The event simulation where ranks share cores: a stage computes faster while others wait. One clock for all pipeline ranks.
 
-What ranks start, join and enter is the engine's (`engine.py`); here time passes for all of them at once, and each computes at the
+The engine (`engine.py`) starts, joins and enters; here time passes for all of them at once, and each computes at the
 pace that was measured for as many ranks as compute at that moment.
 """
 
@@ -56,7 +56,7 @@ class _Cores:
         rank.at += 1
 
     def _speeds(self) -> list[float]:
-        """Of each rank that computes; slower while what it has started is under way."""
+        """Speed of each rank that computes; slower while what it has started is under way."""
         busy = sum(left > 0 for left in self.left)
         speed = self.measured[min(len(self.measured), max(1, busy * self.each)) - 1]
         slowed = speed / (1 + self.contention)

@@ -16,8 +16,8 @@ Place = tuple[int, int]
 
 @dataclass
 class RankTimes:
-    """Of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with other
-    ranks (collectives, transfers), from when to when it ran.
+    """Times of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with
+    other ranks (collectives, transfers), from when to when it ran.
 
     `causes[i]`: what instruction i waited for, if for anything but the one before it: where several ranks meet, the one that came
     last. `joins[i]`: what the WAIT at i joined.
@@ -32,7 +32,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Times:
-    """Of all pipeline ranks. `makespan`: seconds from the first instruction to the last rank's end, streams included."""
+    """Times of all pipeline ranks. `makespan`: seconds from the first instruction to the last rank's end, streams included."""
 
     ranks: tuple[RankTimes, ...]
     makespan: float

@@ -41,7 +41,7 @@ class StepSummary:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         layout = self.step.simulation.spec.layout
         return self.num_microbatches * layout.microbatch_sequences * layout.data_degree * layout.sequence_length
 
@@ -55,18 +55,19 @@ class StepSummary:
 
     @property
     def peak_flops_per_second(self) -> float:
-        """Of one device, in the format of the matmuls."""
+        """FLOP/s of one device, in the format of the matmuls."""
         return self.device.peak(self.step.simulation.prices.gemm_dtype)
 
     @cached_property
     def flops_per_token(self) -> float:
-        """What a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's `metrics.jsonl`."""
+        """FLOPs that a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's
+        `metrics.jsonl`."""
         spec = self.step.simulation.spec
         return step_flops_per_token(spec.model, spec.layout.sequence_length)
 
     @property
     def model_flops_per_second(self) -> float:
-        """Of one device."""
+        """Model FLOP/s of one device."""
         return self.flops_per_token * self.tokens_per_second / self.devices
 
     @property
@@ -76,7 +77,7 @@ class StepSummary:
 
     @cached_property
     def executed_flops(self) -> float:
-        """What all devices compute in a step: what every instruction declares, recomputation and attention's second look at its
+        """FLOPs of all devices in a step: what every instruction declares, recomputation and attention's second look at its
         scores included."""
         simulation = self.step.simulation
         once = sum(step.flops for program in simulation.programs for step in program.instructions)
@@ -90,7 +91,7 @@ class StepSummary:
 
     @cached_property
     def spent(self) -> list[dict[str, float]]:
-        """Of every pipeline rank, seconds by what they went into; each sums to `seconds`."""
+        """Seconds of every pipeline rank by what they went into; each sums to `seconds`."""
         once = self.step.simulation.prices.software.step_seconds
         ranks = self.step.along(lambda simulation: simulation.spent)
         return [{**rank, **({ONCE: once} if once else {})} for rank in ranks]
@@ -129,7 +130,7 @@ class StepSummary:
 
     @cached_property
     def _critical(self) -> CriticalPath:
-        """Of the simulation that the step ends with; asked for its reasons and for its crossings."""
+        """The critical path of the simulation that the step ends with; asked for its reasons and for its crossings."""
         return critical_path(self.step.simulation)
 
     @property

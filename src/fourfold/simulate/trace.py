@@ -73,7 +73,7 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def category(step: Instruction) -> str:
-    """Of an instruction on the track of computation."""
+    """Category of an instruction on the track of computation."""
     return "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
 
 
