@@ -129,7 +129,7 @@ def words(layout: dict[str, Any]) -> str:
 def measure(
     rank: int, device: torch.device, table: dict[str, Any], ranks: int, steps: int, kinds: bool
 ) -> dict[str, Any]:
-    """What one rank counted and timed."""
+    """Counts and times of one rank."""
     runner = StepRunner(table, ranks, rank, device)
     before = runner.sent_bytes()
     runner.step()

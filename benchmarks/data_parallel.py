@@ -57,7 +57,7 @@ def chosen_pairs(only: list[str], peers_only: bool) -> list[tuple[str, str]]:
 
 
 def parity_faults(inspections: dict[str, dict]) -> list[str]:
-    """What differs from the reference; `local` does by design."""
+    """Differences from the reference; `local` has some by design."""
     reference = inspections[REFERENCE]
     faults = []
     for name in inspections.keys() - {REFERENCE, "local"}:
@@ -102,7 +102,7 @@ def cells(result: dict, inspections: dict[str, dict]) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the interpreter and of every library that took part."""
+    """Versions of the interpreter and of every library that took part."""
     found = {"python": platform.python_version()}
     for name in ("torch", "deepspeed"):
         try:

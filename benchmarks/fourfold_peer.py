@@ -65,7 +65,7 @@ class Fourfold(Peer):
         self.tables = rope_tables(resolved, length, torch.float32, device)
 
     def data(self, tokens: Tensor, targets: Tensor) -> "OwnPart":
-        """What the executor reads in a step on this batch."""
+        """Inputs of the executor in a step on this batch."""
         layout = self.spec.layout
         rows = [range(len(tokens))]
         if self.takes_part:

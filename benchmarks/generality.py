@@ -1,7 +1,7 @@
-"""What a step pays for being a program: the interpreter's own time, with its handlers' bookkeeping, as a share of the step.
+"""Cost of a step being a program: the interpreter's own time, with its handlers' bookkeeping, as a share of the step.
 
 All that computes or communicates is timed from outside: segment functions, the starting and joining of
-collectives, the optimizer, the gradient norm. What is left of the main thread's processor time is the interpreter: its loop,
+collectives, the optimizer, the gradient norm. The rest of the main thread's processor time is the interpreter: its loop,
 dictionaries, buffers taken and freed, the reading of the batch, and the timers themselves.
 """
 

@@ -54,7 +54,7 @@ class LayoutCase:
 
 @dataclass(frozen=True)
 class LayoutWork(Work):
-    """What both contenders of a row train: each is given the global batch and takes its own part of it."""
+    """Training of both contenders of a row: each is given the global batch and takes its own part of it."""
 
     global_batch: Batch = Batch(1, 1, 1)
     case: LayoutCase | None = None

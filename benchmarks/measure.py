@@ -1,4 +1,4 @@
-"""What the ranks do: time two contenders in alternation, or run one alone for its losses and its peak of live tensors."""
+"""Work of the ranks: they time two contenders in alternation, or run one alone for its losses and its peak of live tensors."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ INSPECTED_STEPS = 3
 
 @dataclass(frozen=True)
 class Work:
-    """What every contender trains: the model, the batches, how many ranks share them."""
+    """Training of every contender: the model, the batches, how many ranks share them."""
 
     shape: Shape = field(default_factory=Shape)
     ranks: int = 2

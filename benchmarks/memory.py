@@ -10,8 +10,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 class LiveTensors(TorchDispatchMode):
     """Counts weights, gradients, optimizer state, activations and communication buffers alike; shared storage once.
 
-    After every operator the sizes of all live storages are summed anew, since FSDP and its kin shrink and refill
-    storages in place without an operator. What a kernel or gloo's own thread allocates for itself is not seen.
+    After every operator the sizes of all live storages are summed anew, since FSDP and its family shrink and refill
+    storages in place without an operator. Memory that a kernel or gloo's own thread allocates for itself is not seen.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,7 @@ def run_case(work: LayoutWork, progress: Progress, reference: dict | None, optio
 
 
 def references(works: list[LayoutWork], progress: Progress) -> dict[tuple[int, int], dict]:
-    """What one process gives on each global batch."""
+    """Results of one process on each global batch."""
     found: dict[tuple[int, int], dict] = {}
     for work in works:
         key = size(work.global_batch)

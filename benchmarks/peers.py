@@ -65,7 +65,7 @@ def mean_over_ranks(loss: Tensor) -> float:
 
 
 class TorchPeer(Peer):
-    """What DDP, FSDP2 and the floor share: the plain model, wrapped, and torch's own clipping and fused AdamW."""
+    """Base of DDP, FSDP2 and the floor: the plain model, wrapped, and torch's own clipping and fused AdamW."""
 
     def __init__(self, name: str, shape: Shape, weights: dict[str, Tensor], learning_rate: float):
         self.name = name
@@ -77,7 +77,7 @@ class TorchPeer(Peer):
         raise NotImplementedError
 
     def gradient_scale(self) -> float:
-        """What the loss is multiplied by before backward, so that gradients come out as the global mean's."""
+        """Factor of the loss before backward, so that gradients come out as the global mean's."""
         return 1.0
 
     def clip(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What `planner.py` runs in processes of their own: commands, and `llm-analysis` in the Python that has it."""
+"""Processes of their own that `planner.py` runs: commands, and `llm-analysis` in the Python that has it."""
 
 import json
 import subprocess

@@ -96,7 +96,7 @@ class ContextParallel(FSDP2):
 
 
 def attempt(rank: int) -> str:
-    """What `context_parallel` as it is does on this machine: the error's first line, or how far its output is off."""
+    """Outcome of `context_parallel` as it is on this machine: the error's first line, or how far its output is off."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 4, 32, 16) for _ in range(3))
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=True)

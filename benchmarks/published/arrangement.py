@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from assertions import asserted
 from case import LayoutRequest, NotACase
-from defaults import Filled
+from defaults import ImputedDefaults
 from fourfold.config import ModelConfig
 from fourfold.layout.divisibility import (
     max_stages,
@@ -32,7 +32,7 @@ class Degrees:
     num_devices: int
 
 
-def degrees_of(row: Row, filled: Filled) -> Degrees:
+def degrees_of(row: Row, imputed: ImputedDefaults) -> Degrees:
     """Raises `NotACase` where the layout is not stated, or does not fill the devices."""
     stated, devices = row.layout, row.num_devices
     if stated.is_empty and devices != 1:
@@ -40,18 +40,18 @@ def degrees_of(row: Row, filled: Filled) -> Degrees:
     unnamed = [key for key in ("tp", "pp") if getattr(stated, key) is None]
     tp, pp, cp = stated.tp or 1, stated.pp or 1, stated.cp or 1
     if unnamed:
-        filled.note(f"{' = '.join(unnamed)} = 1: not named by the row")
+        imputed.note(f"{' = '.join(unnamed)} = 1: not named by the row")
     if devices is None:
         if stated.dp is None:
             raise NotACase("the number of devices is not stated, nor the data-parallel degree")
-        return Degrees(pp, cp, tp, stated.dp, filled.fill("num_devices", pp * cp * tp * stated.dp))
+        return Degrees(pp, cp, tp, stated.dp, imputed.fill("num_devices", pp * cp * tp * stated.dp))
     if devices % (pp * cp * tp):
         raise NotACase(f"pp x cp x tp = {pp} x {cp} x {tp} does not divide {devices} devices")
     dp = devices // (pp * cp * tp)
     if stated.dp is None:
-        filled.fill("dp", dp)
+        imputed.fill("dp", dp)
     elif stated.dp != dp:
-        filled.note(f"dp = {stated.dp} is stated, but {devices} devices / (pp {pp} x cp {cp} x tp {tp}) = {dp}, taken")
+        imputed.note(f"dp = {stated.dp} is stated, but {devices} devices / (pp {pp} x cp {cp} x tp {tp}) = {dp}, taken")
     return Degrees(pp, cp, tp, dp, devices)
 
 
@@ -61,13 +61,13 @@ MOST_AT_ONCE, MOST_TOKENS = 8, 32_768
 
 
 def layout_of(
-    row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled
+    row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, imputed: ImputedDefaults
 ) -> tuple[LayoutRequest, int]:
     """The layout and the global batch in sequences. Raises `NotACase`."""
-    micro, number, global_sequences = _batch(row, model, degrees, stack, filled)
-    zero, shard = _sharding(row, degrees, stack, filled)
-    schedule, virtual = _pipeline(row, model, degrees.pp, stack, filled)
-    policy, modules = recompute_of(row, stack, filled)
+    micro, number, global_sequences = _batch(row, model, degrees, trainer, imputed)
+    zero, shard = _sharding(row, degrees, trainer, imputed)
+    schedule, virtual = _pipeline(row, model, degrees.pp, trainer, imputed)
+    policy, modules = recompute_of(row, trainer, imputed)
     ep = row.layout.ep or 1
     if ep > 1 and not model.num_experts:
         raise NotACase(f"ep = {ep}, but the model has no experts")
@@ -80,39 +80,41 @@ def layout_of(
         zero=zero,
         cp=degrees.cp,
         tp=degrees.tp,
-        sequence_parallel=_sequence_parallel(row, degrees.tp, stack, filled),
+        sequence_parallel=_sequence_parallel(row, degrees.tp, trainer, imputed),
         ep=ep,
-        etp=_etp(row, model, degrees, shard, stack, filled),
+        etp=_etp(row, model, degrees, shard, trainer, imputed),
         microbatch_sequences=micro,
         num_microbatches=number,
         recompute=policy,
         recompute_modules=modules,
-        cp_method=_context(row, model, degrees, stack, filled),
+        cp_method=_context(row, model, degrees, trainer, imputed),
     )
     _check(layout, model, row.sequence_length or 1)
     return layout, global_sequences
 
 
-def _batch(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int, int]:
+def _batch(
+    row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, imputed: ImputedDefaults
+) -> tuple[int, int, int]:
     """(sequences of a microbatch, microbatches, global batch)."""
     total, micro, steps, dp = row.global_sequences, row.microbatch_sequences, row.accumulation, degrees.dp
     if total is None and (micro is None or steps is None) and row.figures.step_seconds is not None:
         raise NotACase("the global batch of a stated step time is not stated and cannot be derived")
     if total is None:
-        micro = micro or filled.fill("microbatch_sequences", 1)
+        micro = micro or imputed.fill("microbatch_sequences", 1)
         usual = USUAL_BATCH_TOKENS // (dp * micro * (row.sequence_length or 1))
-        steps = steps or filled.fill("accumulation", max(1 if degrees.pp == 1 else 4 * degrees.pp, usual))
-        total = filled.fill("global_sequences", micro * steps * dp)
+        steps = steps or imputed.fill("accumulation", max(1 if degrees.pp == 1 else 4 * degrees.pp, usual))
+        total = imputed.fill("global_sequences", micro * steps * dp)
     if micro is None:
-        at_once = degrees.pp == 1 and not (model.num_experts and stack.is_megatron_kin)
+        at_once = degrees.pp == 1 and not (model.num_experts and trainer.is_megatron_family)
         unstated = _most_at_once(total // dp, row.sequence_length or 1) if at_once and total % dp == 0 else 1
         micro = total // (dp * steps) if steps and total % (dp * steps) == 0 else unstated
-        filled.fill("microbatch_sequences", micro)
+        imputed.fill("microbatch_sequences", micro)
     if total % (micro * dp):
         raise NotACase(f"the global batch {total} is no multiple of microbatch {micro} x dp {dp}")
     number = total // (micro * dp)
     if steps is not None and steps != number:
-        filled.note(
+        imputed.note(
             f"accumulation = {steps} is stated, but global batch {total} / (microbatch {micro} x dp {dp}) = {number}, taken"
         )
     return micro, number, total
@@ -130,30 +132,30 @@ def _most_at_once(sequences: int, length: int) -> int:
     return max(d for d in range(1, MOST_AT_ONCE + 1) if sequences % d == 0 and (d == 1 or d * length <= MOST_TOKENS))
 
 
-def _sharding(row: Row, degrees: Degrees, stack: Trainer, filled: Filled) -> tuple[int, int]:
+def _sharding(row: Row, degrees: Degrees, trainer: Trainer, imputed: ImputedDefaults) -> tuple[int, int]:
     """(ZeRO stage, ranks that share one copy of the state)."""
     stated, zero = row.layout, row.layout.zero
     if zero is None and "not resharded" in stated.zero_words:
-        zero = filled.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
-    elif degrees.pp > 1 and stack.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
-        zero = filled.fill("zero", 1, "fsdp_kept")
+        zero = imputed.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
+    elif degrees.pp > 1 and trainer.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
+        zero = imputed.fill("zero", 1, "fsdp_kept")
     if zero is None:
-        sharded = stack.sharded_optimizer or bool(asserted(row.notes, r"distributed[- ]optimi[sz]er"))
-        zero = filled.fill("zero", 3 if stated.fsdp else 1 if sharded else 0)
+        sharded = trainer.sharded_optimizer or bool(asserted(row.notes, r"distributed[- ]optimi[sz]er"))
+        zero = imputed.fill("zero", 3 if stated.fsdp else 1 if sharded else 0)
     group = stated.shard_group if zero else None
     if group is None or group >= degrees.dp:
         return zero, degrees.dp
     if degrees.dp % group:
-        filled.note(f"a shard group of {group} does not divide dp = {degrees.dp}; all of dp is taken")
+        imputed.note(f"a shard group of {group} does not divide dp = {degrees.dp}; all of dp is taken")
         return zero, degrees.dp
     return zero, group
 
 
-def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Filled) -> tuple[str, int]:
+def _pipeline(row: Row, model: ModelConfig, pp: int, trainer: Trainer, imputed: ImputedDefaults) -> tuple[str, int]:
     """(schedule, stages a rank)."""
     if pp == 1:
         return "1f1b", 1
-    stated = schedule_of(row, filled)
+    stated = schedule_of(row, imputed)
     virtual = row.layout.virtual_stages
     per_stage = row.layout.layers_per_virtual_stage
     if virtual is None and per_stage is not None:
@@ -163,33 +165,33 @@ def _pipeline(row: Row, model: ModelConfig, pp: int, stack: Trainer, filled: Fil
     if stated is not None and stated not in (usual_schedule(1).name, usual_schedule(2).name):
         return stated, find_schedule(stated).min_virtual_stages
     if virtual is None and stated == usual_schedule(2).name:
-        virtual = filled.fill("virtual_stages", _usual_virtual(model.num_layers, pp, stack))
+        virtual = imputed.fill("virtual_stages", _usual_virtual(model.num_layers, pp, trainer))
     usual = usual_schedule(virtual or 1).name
     if stated is None:
-        filled.fill("schedule", usual)
+        imputed.fill("schedule", usual)
     return usual, virtual or 1
 
 
-def _usual_virtual(layers: int, pp: int, stack: Trainer) -> int:
+def _usual_virtual(layers: int, pp: int, trainer: Trainer) -> int:
     """Stages a rank where an interleaved schedule does not say."""
     segments = layers if layers % pp == 0 else layers + 2
     per_rank = max(1, segments // pp)
-    if "zero-bubble" in stack.framework or stack.framework == "meta":
+    if "zero-bubble" in trainer.framework or trainer.framework == "meta":
         return max(2, (layers + 2) // pp)
     return next((d for d in range(2, min(per_rank, 1000) + 1) if per_rank % d == 0), 2)
 
 
-def _sequence_parallel(row: Row, tp: int, stack: Trainer, filled: Filled) -> bool:
+def _sequence_parallel(row: Row, tp: int, trainer: Trainer, imputed: ImputedDefaults) -> bool:
     stated = row.layout.sequence_parallel
     if tp == 1:
         return False
     if stated is not None:
         return stated
-    old = 0 < stack.year < 2022 or stack.framework.startswith("vtrain")
-    return filled.fill("sequence_parallel", stack.is_megatron_kin and not old)
+    old = 0 < trainer.year < 2022 or trainer.framework.startswith("vtrain")
+    return imputed.fill("sequence_parallel", trainer.is_megatron_family and not old)
 
 
-def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Trainer, filled: Filled) -> int:
+def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, trainer: Trainer, imputed: ImputedDefaults) -> int:
     if not model.num_experts:
         return 1
     if row.layout.etp is not None:
@@ -199,7 +201,7 @@ def _etp(row: Row, model: ModelConfig, degrees: Degrees, shard: int, stack: Trai
         return 1
     bridge = "megatron-bridge" in row.source.lower()
     fits = shard * degrees.cp * tp % (ep * tp) == 0 and model.moe_ffn_size % tp == 0
-    return filled.fill("etp", tp if fits and not bridge else 1)
+    return imputed.fill("etp", tp if fits and not bridge else 1)
 
 
 GATHERS_CONTEXT = ("meta", "maxtext", ON_GPU)
@@ -209,7 +211,7 @@ _HEADS, _RING = r"ulysses|a2a|all-?_?to-?_?all", r"\bring|p2p|\busp\b|hybrid|2d"
 _OTHERS = r"\b(than|baselines?|compared?|versus|vs|unlike|over)\b"
 
 
-def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, filled: Filled) -> str:
+def _context(row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, imputed: ImputedDefaults) -> str:
     """How context parallelism is done, in the words of a run file."""
     if degrees.cp == 1:
         return "ring"
@@ -226,7 +228,7 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, stack: Trainer, fil
         return "all_gather"
     if said:
         return "ring"
-    return filled.fill("cp_method", "all_gather" if stack.framework in GATHERS_CONTEXT else "ring")
+    return imputed.fill("cp_method", "all_gather" if trainer.framework in GATHERS_CONTEXT else "ring")
 
 
 _SPLIT = {

@@ -5,9 +5,9 @@ from typing import Any
 
 from case import ATTENTION_CORE, PublishedCase
 from fourfold.config import UserError, parse_run
-from fourfold.hardware import Cluster, Tier
+from fourfold.hardware import Cluster, Level
 from fourfold.validate import Case, MeasuredStep, Software
-from machine import usual_tiers
+from machine import usual_levels
 
 MOST_LAYERS = 2_000
 MOST_DIVISIONS = 50_000_000
@@ -85,7 +85,7 @@ def software_of(case: PublishedCase) -> Software:
     kernel = case.attention_kernel
     return Software.model_validate(
         {
-            "name": case.stack,
+            "name": case.software,
             "compute_dtype": "fp16" if precision.compute == "fp16" else None,
             "gemm_dtype": precision.low,
             "attention": case.attention,
@@ -121,19 +121,19 @@ def cluster_of(case: PublishedCase) -> Cluster:
     """NVLink, or what a node has in its place, and one network beyond it."""
     network = case.network
     inner = min(network.nvlink_domain, case.num_devices)
-    within, *beyond = usual_tiers(case.device)
-    tiers = [replace(within, devices=max(1, inner), part_multiple=None, scalable=False)]
+    within, *beyond = usual_levels(case.device)
+    levels = [replace(within, devices=max(1, inner), part_multiple=None, scalable=False)]
     if case.num_devices > inner:
         usual = beyond[0] if beyond else within
         outside = network.internode_bytes_per_second or usual.bytes_per_second
-        tiers.append(Tier("network", "switch", -(-case.num_devices // inner) * inner, outside, usual.latency_seconds))
+        levels.append(Level("network", "switch", -(-case.num_devices // inner) * inner, outside, usual.latency_seconds))
     return Cluster(
         key=case.device,
         name=case.source,
         source=case.source,
         device=case.hardware,
-        devices=tiers[-1].devices,
-        tiers=tuple(tiers),
+        devices=levels[-1].devices,
+        levels=tuple(levels),
         dollars_per_device_hour=None,
         mean_hours_between_failures_per_device=None,
         watts_per_device=None,

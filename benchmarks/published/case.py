@@ -5,7 +5,7 @@ from typing import Literal
 
 from flops import step_flops
 from fourfold.config import ModelConfig
-from fourfold.cost.stack import Dispatcher
+from fourfold.cost.software import Dispatcher
 from fourfold.hardware import Device
 from fourfold.validate import Prediction
 
@@ -59,7 +59,7 @@ class LayoutRequest:
 
 @dataclass(frozen=True)
 class Precision:
-    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of matrix products in fewer bits: `fp8` (one scale a
+    """`compute`: the 16-bit (or fp32) format; `low`: None, or the flavour of low-precision GEMMs: `fp8` (one scale a
     tensor), `fp8-block`, `mxfp8`, `nvfp4`. `master`: of the optimizer's copy; `gradients`: in which they are summed."""
 
     compute: str = "bf16"
@@ -107,7 +107,7 @@ class PublishedCase:
     id: str
     file: str
     source: str
-    stack: str
+    software: str
     """Framework, platform and year."""
     model_name: str
     model: ModelConfig
@@ -150,7 +150,7 @@ class PublishedCase:
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False
-    """As in `cost.Stack`, where the source says."""
+    """As in `cost.SoftwareProfile`, where the source says."""
     even_stages: bool = False
     """All pipeline stages have the same number of blocks, embedding and head come on top."""
     eager: bool = False
@@ -190,7 +190,7 @@ class PublishedCase:
         return (
             self.file,
             self.source,
-            self.stack,
+            self.software,
             self.model_name,
             self.model.num_layers,
             self.device,

@@ -10,7 +10,7 @@ from as_case import as_case
 from case import PublishedCase
 from defaults import DEFAULTS
 from fourfold.config import ModelConfig, UserError
-from fourfold.hardware import Cluster, Device, Tier, device_names, load_device
+from fourfold.hardware import Cluster, Device, Level, device_names, load_device
 from fourfold.validate import Case
 
 SHARED = (
@@ -59,25 +59,25 @@ def _model(model: ModelConfig) -> dict[str, Any]:
 
 def _cluster(run: Case, case: PublishedCase) -> dict[str, Any]:
     cluster = run.cluster
-    torus = cluster.tiers[0].dimensions
-    if len(cluster.tiers) > 1 and torus and prod(torus) != cluster.tiers[0].devices:
+    torus = cluster.levels[0].dimensions
+    if len(cluster.levels) > 1 and torus and prod(torus) != cluster.levels[0].devices:
         raise UserError(f"a part of a torus {torus} beside a network: its shape is not stated")
-    tiers = [_tier(tier) for tier in cluster.tiers]
+    levels = [_level(level) for level in cluster.levels]
     return {
         "name": f"{cluster.device.name}, {case.network.devices_per_node} a node"[:200],
         "source": (case.network.internode or "not stated").strip()[:4000],
         "device": _device(cluster),
-        "devices": tiers[-1]["devices"],
-        "tiers": tiers,
+        "devices": levels[-1]["devices"],
+        "levels": levels,
     }
 
 
-def _tier(tier: Tier) -> dict[str, Any]:
+def _level(level: Level) -> dict[str, Any]:
     """A torus is stated whole, however few of its devices are used: its links are those of the whole."""
     usual = {"dimensions": (), "wrap_multiple": 1, "part_multiple": None, "scalable": False}
-    table = {key: value for key, value in asdict(tier).items() if key not in usual or value != usual[key]}
-    if tier.dimensions:
-        table |= {"dimensions": list(tier.dimensions), "devices": max(tier.devices, prod(tier.dimensions))}
+    table = {key: value for key, value in asdict(level).items() if key not in usual or value != usual[key]}
+    if level.dimensions:
+        table |= {"dimensions": list(level.dimensions), "devices": max(level.devices, prod(level.dimensions))}
     return table
 
 

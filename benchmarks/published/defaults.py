@@ -31,8 +31,8 @@ DEFAULTS: dict[str, str] = {
     "dp": "Data parallelism takes the devices that pp, cp and tp leave.",
     "num_devices": "As many devices as the degrees ask for.",
     "etp": "Experts are split by etp = 1 in recipes of Megatron Bridge; elsewhere by tp where the group allows, as Megatron does.",
-    "stack": "A trainer that nobody names is taken as Megatron with a pipeline or with tensor parallelism on 64 devices or more, "
-    "where it has no FSDP, as MaxText on a TPU.",
+    "software": "A trainer that nobody names is taken as Megatron with a pipeline or with tensor parallelism on 64 devices or "
+    "more, where it has no FSDP, as MaxText on a TPU.",
     "zero": "NeMo, Megatron Bridge and their recipes have the distributed optimizer (ZeRO-1), Megatron from 2023 on, and whoever "
     "speaks of one; FSDP is ZeRO-3; others ZeRO-0. Where it is not stated and the run would not fit, ZeRO-1, then, without a "
     "pipeline, ZeRO-3.",
@@ -101,7 +101,7 @@ DEFAULTS: dict[str, str] = {
 
 
 @dataclass
-class Filled:
+class ImputedDefaults:
     """Collects what a translation fills in; each entry is one sentence."""
 
     entries: list[str] = field(default_factory=list)

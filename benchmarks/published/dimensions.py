@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from case import NotACase
-from defaults import Filled
+from defaults import ImputedDefaults
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
 from fourfold.huggingface import family_of, gated_width
@@ -36,39 +36,39 @@ _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
 """Released configurations of models that rows name without dimensions (Moonlight: moonshotai/Moonlight-16B-A3B, config.json)."""
 
 
-def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelConfig, int]:
+def model_of(row: Row, trainer: Trainer, tp: int, imputed: ImputedDefaults) -> tuple[ModelConfig, int]:
     """The model, and its vocabulary before padding.
 
     Raises `NotACase` where a dimension is missing, or the architecture is not one of ours.
     """
-    stated = _gated_experts(_sized(_named(row.model, filled), filled), filled)
+    stated = _gated_experts(_sized(_named(row.model, imputed), imputed), imputed)
     _check_kind(stated, row)
     missing = [key for key in ("num_layers", "hidden_size", "num_heads") if getattr(stated, key) is None]
     if missing:
         raise NotACase(f"the model's {missing[0].replace('_', ' ')} is not stated")
     layers, hidden, heads = stated.num_layers or 0, stated.hidden_size or 0, stated.num_heads or 0
-    gated = _gated(stated, filled)
+    gated = _gated(stated, imputed)
     special = bool(stated.num_experts) or stated.latent
     ffn = stated.ffn_size or (stated.moe_ffn_size if stated.num_experts else None)
     if ffn is None and not stated.num_experts:
         raise NotACase("the model's feed-forward size is not stated")
-    vocab_size = _vocabulary(stated, row, filled)
+    vocab_size = _vocabulary(stated, row, imputed)
     values: dict[str, Any] = {
         "num_layers": layers,
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": heads if stated.latent else stated.num_kv_heads or filled.fill("num_kv_heads", heads),
-        "head_dim": stated.head_dim or _head_dim(hidden, heads, stated, filled),
+        "num_kv_heads": heads if stated.latent else stated.num_kv_heads or imputed.fill("num_kv_heads", heads),
+        "head_dim": stated.head_dim or _head_dim(hidden, heads, stated, imputed),
         "ffn_size": ffn,
-        "vocab_size": _padded(vocab_size, stack, tp, filled),
+        "vocab_size": _padded(vocab_size, trainer, tp, imputed),
         "max_position": row.sequence_length or 1,
-        **_options(stated, stack, gated, special, filled),
+        **_options(stated, trainer, gated, special, imputed),
     }
     if stated.num_experts:
         values.update(_experts(stated, int(ffn or 0)))
     if stated.latent:
         values.update(_latent(stated))
-    modules = _modules(stated, row, filled)
+    modules = _modules(stated, row, imputed)
     if modules:
         values.update(mtp_layers=modules, mtp_loss=0.3)
     model = ModelConfig(**values)
@@ -79,27 +79,27 @@ def model_of(row: Row, stack: Trainer, tp: int, filled: Filled) -> tuple[ModelCo
     return replace(model, family=family_of(model)), vocab_size
 
 
-def _named(stated: StatedModel, filled: Filled) -> StatedModel:
+def _named(stated: StatedModel, imputed: ImputedDefaults) -> StatedModel:
     known = _PUBLIC.get(stated.name.lower())
     if known is None or stated.num_layers is not None:
         return stated
-    filled.approximate("known_model")
+    imputed.approximate("known_model")
     return known
 
 
-def _sized(stated: StatedModel, filled: Filled) -> StatedModel:
+def _sized(stated: StatedModel, imputed: ImputedDefaults) -> StatedModel:
     """Llama 4's experts, where a row leaves out what they are."""
     if not stated.num_experts or stated.moe_ffn_size is not None or not re.search(r"llama-?4", stated.name, re.I):
         return stated
-    filled.approximate("known_model")
+    imputed.approximate("known_model")
     return replace(stated, moe_ffn_size=_LLAMA_4, shared_ffn_size=stated.shared_ffn_size or _LLAMA_4)
 
 
-def _gated_experts(stated: StatedModel, filled: Filled) -> StatedModel:
+def _gated_experts(stated: StatedModel, imputed: ImputedDefaults) -> StatedModel:
     """Experts without a gate as gated ones with as many weights."""
     if not stated.num_experts or stated.gated is not False:
         return stated
-    filled.approximate("gated_experts")
+    imputed.approximate("gated_experts")
     expert = stated.moe_ffn_size or stated.ffn_size or 0
     shared, odd = divmod(stated.shared_ffn_size or 0, expert or 1)
     return replace(
@@ -120,66 +120,68 @@ def _check_kind(stated: StatedModel, row: Row) -> None:
         raise NotACase("the model's dimensions are not stated")
 
 
-def _gated(stated: StatedModel, filled: Filled) -> bool:
+def _gated(stated: StatedModel, imputed: ImputedDefaults) -> bool:
     if stated.gated is not None:
         return stated.gated
     special = bool(stated.num_experts) or stated.latent
-    return filled.fill("gated", special or bool(_GATED_NAMES.search(stated.name)))
+    return imputed.fill("gated", special or bool(_GATED_NAMES.search(stated.name)))
 
 
-def _head_dim(hidden: int, heads: int, stated: StatedModel, filled: Filled) -> int:
+def _head_dim(hidden: int, heads: int, stated: StatedModel, imputed: ImputedDefaults) -> int:
     if stated.latent:
         return (stated.nope_head_dim or 0) + (stated.rope_head_dim or 0)
     if hidden % heads:
         raise NotACase(f"{heads} heads do not divide hidden size {hidden}, and the head size is not stated")
-    return filled.fill("head_dim", hidden // heads)
+    return imputed.fill("head_dim", hidden // heads)
 
 
-def _vocabulary(stated: StatedModel, row: Row, filled: Filled) -> int:
+def _vocabulary(stated: StatedModel, row: Row, imputed: ImputedDefaults) -> int:
     if stated.vocab_size is not None:
         return stated.vocab_size
     names = f"{stated.name} {row.notes} {row.source}".lower()
-    return filled.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
+    return imputed.fill("vocab_size", next((v for name, v in _VOCABULARIES if re.search(name, names)), 51200))
 
 
-def _padded(size: int, stack: Trainer, tp: int, filled: Filled) -> int:
-    multiple = 128 * tp if stack.is_megatron_kin else tp
+def _padded(size: int, trainer: Trainer, tp: int, imputed: ImputedDefaults) -> int:
+    multiple = 128 * tp if trainer.is_megatron_family else tp
     padded = -(-size // multiple) * multiple
-    return size if padded == size else filled.fill("vocab_size", padded, "vocab_padding")
+    return size if padded == size else imputed.fill("vocab_size", padded, "vocab_padding")
 
 
-def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, filled: Filled) -> dict[str, Any]:
+def _options(
+    stated: StatedModel, trainer: Trainer, gated: bool, special: bool, imputed: ImputedDefaults
+) -> dict[str, Any]:
     """Norm, activation, biases, positions, ties."""
     if gated:
         qwen = re.search(r"qwen-?([123])", stated.name, re.I)
         options: dict[str, Any] = {
             "qkv_bias": qwen is not None and qwen[1] in "12" and not stated.latent,
             "qk_norm": qwen is not None and qwen[1] == "3" and not stated.latent,
-            "tie_embeddings": stated.tied if stated.tied is not None else filled.fill("tie_embeddings", False),
+            "tie_embeddings": stated.tied if stated.tied is not None else imputed.fill("tie_embeddings", False),
         }
         if stated.norm == "layer":
             if special:
-                filled.approximate("layer_norm")
+                imputed.approximate("layer_norm")
             else:
                 options["norm"] = "layer"
         if stated.positions == "learned" and not stated.latent:
             options["positions"] = "learned"
         if stated.bias:
-            filled.approximate("gated_bias")
+            imputed.approximate("gated_bias")
         return options
     squared = "squared" in (stated.activation or "") or bool(re.search(r"nemotron|gpt3_15b|gpt3_7b", stated.name, re.I))
     bias = stated.bias
     if squared:
-        filled.approximate("squared_relu")
+        imputed.approximate("squared_relu")
         bias = False
-    elif bias is None and stack.framework == "llm-foundry":
-        filled.approximate("no_bias")
+    elif bias is None and trainer.framework == "llm-foundry":
+        imputed.approximate("no_bias")
         bias = False
     elif bias is None:
-        filled.approximate("gpt_options")
+        imputed.approximate("gpt_options")
         bias = True
     if special:
-        filled.approximate("layer_norm")
+        imputed.approximate("layer_norm")
     tied = stated.tied
     return {
         "norm": "rms" if special else stated.norm or "layer",
@@ -188,7 +190,7 @@ def _options(stated: StatedModel, stack: Trainer, gated: bool, special: bool, fi
         "linear_bias": bias,
         "qkv_bias": bias and not stated.latent,
         "positions": "rope" if stated.latent or squared else stated.positions or "learned",
-        "tie_embeddings": tied if tied is not None else filled.fill("tie_embeddings", not squared),
+        "tie_embeddings": tied if tied is not None else imputed.fill("tie_embeddings", not squared),
     }
 
 
@@ -227,10 +229,10 @@ def _latent(stated: StatedModel) -> dict[str, Any]:
     }
 
 
-def _modules(stated: StatedModel, row: Row, filled: Filled) -> int:
+def _modules(stated: StatedModel, row: Row, imputed: ImputedDefaults) -> int:
     """Modules of multi-token prediction."""
     if stated.mtp_layers is not None:
         return stated.mtp_layers
     if "w/o mtp" in row.notes.lower() or not re.search(r"deepseek-?v3$", stated.name, re.I):
         return 0
-    return 1 if "w/ mtp" in row.notes.lower() else filled.fill("mtp_layers", 1, "multi_token")
+    return 1 if "w/ mtp" in row.notes.lower() else imputed.fill("mtp_layers", 1, "multi_token")

@@ -42,7 +42,7 @@ def explain_case(case: PublishedCase, constants: Fitted | None = None) -> dict[s
         "batch": {"sequence_length": case.sequence_length, "global_sequences": case.global_sequences},
         "precision": asdict(case.precision),
         "machine": {"device": case.device, "devices": case.num_devices, **asdict(case.network)},
-        "stack": _stated(asdict(prices.stack)),
+        "software": _stated(asdict(prices.software)),
         "filled": list(case.defaults),
         "measured": _stated(asdict(case.measured)),
         "predicted": {
@@ -65,7 +65,7 @@ def _stated(table: dict[str, Any]) -> dict[str, Any]:
 def explanation_lines(document: dict[str, Any]) -> list[str]:
     """The same for a terminal."""
     lines = [f"{document['id']}: {document['source']}"]
-    for key in ("model", "layout", "batch", "precision", "machine", "stack", "measured"):
+    for key in ("model", "layout", "batch", "precision", "machine", "software", "measured"):
         lines += [key, *(f"  {name} = {value}" for name, value in document[key].items())]
     lines += ["filled in", *(f"  {text}" for text in document["filled"])]
     predicted = document["predicted"]

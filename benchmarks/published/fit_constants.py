@@ -5,14 +5,14 @@
 
 DIR holds files of rows, as for `predict.py`. `prior_constants.toml` is where the fit starts, or, with fewer rounds to
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
-each held to none: a device with few rows stays near its family, a stack near its framework, a framework near what is known of
-its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so that no
-sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. What is written leaves out what an
-entry inherits, and a year that is its framework's only one (`fit_file.py`).
+each held to none: a device with few rows stays near its family, a software profile near its framework, a framework near what is
+known of its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so
+that no sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. The written file leaves
+out what an entry inherits, and a year that is its framework's only one (`fit_file.py`).
 
-`--cross` leaves out one file at a time: all constants are fitted without it, and a stack that only it has is what the shipped rule
-takes an unknown stack for: the framework's constants; of a framework that only it has, those of what its name begins with
-(Megatron's, of a fork of it), else those of a trainer that nobody names. It predicts every row.
+`--cross` leaves out one file at a time: all constants are fitted without it, and a software profile that only it has is what the
+shipped rule takes an unknown software profile for: the framework's constants; of a framework that only it has, those of what its
+name begins with (Megatron's, of a fork of it), else those of a trainer that nobody names. It predicts every row.
 """
 
 import argparse
@@ -46,12 +46,12 @@ from fit_table import (
     weights_of,
 )
 from fourfold.config import UserError
-from fourfold.cost.fitted import Fitted, framework_of, kin_of
+from fourfold.cost.fitted import Fitted, ancestors_of, framework_of
 from normalise import normalise
 from outcome import PublishedOutcome
 from row_files import read_rows
 from settle import predict_case
-from software import Trainer, usual_stack
+from software import Trainer, usual_trainer
 
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
 FIRM = 1e6
@@ -132,12 +132,12 @@ class Model:
 
 
 def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], float, float]]:
-    branch = {"device": "family", "stack": "framework"}
+    branch = {"device": "family", "software": "framework"}
     found = []
     for node, index in nodes.items():
         if node.name not in LIMITS or node.level == "family":
             continue
-        part = {"link": "link", "device": "device"}.get(node.level, "stack")
+        part = {"link": "link", "device": "device"}.get(node.level, "software")
         start = before.value(part, node.owner, node.name)
         if start <= 0:
             continue
@@ -150,14 +150,14 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
 
 def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
     """The prior moved to the rows of all files but one. A framework that only that file has loses its prior too."""
-    all_stacks = {case.stack for case in (*model.cases, *held.cases)}
+    all_software = {case.software for case in (*model.cases, *held.cases)}
     rows, held = [case for case in model.cases if case.file != file], held.without(file)
-    known = {case.stack for case in (*rows, *held.cases)}
-    gone, table = all_stacks - known, copied(prior)
-    for stack in gone:
-        table["stack"].pop(stack, None)
-        if framework_of(stack) not in map(framework_of, known):
-            table["stack"].pop(framework_of(stack), None)
+    known = {case.software for case in (*rows, *held.cases)}
+    gone, table = all_software - known, copied(prior)
+    for software in gone:
+        table["software"].pop(software, None)
+        if framework_of(software) not in map(framework_of, known):
+            table["software"].pop(framework_of(software), None)
     before, table = table, moved_by(table, model.departures(file), known)
     fit_memory(held, before, table)
     return table
@@ -177,14 +177,14 @@ def informed(table: Table, rows: list[PublishedCase], held: list[PublishedCase])
             [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
         )
 
-    def of_stack(stack: str) -> dict:
-        measured = sum(stack in (case.stack, framework_of(case.stack)) for case in held if is_measured(case))
-        return said([row for row in rows if stack in (row.stack, framework_of(row.stack))], measured)
+    def of_software(software: str) -> dict:
+        measured = sum(software in (case.software, framework_of(case.software)) for case in held if is_measured(case))
+        return said([row for row in rows if software in (row.software, framework_of(row.software))], measured)
 
     return {
         "link": said([row for row in rows if not says_nothing("link", row, tuned)]),
         "device": {device: of_device(device) for device in sorted(table["device"])},
-        "stack": {stack: of_stack(stack) for stack in sorted(table["stack"])},
+        "software": {software: of_software(software) for software in sorted(table["software"])},
     }
 
 
@@ -207,12 +207,12 @@ def predict_by_file(case: PublishedCase, constants: dict[str, Fitted]) -> Settle
 
 def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
     """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
-    if not set(kin_of(case.stack)).isdisjoint(map(framework_of, known.stacks)):
+    if not set(ancestors_of(case.software)).isdisjoint(map(framework_of, known.profiles)):
         return case
-    layout, year = case.layout, case.stack.rpartition("-")[2].partition(".")[0]
+    layout, year = case.layout, case.software.rpartition("-")[2].partition(".")[0]
     unknown = Trainer("unknown", int(year) if year.isdecimal() else 0)
-    usual = usual_stack(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
-    return replace(case, stack=usual.name)
+    usual = usual_trainer(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
+    return replace(case, software=usual.name)
 
 
 def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> PublishedOutcome:

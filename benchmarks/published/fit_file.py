@@ -18,10 +18,11 @@ FITTED = ROOT / "src" / "fourfold" / "cost" / "fitted.toml"
 INFORMED = Path(__file__).parent / "fitted_on.json"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
 HEAD = """\
-# Constants fitted to measurements: of devices, links, software stacks; never of a row or a model.
-# An entry states only what it does not inherit. A stack's year (nemo-2026) inherits from its framework (nemo), a framework from
-# each name that its own begins with, word by word (megatron-deepspeed from megatron), that from default; a device from default.
-# Written by benchmarks/published/fit_constants.py from prior_constants.toml beside it; fitted_on.json there says on which rows.
+# Constants fitted to measurements: of devices, links, software profiles; never of a row or a model.
+# An entry states only what it does not inherit. A software profile's year (nemo-2026) inherits from its framework (nemo), a
+# framework from each name that its own begins with, word by word (megatron-deepspeed from megatron), that from default; a device
+# from default. Written by benchmarks/published/fit_constants.py from prior_constants.toml beside it; fitted_on.json there says on
+# which rows.
 
 """
 
@@ -38,12 +39,12 @@ def write(table: Table, informed: Table) -> None:
 def lone_years_joined(table: Table) -> Table:
     """The same constants of every entry. A framework of which one year is known has that year's, whatever the year asked for."""
     known, years = constants_of(table), defaultdict(list)
-    for name in table["stack"]:
+    for name in table["software"]:
         if framework_of(name) != name:
             years[framework_of(name)].append(name)
     lone = {framework: names[0] for framework, names in years.items() if len(names) == 1}
-    names = {*table["stack"], *lone} - {*lone.values()}
-    return table | {"stack": {name: known.entry(lone.get(name, name)) for name in sorted(names)}}
+    names = {*table["software"], *lone} - {*lone.values()}
+    return table | {"software": {name: known.entry(lone.get(name, name)) for name in sorted(names)}}
 
 
 def constants_text(table: Table) -> str:
@@ -69,7 +70,7 @@ def departures(table: Table) -> Table:
             name: _departing(entry, vars(Kernels() if name == "default" else known.device("default")))
             for name, entry in table["device"].items()
         },
-        "stack": {name: _departing(entry, known.inherited(name)) for name, entry in table["stack"].items()},
+        "software": {name: _departing(entry, known.inherited(name)) for name, entry in table["software"].items()},
     }
 
 
@@ -91,5 +92,5 @@ def _ordered(table: Table) -> Table:
     return {
         "link": dict(sorted(table["link"].items())),
         "device": by_name(table["device"]),
-        "stack": by_name(table["stack"]),
+        "software": by_name(table["software"]),
     }

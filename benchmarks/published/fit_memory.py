@@ -1,5 +1,5 @@
-"""The fit of what stacks hold in memory: five constants, each its prior plus its framework's departure plus its own. Runs whose
-memory nobody measured say what they hold at most, as they ran, or at least, as they ran out of memory."""
+"""The fit of what software profiles hold in memory: five constants, each its prior plus its framework's departure plus its own.
+Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out of memory."""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from fit_sample import is_measured
 from fit_table import UNKNOWN, Constants, Numbers, Table, constants_of, put, weights_of
 from fourfold.cost import memory as memory_model
 from fourfold.cost.fitted import framework_of
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.program.liveness import memory_peak
 from fourfold.program.view import rank_views
 from fourfold.validate import case_prices
@@ -20,7 +20,7 @@ STEP = 0.1
 UNITS = {"saved_bytes": 8.0, "gathered_bytes": 4.0, "logits_bytes": 16.0, "unit_bytes": 8.0}
 NAMES = ("extra", *UNITS)
 SPREAD = {"extra": 0.08, "saved_bytes": 0.35, "gathered_bytes": 0.28, "logits_bytes": 0.28, "unit_bytes": 0.35}
-"""How far a framework's is likely to be from its prior, in units, and a stack's from its framework's."""
+"""How far a framework's is likely to be from its prior, in units, and a software profile's from its framework's."""
 LARGEST = {"extra": 0.3, "saved_bytes": 2.5, "gathered_bytes": 2.0, "logits_bytes": 1.5, "unit_bytes": 1.5}
 SMALL_ERROR, REWEIGHTED = 0.03, 10
 
@@ -39,7 +39,7 @@ class Held:
         return np.array([0.0 if is_measured(case) else -1.0 if case.measured.failed else 1.0 for case in self.cases])
 
     def of_known(self) -> "Held":
-        return self._kept([case.stack.partition("-")[0] != UNKNOWN for case in self.cases])
+        return self._kept([case.software.partition("-")[0] != UNKNOWN for case in self.cases])
 
     def without(self, file: str | None) -> "Held":
         return self._kept([case.file != file for case in self.cases])
@@ -53,47 +53,47 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
     """The peak is the highest of many moments, so it is no straight line in the constants: it is read off where the table is."""
     constants, parts = constants_of(table), []
     for row in rows:
-        stack = case_prices(row.run, row.spec, constants).stack
-        now, peak = {name: getattr(stack, name) / unit for name, unit in UNITS.items()}, _peak(row, stack)
-        more = [replace(stack, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
+        software = case_prices(row.run, row.spec, constants).software
+        now, peak = {name: getattr(software, name) / unit for name, unit in UNITS.items()}, _peak(row, software)
+        more = [replace(software, **{name: (now[name] + STEP) * unit}) for name, unit in UNITS.items()]
         added = [(_peak(row, each) - peak) / STEP for each in more]
         before = peak - sum(a * n for a, n in zip(added, now.values(), strict=True))
-        parts.append(np.array([before, *added]) / _live_bytes(row.case, stack))
+        parts.append(np.array([before, *added]) / _live_bytes(row.case, software))
     return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
 
 
-def _live_bytes(case: PublishedCase, stack: Stack) -> float:
-    """Bytes of tensors in what the source counts: without the allocator's slack, and the context where the driver counted.
+def _live_bytes(case: PublishedCase, software: SoftwareProfile) -> float:
+    """Bytes of tensors in what the source counts: without the allocator's fragmentation, and the context where the driver counted.
     Where nobody measured, what the device has room for."""
     if not is_measured(case):
-        return case.hardware.memory_bytes - stack.context_bytes
+        return case.hardware.memory_bytes - software.context_bytes
     measured, held = case.measured, float(case.measured.memory_bytes or 0)
     if measured.memory_kind == "device":
-        held = max(0.5 * held, held - stack.context_bytes)
-    return held / (1 + stack.slack) if measured.memory_kind in ("device", "reserved") else held
+        held = max(0.5 * held, held - software.context_bytes)
+    return held / (1 + software.fragmentation) if measured.memory_kind in ("device", "reserved") else held
 
 
-def _peak(row: Lowered, stack: Stack) -> int:
+def _peak(row: Lowered, software: SoftwareProfile) -> int:
     spec, programs = row.runs[-1]
     both = zip(programs, rank_views(spec), strict=True)
-    peaks = [memory_peak(memory_model.held_program(program, view, stack)).bytes for program, view in both]
+    peaks = [memory_peak(memory_model.held_program(program, view, software)).bytes for program, view in both]
     return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
 
 
 def fit_memory(held: Held, prior: Table, table: Table) -> None:
-    """Sets the five constants of every stack and framework of the rows in `table`, by least absolute relative errors."""
+    """Sets the five constants of every software and framework of the rows in `table`, by least absolute relative errors."""
     before, held = Constants(prior), held.of_known()
     if not held.cases:
         return
-    leaves = sorted({case.stack for case in held.cases})
-    owners = sorted({framework_of(stack) for stack in leaves})
-    nodes = [("framework", owner) for owner in owners] + [("stack", stack) for stack in leaves]
+    leaves = sorted({case.software for case in held.cases})
+    owners = sorted({framework_of(software) for software in leaves})
+    nodes = [("framework", owner) for owner in owners] + [("software", software) for software in leaves]
     columns = {node: column for column, node in enumerate(nodes)}
-    start = np.array([_start(before, case.stack) for case in held.cases])
+    start = np.array([_start(before, case.software) for case in held.cases])
     spread = np.array([[SPREAD[name] for name in NAMES]] * len(nodes))
     member = np.zeros((len(held.cases), len(nodes)))
     for row, case in enumerate(held.cases):
-        member[row, [columns["framework", framework_of(case.stack)], columns["stack", case.stack]]] = 1.0
+        member[row, [columns["framework", framework_of(case.software)], columns["software", case.software]]] = 1.0
     moved, weights, bounds = np.zeros_like(spread), weights_of(held.cases), held.bounds
     for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
@@ -111,16 +111,16 @@ def fit_memory(held: Held, prior: Table, table: Table) -> None:
     say(f"memory: {exact.sum()} rows, mean |error| {off:.3f}; {beyond} of {(~exact).sum()} beyond their bounds")
     for owner in owners:
         _put(table, owner, _start(before, owner) + moved[columns["framework", owner]])
-    for stack in leaves:
-        departed = moved[columns["framework", framework_of(stack)]] + moved[columns["stack", stack]]
-        _put(table, stack, _start(before, stack) + departed)
+    for software in leaves:
+        departed = moved[columns["framework", framework_of(software)]] + moved[columns["software", software]]
+        _put(table, software, _start(before, software) + departed)
 
 
-def _start(prior: Constants, stack: str) -> Numbers:
-    return np.array([prior.value("stack", stack, name) / UNITS.get(name, 1.0) for name in NAMES])
+def _start(prior: Constants, software: str) -> Numbers:
+    return np.array([prior.value("software", software, name) / UNITS.get(name, 1.0) for name in NAMES])
 
 
 def _put(table: Table, owner: str, values: Numbers) -> None:
     for name, value in zip(NAMES, values, strict=True):
         value = min(max(float(value), 0.0), LARGEST[name]) * UNITS.get(name, 1.0)
-        put(table, "stack", owner, name, max(value, 1.0) if name == "logits_bytes" else value)
+        put(table, "software", owner, name, max(value, 1.0) if name == "logits_bytes" else value)

@@ -11,7 +11,7 @@ from machine import DEVICE_KEYS
 
 COLLECTED = {path.stem for path in (Path(__file__).parent / "rows").glob("*.json")}
 """Rows that this project collected say nothing of links, families and devices that tuned runs and single operators were measured
-on: half of them ran on devices of less power or on other networks, and what is slow there is the stack's. They do tell of a
+on: half of them ran on devices of less power or on other networks, and what is slow there is the software's. They do tell of a
 device that no other rows have (GH200, H200, an A100 of 64 GB)."""
 DISTURBED = (
     "aws_dsv3",
@@ -48,7 +48,7 @@ def tuned_devices(cases: list[PublishedCase]) -> frozenset[str]:
 
 def says_nothing(part: str, case: PublishedCase, tuned: frozenset[str]) -> bool:
     """Whether a case tells nothing of links, of a family, or of the device. `tuned`: as `tuned_devices`."""
-    if case.file not in COLLECTED or part == "stack":
+    if case.file not in COLLECTED or part == "software":
         return False
     measured = family_of(case.device) in MEASURED
     return part == "link" or (measured and (part == "family" or case.device in tuned))

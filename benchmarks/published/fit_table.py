@@ -1,5 +1,6 @@
-"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a stack's is its prior x
-its framework's departure x its own. A leaf of which nothing is known has its branch's, a leaf with few rows stays near it."""
+"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a software profile's is
+its prior x its framework's departure x its own. A leaf of which nothing is known has its branch's, a leaf with few rows stays near
+it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -42,15 +43,15 @@ FAMILIES = {
 UNKNOWN = "unknown"
 LINK = {"share": 0.02, "network_share": 0.03, "node_hop_seconds": 0.3, "network_hop_seconds": 0.5}
 DEVICE = {
-    "product_share": 0.12,
+    "gemm_share": 0.12,
     "attention_share": 0.15,
     "low_share": 0.1,
     "fine_share": 0.06,
     "grouped_share": 0.15,
     "memory_share": 0.1,
 }
-STACK = {
-    "product_speed": 0.028,
+SOFTWARE = {
+    "gemm_speed": 0.028,
     "attention_speed": 0.08,
     "link_speed": 0.056,
     "fused": 0.084,
@@ -65,15 +66,15 @@ STACK = {
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
 """Families whose priors are measurements of single operators, and how much nearer to them they and their devices stay."""
-SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "stack": 2.0}
-"""How far one of that level is likely to be, beside those. These and the spreads of stacks were chosen on the linearised model: of
-those that predict a file best that was left out, which hardly tells them apart, the widest."""
+SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "software": 2.0}
+"""How far one of that level is likely to be, beside those. These and the spreads of software profiles were chosen on the
+linearised model: of those that predict a file best that was left out, which hardly tells them apart, the widest."""
 LIMITS = {
     "gradient_bytes": (0.0, 30.0),
     "fused": (0.05, 1.0),
     "share": (0.5, 0.9),
     "network_share": (0.7, 1.15),
-    "product_share": (0.3, 0.97),
+    "gemm_share": (0.3, 0.97),
     "attention_share": (0.15, 0.9),
     "attention_speed": (0.3, 2.2),
     "link_speed": (0.1, 2.0),
@@ -85,7 +86,11 @@ LIMITS = {
     "conversions": (0.3, 8.0),
     "low_speed": (0.6, 1.3),
 }
-NAMES = [("link", name) for name in LINK] + [("device", name) for name in DEVICE] + [("stack", name) for name in STACK]
+NAMES = (
+    [("link", name) for name in LINK]
+    + [("device", name) for name in DEVICE]
+    + [("software", name) for name in SOFTWARE]
+)
 
 
 def weights_of(cases: Iterable[PublishedCase]) -> Numbers:
@@ -102,7 +107,7 @@ def family_of(device: str) -> str:
 
 
 def constants_of(table: Table) -> Fitted:
-    return Fitted(table["device"], table["stack"], table["link"])
+    return Fitted(table["device"], table["software"], table["link"])
 
 
 def copied(table: Table) -> Table:
@@ -111,7 +116,7 @@ def copied(table: Table) -> Table:
 
 @dataclass(frozen=True)
 class Node:
-    """One departure: of a link, a family, a device, a framework or a stack."""
+    """One departure: of a link, a family, a device, a framework or a software profile."""
 
     level: str
     owner: str
@@ -120,7 +125,7 @@ class Node:
     @property
     def spread(self) -> float:
         known = KNOWN if self.level in ("family", "device") and family_of(self.owner) in MEASURED else 1.0
-        return {**LINK, **DEVICE, **STACK}[self.name] * SPREAD[self.level] * known
+        return {**LINK, **DEVICE, **SOFTWARE}[self.name] * SPREAD[self.level] * known
 
 
 def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
@@ -129,9 +134,9 @@ def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
         return (Node("link", "", name),)
     if part == "device":
         return Node("family", family_of(case.device), name), Node("device", case.device, name)
-    if framework_of(case.stack) == UNKNOWN:
+    if framework_of(case.software) == UNKNOWN:
         return ()
-    return Node("framework", framework_of(case.stack), name), Node("stack", case.stack, name)
+    return Node("framework", framework_of(case.software), name), Node("software", case.software, name)
 
 
 @dataclass(frozen=True)
@@ -147,30 +152,30 @@ class Constants:
     def value(self, part: str, owner: str, name: str) -> float:
         if part == "link":
             return self.fitted.link_share if name == "share" else float(getattr(self.fitted.link_constants, name))
-        return float(getattr(self.fitted.device(owner) if part == "device" else self.fitted.stack(owner), name))
+        return float(getattr(self.fitted.device(owner) if part == "device" else self.fitted.software(owner), name))
 
     def of(self, part: str, case: PublishedCase, name: str) -> float:
-        return self.value(part, {"link": "", "device": case.device, "stack": case.stack}[part], name)
+        return self.value(part, {"link": "", "device": case.device, "software": case.software}[part], name)
 
 
 def scaled(table: Table, cases: Iterable[PublishedCase], part: str, name: str, factor: float) -> Table:
     """The table with that constant of every owner that the cases have times `factor`."""
     new, now, cases = copied(table), Constants(table), list(cases)
-    owners = {"link": {""}, "device": {c.device for c in cases}, "stack": {c.stack for c in cases}}[part]
+    owners = {"link": {""}, "device": {c.device for c in cases}, "software": {c.software for c in cases}}[part]
     for owner in sorted(owners):
         put(new, part, owner, name, now.value(part, owner, name) * factor)
     return new
 
 
 def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
-    """Sets a constant; a stack that had no entry gets one of what it had been taken for."""
+    """Sets a constant; a software profile that had no entry gets one of what it had been taken for."""
     low, high = LIMITS.get(name, (0.0, 1e9))
     value = min(high, max(low, value))
     if part == "link":
         table["link"][name] = value
         return
-    if part == "stack" and owner not in table["stack"]:
-        table["stack"][owner] = constants_of(table).entry(owner)
+    if part == "software" and owner not in table["software"]:
+        table["software"][owner] = constants_of(table).entry(owner)
     entry = table[part].setdefault(owner, {})
     if name == "attention_share":
         before = constants_of(table).device(owner)
@@ -178,8 +183,9 @@ def put(table: Table, part: str, owner: str, name: str, value: float) -> None:
     entry[name] = value
 
 
-def moved_by(prior: Table, departures: Mapping[Node, float], stacks: Iterable[str]) -> Table:
-    """The prior moved by the departures: links, all devices of known families, the frameworks of the stacks, the stacks."""
+def moved_by(prior: Table, departures: Mapping[Node, float], profiles: Iterable[str]) -> Table:
+    """The prior moved by the departures: links, all devices of known families, the frameworks of the software profiles, the
+    software profiles."""
     table, before = copied(prior), Constants(prior)
     for name in LINK:
         put(table, "link", "", name, before.value("link", "", name) * _factor(departures, Node("link", "", name)))
@@ -189,11 +195,11 @@ def moved_by(prior: Table, departures: Mapping[Node, float], stacks: Iterable[st
             moved = _factor(departures, Node("family", family_of(device), name), Node("device", device, name))
             if moved != 1.0 or device in table["device"]:
                 put(table, "device", device, name, before.value("device", device, name) * moved)
-    stacks = {stack for stack in stacks if framework_of(stack) != UNKNOWN}
-    for owner in sorted({framework_of(stack) for stack in stacks}) + sorted(stacks):
-        for name in STACK:
-            moved = _factor(departures, Node("framework", framework_of(owner), name), Node("stack", owner, name))
-            put(table, "stack", owner, name, before.value("stack", owner, name) * moved)
+    profiles = {software for software in profiles if framework_of(software) != UNKNOWN}
+    for owner in sorted({framework_of(software) for software in profiles}) + sorted(profiles):
+        for name in SOFTWARE:
+            moved = _factor(departures, Node("framework", framework_of(owner), name), Node("software", owner, name))
+            put(table, "software", owner, name, before.value("software", owner, name) * moved)
     return table
 
 

@@ -4,18 +4,18 @@ import re
 
 from assertions import asserted
 from case import Precision
-from defaults import Filled
+from defaults import ImputedDefaults
 from fourfold.validate.software import BLACKWELL, HOPPER
 from remarks import is_mlperf
 from row import Row
 from software import Trainer
 
 
-def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Precision:
+def precision_of(row: Row, device: str, trainer: Trainer, imputed: ImputedDefaults) -> Precision:
     """Number formats; only what the text says, then the default. The words before a bracket name the GEMMs' format."""
     text, notes = _plain(row.precision or "").replace("32-bit", "fp32"), _plain(row.notes)
     if not text:
-        text = filled.fill(
+        text = imputed.fill(
             "precision", "fp8" if is_mlperf(row) and device.startswith((*HOPPER, *BLACKWELL)) else "bf16"
         )
     head = text.partition("(")[0]
@@ -23,7 +23,7 @@ def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Preci
     compute = _products(head) or _products(text) or _format(text)
     if compute is None:
         compute = "bf16"
-        filled.note(f"precision {text[:60]!r} names no number format that is known here: bf16 is taken.")
+        imputed.note(f"precision {text[:60]!r} names no number format that is known here: bf16 is taken.")
     if "amp_" not in text and text.startswith("fp16/bf16"):
         compute = "fp16"
     narrow = compute != "fp32" and _is_narrow(text, notes)
@@ -32,9 +32,9 @@ def precision_of(row: Row, device: str, stack: Trainer, filled: Filled) -> Preci
         gradients = stated[1] or stated[2]
     elif not _sums_widely(f"{text} {notes}", narrow):
         gradients = compute if narrow else gradients
-        if _sums_as_computed(row, stack, compute):
-            gradients = filled.fill("gradients", compute)
-    return Precision(compute, _low(head, text, device, filled), master, gradients)
+        if _sums_as_computed(row, trainer, compute):
+            gradients = imputed.fill("gradients", compute)
+    return Precision(compute, _low(head, text, device, imputed), master, gradients)
 
 
 def are_states_open(row: Row) -> bool:
@@ -107,14 +107,14 @@ def _sums_widely(text: str, narrow: bool) -> bool:
     return bool(re.search(_WIDE_SUMS, text)) or (not narrow and "autocast" in text)
 
 
-def _sums_as_computed(row: Row, stack: Trainer, compute: str) -> bool:
-    tuned = stack.framework == "nemo" and stack.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
-    if stack.framework in NARROW_SUMS or tuned:
+def _sums_as_computed(row: Row, trainer: Trainer, compute: str) -> bool:
+    tuned = trainer.framework == "nemo" and trainer.year >= TUNED_SINCE and re.search(_TUNED, row.source, re.I)
+    if trainer.framework in NARROW_SUMS or tuned:
         return compute != "fp32"
-    return compute == "fp16" and stack.is_megatron_kin and "deepspeed" not in stack.framework
+    return compute == "fp16" and trainer.is_megatron_family and "deepspeed" not in trainer.framework
 
 
-def _low(head: str, text: str, device: str, filled: Filled) -> str | None:
+def _low(head: str, text: str, device: str, imputed: ImputedDefaults) -> str | None:
     """The flavour of products in fewer than 16 bits."""
     finer = "mxfp8" if device in BLACKWELL else "fp8-block"
     if "fp4" in head:
@@ -124,7 +124,7 @@ def _low(head: str, text: str, device: str, filled: Filled) -> str | None:
     if "mxfp8" in text or "fp8-mx" in text:
         return "mxfp8"
     if "finer" in text or "block" in text or "fp8-sc" in text or "mixed" in head:
-        return filled.fill("precision", finer, "fp8_flavour")
+        return imputed.fill("precision", finer, "fp8_flavour")
     if "fp8-cs" in text or "delayed" in text or "tensor" in text:
         return "fp8"
-    return filled.fill("precision", "fp8", "fp8_flavour")
+    return imputed.fill("precision", "fp8", "fp8_flavour")

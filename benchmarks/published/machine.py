@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from case import Network, NotACase
-from defaults import Filled
-from fourfold.hardware import Device, Tier, cluster_names, load_cluster, load_device
+from defaults import ImputedDefaults
+from fourfold.hardware import Device, Level, cluster_names, load_cluster, load_device
 from row import Row, StatedHardware
 
 _KEYS: tuple[tuple[str, str], ...] = (
@@ -100,9 +100,9 @@ FLOPS_A_BYTE = 240
 """Peak bf16 FLOP/s over bytes of memory a second, of a device known by its row alone: the middle of A100 to B200."""
 
 
-def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
+def device_of(hardware: StatedHardware, row: Row, imputed: ImputedDefaults) -> Device:
     """A device of the tables, with the memory that the row states where that is another; or one made of the row's own figures."""
-    name, memory_gb = _known_device(hardware, row, filled), hardware.memory_gb
+    name, memory_gb = _known_device(hardware, row, imputed), hardware.memory_gb
     if name is not None:
         device = load_device(name)
         stated = round((memory_gb or 0) * 2**30) or device.memory_bytes
@@ -110,18 +110,18 @@ def device_of(hardware: StatedHardware, row: Row, filled: Filled) -> Device:
     peak = hardware.peak_bf16_flops
     if not peak or not memory_gb:
         raise NotACase(f"the device {hardware.device[:40]!r} is not in the device tables")
-    filled.approximate("stated_device")
+    imputed.approximate("stated_device")
     peaks = {"bf16": peak} | ({"fp8": hardware.peak_fp8_flops} if hardware.peak_fp8_flops else {})
     key, memory_bytes = re.sub(r"[^a-z0-9]+", "-", hardware.device.lower())[:40], round(memory_gb * 2**30)
     return Device(key, hardware.device[:80], row.source[:200], memory_bytes, peak / FLOPS_A_BYTE, peaks)
 
 
-def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | None:
+def _known_device(hardware: StatedHardware, row: Row, imputed: ImputedDefaults) -> str | None:
     """The key of the device tables."""
     name = hardware.device.upper().replace("RTX-", "RTX ")
     if not name or (row.regression and "GOLDEN" in name):
         if row.regression:
-            return filled.fill("device", "a100-sxm-80")
+            return imputed.fill("device", "a100-sxm-80")
         raise NotACase("the device is not stated")
     key = next((key for pattern, key in _KEYS if re.search(pattern, name)), None)
     if key is None:
@@ -131,11 +131,13 @@ def _known_device(hardware: StatedHardware, row: Row, filled: Filled) -> str | N
     sized = hardware.memory_gb is not None or re.search(r"16|32|40|80", name)
     form_open = key.startswith(("h100-sxm", "a100-sxm")) and "SXM" not in name and "DGX" not in name
     if form_open or (key.startswith("a100") and not sized):
-        filled.fill("device", key)
+        imputed.fill("device", key)
     return key
 
 
-def network_of(hardware: StatedHardware, device: str, num_devices: int, notes: str, filled: Filled) -> Network:
+def network_of(
+    hardware: StatedHardware, device: str, num_devices: int, notes: str, imputed: ImputedDefaults
+) -> Network:
     """Nodes and links; the text of the network, or a remark on it in the notes, is read where it has figures."""
     per_node = hardware.devices_per_node
     if per_node is None:
@@ -146,23 +148,23 @@ def network_of(hardware: StatedHardware, device: str, num_devices: int, notes: s
             if device.startswith("v100")
             else 8
         )
-        per_node = filled.fill("devices_per_node", usual)
-    within = usual_tiers(device)[0]
+        per_node = imputed.fill("devices_per_node", usual)
+    within = usual_levels(device)[0]
     pod = within.devices if within.kind == "torus" and per_node <= LARGEST_TPU_HOST else per_node
     domain = hardware.nvlink_domain or (72 if device in ("gb200", "gb300") else pod)
     text = hardware.internode
     rate = link_rate(text, per_node)
     if rate is None and re.search(r"\bNICs?\b", notes, re.IGNORECASE):
         text, rate = notes, link_rate(notes, per_node)
-    of_device = usual_tiers(device)[-1].bytes_per_second
+    of_device = usual_levels(device)[-1].bytes_per_second
     if (
         rate is not None
         and rate * per_node == of_device != rate
         and not (_IN_ALL.search(text) or _cards(_spelled(text))[0])
     ):
-        rate = filled.fill("internode", of_device)
+        rate = imputed.fill("internode", of_device)
     if rate is None and num_devices > domain and within.kind != "torus":
-        rate = filled.fill("network", of_device)
+        rate = imputed.fill("network", of_device)
     return Network(per_node, domain, rate, hardware.internode[:500])
 
 
@@ -190,17 +192,17 @@ ANY_NETWORK = 12.5e9
 
 
 @lru_cache(maxsize=64)
-def usual_tiers(device: str) -> tuple[Tier, ...]:
+def usual_levels(device: str) -> tuple[Level, ...]:
     """Links within a node and the network beyond: those of the first shipped cluster of that device. Where none comes with it, or
     its file ends at the node, the network is the usual one."""
     clusters = (cluster for cluster in map(load_cluster, cluster_names()) if cluster.device.key == device)
     shipped = next(clusters, None)
     within = next((rate for start, rate in NODE_LINKS if device.startswith(start)), 100e9)
-    node, *network = shipped.tiers if shipped else (Tier("node", "switch", 8, within, 3e-6),)
+    node, *network = shipped.levels if shipped else (Level("node", "switch", 8, within, 3e-6),)
     if not network and node.kind != "torus":
-        network = [Tier("network", "switch", 16, ANY_NETWORK, 8e-6)]
+        network = [Level("network", "switch", 16, ANY_NETWORK, 8e-6)]
     usual = USUAL_NETWORK.get(device)
-    return (node, *(replace(tier, bytes_per_second=usual or tier.bytes_per_second) for tier in network))
+    return (node, *(replace(level, bytes_per_second=usual or level.bytes_per_second) for level in network))
 
 
 _GIGABITS = {"EDR": 100, "HDR": 200, "NDR": 400, "XDR": 800}

@@ -2,7 +2,7 @@
 
 import re
 
-from defaults import Filled
+from defaults import ImputedDefaults
 from fourfold.cost.masks import Windows, share_left
 from row import StatedModel
 
@@ -29,11 +29,11 @@ def _windows(model: StatedModel) -> Windows | None:
     return Windows(model.window, layers)
 
 
-def attention_share(model: StatedModel, notes: str, sequence_length: int, filled: Filled) -> float:
+def attention_share(model: StatedModel, notes: str, sequence_length: int, imputed: ImputedDefaults) -> float:
     """1 where nothing is masked but what comes later."""
     windows, packed = _windows(model), bool(_DOCUMENTS.search(notes))
     if windows is not None and windows.tokens < sequence_length:
-        filled.approximate("sliding_window")
+        imputed.approximate("sliding_window")
     if packed:
-        filled.approximate("documents")
+        imputed.approximate("documents")
     return share_left(sequence_length, DOCUMENT_TOKENS if packed else None, windows)

@@ -3,7 +3,7 @@
 import re
 
 from case import MemoryKind, PublishedFigures, StepSource
-from defaults import Filled
+from defaults import ImputedDefaults
 from flops import step_flops
 from fourfold.config import ModelConfig
 from row import GIGABYTES, ReportedFigures, Row
@@ -17,18 +17,18 @@ _GIBIBYTES: tuple[tuple[str, MemoryKind], ...] = (("nanotron", "allocated"), ("m
 
 def measured_of(
     row: Row,
-    stack: Trainer,
+    trainer: Trainer,
     model: ModelConfig,
     global_sequences: int,
     num_devices: int,
     recompute: str,
     peak_flops: float | None,
-    filled: Filled,
+    imputed: ImputedDefaults,
 ) -> PublishedFigures:
     """Step time from, in this order: the stated time, tokens per second, samples per second, days for 300e9 tokens, FLOP/s, MFU.
     The last two go by the row's own convention of counting."""
     figures, tokens = row.figures, float(global_sequences) * (row.sequence_length or 1)
-    convention = convention_of(row, stack, filled) if _needs_convention(row) else None
+    convention = convention_of(row, trainer, imputed) if _needs_convention(row) else None
     times: dict[StepSource, float | None] = {
         "stated": figures.step_seconds,
         "tokens": _ratio(tokens, figures.tokens_per_second)
@@ -37,7 +37,7 @@ def measured_of(
         or _ratio(global_sequences, figures.samples_per_second_per_device, num_devices),
         "days": _days(figures.days_for_300e9_tokens, tokens),
     }
-    _compare(times, _rounding(figures), filled)
+    _compare(times, _rounding(figures), imputed)
     if not any(times.values()):
         rate = figures.flops_per_second_per_device
         if convention is not None:
@@ -48,7 +48,7 @@ def measured_of(
             reached = figures.mfu * peak_flops if figures.mfu and peak_flops else None
             times["mfu"] = _ratio(useful, reached, num_devices)
     source = next((name for name, value in times.items() if value), None)
-    memory, kind = _memory(row, stack, filled)
+    memory, kind = _memory(row, trainer, imputed)
     return PublishedFigures(
         step_seconds=times[source] if source else None,
         step_from=source,
@@ -66,7 +66,7 @@ HALVED_SINCE = 2025
 """Megatron's own figure counts half of the attention matrix since then (core 0.12)."""
 
 
-def convention_of(row: Row, stack: Trainer, filled: Filled) -> str:
+def convention_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> str:
     """One of `FLOPS_CONVENTIONS`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
     text = f"{kind} {row.flops_convention} {row.notes}".lower()
@@ -80,10 +80,10 @@ def convention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     if re.search(r"\b6 ?nd\b|6\*?n\*?d", text):
         return "6nd"
     if "megatron" in text:
-        return "causal" if stack.framework == "megatron" and stack.year >= HALVED_SINCE else "full"
-    if stack.framework == "nemo" and "bridge" not in row.source.lower():
-        return filled.fill("flops_convention", "full")
-    return filled.fill("flops_convention", "causal")
+        return "causal" if trainer.framework == "megatron" and trainer.year >= HALVED_SINCE else "full"
+    if trainer.framework == "nemo" and "bridge" not in row.source.lower():
+        return imputed.fill("flops_convention", "full")
+    return imputed.fill("flops_convention", "causal")
 
 
 def _needs_convention(row: Row) -> bool:
@@ -109,23 +109,25 @@ def _rounding(figures: ReportedFigures) -> dict[StepSource, float]:
     return rounding
 
 
-def _compare(times: dict[StepSource, float | None], rounding: dict[StepSource, float], filled: Filled) -> None:
+def _compare(
+    times: dict[StepSource, float | None], rounding: dict[StepSource, float], imputed: ImputedDefaults
+) -> None:
     """Notes figures of one row that differ from one another."""
     known = [(name, value) for name, value in times.items() if value]
     for name, value in known[1:]:
         first, stated = known[0]
         if abs(value / stated - 1) > max(_DIFFERS, rounding.get(name, 0.0)):
-            filled.note(f"the step time by {name} is {value:.4g} s, but by {first} {stated:.4g} s, taken")
+            imputed.note(f"the step time by {name} is {value:.4g} s, but by {first} {stated:.4g} s, taken")
 
 
-def _memory(row: Row, stack: Trainer, filled: Filled) -> tuple[float | None, MemoryKind]:
+def _memory(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> tuple[float | None, MemoryKind]:
     value, kind = row.figures.memory_bytes, row.figures.memory_kind
     if value is None:
         return None, "unstated"
     if kind.startswith("unstated") and re.search(r"nvidia-smi|by the driver", row.notes, re.I):
         return value, "device"
-    counted = next((counted for name, counted in _GIBIBYTES if stack.framework.startswith(name)), None)
+    counted = next((counted for name, counted in _GIBIBYTES if trainer.framework.startswith(name)), None)
     if kind == GIGABYTES and counted:
-        filled.approximate("memory_unit")
+        imputed.approximate("memory_unit")
         return value * 2.0**30 / 1e9, counted
     return value, kind if kind in ("allocated", "reserved", "device") else "unstated"  # type: ignore[return-value]

@@ -15,7 +15,7 @@ from typing import Any
 from arrangement import Degrees, degrees_of, is_microbatch_open, layout_of
 from case import NotACase, PublishedCase, Skip
 from case_tables import case_file_text, case_table
-from defaults import Filled
+from defaults import ImputedDefaults
 from dimensions import model_of
 from formats import are_states_open, moment_bytes_of, precision_of
 from fourfold.config import UserError
@@ -36,7 +36,7 @@ from remarks import (
 )
 from row import Row
 from row_files import read_rows
-from software import ON_GPU, Trainer, on_platform, stack_of, usual_stack
+from software import ON_GPU, Trainer, on_platform, trainer_of, usual_trainer
 
 
 def normalise(row: Row) -> PublishedCase | Skip:
@@ -50,23 +50,23 @@ def normalise(row: Row) -> PublishedCase | Skip:
 
 
 def _case(row: Row) -> PublishedCase:
-    filled = Filled(list(row.remarks))
-    check_task(row, filled)
-    offloaded = offloaded_of(row, filled)
+    imputed = ImputedDefaults(list(row.remarks))
+    check_task(row, imputed)
+    offloaded = offloaded_of(row, imputed)
     if row.sequence_length is None:
         raise NotACase(_first_missing(row))
-    device = device_of(row.hardware, row, filled)
-    degrees = degrees_of(row, filled)
-    stack = _stack(row, device.key, degrees, filled)
-    model, vocab_size = model_of(row, stack, degrees.tp, filled)
-    layout, global_sequences = layout_of(row, model, degrees, stack, filled)
-    precision = precision_of(row, device.key, stack, filled)
+    device = device_of(row.hardware, row, imputed)
+    degrees = degrees_of(row, imputed)
+    trainer = _trainer(row, device.key, degrees, imputed)
+    model, vocab_size = model_of(row, trainer, degrees.tp, imputed)
+    layout, global_sequences = layout_of(row, model, degrees, trainer, imputed)
+    precision = precision_of(row, device.key, trainer, imputed)
     hardware = row.hardware
     peak = (hardware.peak_bf16_flops or device.peak("bf16")) if precision.low is None else hardware.peak_fp8_flops
     if precision.low == "nvfp4":
         peak = None
     measured = measured_of(
-        row, stack, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), filled
+        row, trainer, model, global_sequences, degrees.num_devices, layout.recompute, _mfu_peak(row, peak), imputed
     )
     if measured.step_seconds is None and measured.memory_bytes is None and not measured.failed:
         raise NotACase("neither a step time nor memory is stated, or can be derived")
@@ -74,7 +74,7 @@ def _case(row: Row) -> PublishedCase:
         id=row.id,
         file=row.file,
         source=row.source,
-        stack=stack.name,
+        software=trainer.name,
         model_name=row.model.name,
         model=model,
         vocab_size=vocab_size,
@@ -85,40 +85,40 @@ def _case(row: Row) -> PublishedCase:
         device=device.key,
         hardware=device,
         num_devices=degrees.num_devices,
-        network=network_of(hardware, device.key, degrees.num_devices, row.notes, filled),
+        network=network_of(hardware, device.key, degrees.num_devices, row.notes, imputed),
         measured=measured,
-        attention=attention_of(row, stack, filled),
-        attention_kernel=attention_kernel_of(row, stack, filled),
+        attention=attention_of(row, trainer, imputed),
+        attention_kernel=attention_kernel_of(row, trainer, imputed),
         attention_dropout=not model.gated or row.model.gated is False,
         moment_bytes=moment_bytes_of(row),
-        even_stages=stack.is_megatron_kin,
+        even_stages=trainer.is_megatron_family,
         recompute_open=is_recompute_open(row),
         microbatch_open=is_microbatch_open(row),
         states_open=are_states_open(row),
         zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
         offloaded=offloaded,
         dispatcher=dispatcher_of(row),
-        attention_share=attention_share(row.model, row.notes, row.sequence_length, filled),
-        eager=is_eager(row, stack, filled),
+        attention_share=attention_share(row.model, row.notes, row.sequence_length, imputed),
+        eager=is_eager(row, trainer, imputed),
         fused_experts=are_experts_fused(row),
-        merged_experts=are_experts_merged(row, stack, precision.low, filled),
-        graphed=is_graphed(row, device.key, filled),
+        merged_experts=are_experts_merged(row, trainer, precision.low, imputed),
+        graphed=is_graphed(row, device.key, imputed),
         chunked_loss=is_loss_chunked(row),
         narrow_operands=runs_transformer_engine(row),
         peak_flops=peak,
         from_memory=row.from_memory,
-        defaults=tuple(filled.entries),
+        defaults=tuple(imputed.entries),
     )
 
 
-def _stack(row: Row, device: str, degrees: Degrees, filled: Filled) -> Trainer:
-    found = stack_of(row.source, row.notes, row.framework)
+def _trainer(row: Row, device: str, degrees: Degrees, imputed: ImputedDefaults) -> Trainer:
+    found = trainer_of(row.source, row.notes, row.framework)
     if found.framework == "maxtext" and not device.startswith("tpu"):
         return replace(found, framework=ON_GPU)
     if found.framework != "unknown":
         return on_platform(found, device)
-    usual = usual_stack(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
-    return usual if usual == found else filled.fill("stack", usual)
+    usual = usual_trainer(found, device, degrees.num_devices, degrees.tp, degrees.pp, row.layout.fsdp)
+    return usual if usual == found else imputed.fill("software", usual)
 
 
 def _mfu_peak(row: Row, peak: float | None) -> float | None:

@@ -17,7 +17,7 @@ class RowOutcome:
     id: str
     source: str
     file: str
-    stack: str | None = None
+    software: str | None = None
     device: str | None = None
     num_devices: int | None = None
     measured_step_seconds: float | None = None
@@ -110,7 +110,7 @@ def predicted_row(case: PublishedCase, prediction: SettledPrediction) -> RowOutc
         id=case.id,
         source=case.source,
         file=case.file,
-        stack=case.stack,
+        software=case.software,
         device=case.device,
         num_devices=case.num_devices,
         measured_step_seconds=measured.step_seconds,

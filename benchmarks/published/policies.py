@@ -4,7 +4,7 @@ import re
 
 from assertions import asserted
 from case import ALTERNATE, ATTENTION_CORE, AttentionKernel, NotACase
-from defaults import Filled
+from defaults import ImputedDefaults
 from remarks import is_mlperf, recomputes_what_is_not_offloaded
 from row import Row
 from software import Trainer
@@ -16,29 +16,29 @@ def is_recompute_open(row: Row) -> bool:
     return not text or "not stated" in text or "see recipe" in text or text == "null"
 
 
-def recompute_of(row: Row, stack: Trainer, filled: Filled) -> tuple[str, tuple[str, ...]]:
+def recompute_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> tuple[str, tuple[str, ...]]:
     """(policy, modules that are recomputed where it is selective)."""
     text = (row.recompute or "").lower()
     if is_recompute_open(row):
-        full = "full assumed" in text or (stack.framework.startswith("megatron") and stack.year in (2020, 2021))
+        full = "full assumed" in text or (trainer.framework.startswith("megatron") and trainer.year in (2020, 2021))
         policy = "full" if full or "recompute=full" in row.notes else "none"
-        return filled.fill("recompute", "selective" if stack.is_xla else policy), ()
+        return imputed.fill("recompute", "selective" if trainer.is_xla else policy), ()
     if text.startswith(("full", "true")) or re.search(r"\brest recomputed|recomputes? (all|everything|the rest)", text):
         return "full", ()
     if text.startswith(("none", "no ", "false")):
         return "none", ()
     if text.startswith("selective"):
         named = re.findall(r"[a-z_]+", text.partition(":")[2]) if ":" in text else []
-        if stack.framework == "torchtitan":
+        if trainer.framework == "torchtitan":
             if row.model.num_experts:
-                return filled.fill("recompute", "full", "recompute_experts"), ()
-            return filled.fill("recompute", ALTERNATE, "recompute_products"), ()
+                return imputed.fill("recompute", "full", "recompute_experts"), ()
+            return imputed.fill("recompute", ALTERNATE, "recompute_products"), ()
         modules = tuple(named) or ATTENTION_CORE
-        filled.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
+        imputed.approximate("recompute_attention" if modules == ATTENTION_CORE else "recompute_modules")
         return "selective", modules
     if recomputes_what_is_not_offloaded(text):
         return "full", ()
-    filled.approximate("recompute_modules")
+    imputed.approximate("recompute_modules")
     named = [word for word in re.findall(r"[a-z_\-]+", text) if not word.startswith("recompute")]
     return "selective", tuple(named[:20])
 
@@ -54,7 +54,7 @@ _SCHEDULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def schedule_of(row: Row, filled: Filled) -> str | None:
+def schedule_of(row: Row, imputed: ImputedDefaults) -> str | None:
     """Our name of the stated schedule. None where none is stated, or it is not known."""
     text = (row.schedule or "").lower()
     if re.search(r"seq1f1b|terapipe|slimpipe|token[- ]level", text):
@@ -62,12 +62,12 @@ def schedule_of(row: Row, filled: Filled) -> str | None:
     for pattern, name in _SCHEDULES:
         if re.search(pattern, text):
             if name == "dualpipe_v" and "v" not in text.partition("dualpipe")[2][:2]:
-                filled.approximate("dualpipe")
+                imputed.approximate("dualpipe")
             if re.search(r"zb[-_ ]?[12]p|zero[- ]bubble(?! v)", text):
-                filled.approximate("zero_bubble")
+                imputed.approximate("zero_bubble")
             return name
     if text:
-        filled.note(f"the schedule {text[:60]!r} is not known and is taken as 1F1B")
+        imputed.note(f"the schedule {text[:60]!r} is not known and is taken as 1F1B")
     return None
 
 
@@ -80,12 +80,12 @@ _KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
 )
 
 
-def attention_kernel_of(row: Row, stack: Trainer, filled: Filled) -> AttentionKernel | None:
+def attention_kernel_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> AttentionKernel | None:
     """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
     have anyway), or the one before."""
     for name, pattern in _KERNELS:
-        if asserted(row.notes, pattern) and not (name == "flash 3" and stack.is_megatron_kin):
-            return filled.fill("attention_kernel", name)
+        if asserted(row.notes, pattern) and not (name == "flash 3" and trainer.is_megatron_family):
+            return imputed.fill("attention_kernel", name)
     return None
 
 
@@ -94,7 +94,7 @@ FUSED_SINKS = (2026, 6)
 in MLPerf they had one before."""
 
 
-def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
+def attention_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> str:
     """`flash`, `unfused`, or `math`: torch's own operators, on scores in fp32."""
     if row.attention is not None:
         return row.attention
@@ -108,7 +108,7 @@ def attention_of(row: Row, stack: Trainer, filled: Filled) -> str:
     if re.search(r"flash[- ]?att", words):
         return "flash"
     has_sinks = re.search(r"gpt-?oss", row.model.name, re.I) and not is_mlperf(row)
-    if has_sinks and stack.is_megatron_kin and (stack.year, stack.release) < FUSED_SINKS:
-        return filled.fill("attention", "unfused", "attention_sinks")
-    written = stack.year in (2020, 2021, 2022) or stack.framework == "megatron-zero-bubble"
-    return "unfused" if written else filled.fill("attention", "flash")
+    if has_sinks and trainer.is_megatron_family and (trainer.year, trainer.release) < FUSED_SINKS:
+        return imputed.fill("attention", "unfused", "attention_sinks")
+    written = trainer.year in (2020, 2021, 2022) or trainer.framework == "megatron-zero-bubble"
+    return "unfused" if written else imputed.fill("attention", "flash")

@@ -4,14 +4,14 @@ import re
 
 from assertions import asserted, clauses_of, says
 from case import NotACase, Offloaded
-from defaults import Filled
-from fourfold.cost.stack import Dispatcher
+from defaults import ImputedDefaults
+from fourfold.cost.software import Dispatcher
 from fourfold.validate.software import BLACKWELL, HOPPER
 from row import Row
 from software import Trainer
 
 
-def check_task(row: Row, filled: Filled) -> None:
+def check_task(row: Row, imputed: ImputedDefaults) -> None:
     """Raises `NotACase` for what is no step of pretraining."""
     text = "; ".join((row.task or "", row.notes, row.precision or ""))
     adapters = r"\bq?lora\b|\bpeft\b|adapter"
@@ -26,11 +26,11 @@ def check_task(row: Row, filled: Filled) -> None:
     if row.model.num_experts and re.search(r"\b(unbalanced|natural) routing", text, re.I):
         raise NotACase("its routing is left unbalanced, and the loads are not stated")
     if re.search(r"\bsft\b|finetun|fine-tun", row.task or "", re.I):
-        filled.approximate("sft")
+        imputed.approximate("sft")
     if (row.task or "").startswith("optimizer"):
-        filled.approximate("optimizer")
+        imputed.approximate("optimizer")
     if row.model.num_experts and re.search(r"token ?-?drop|capacity[- ]factor", text, re.I):
-        filled.approximate("tokens_dropped")
+        imputed.approximate("tokens_dropped")
 
 
 _OF_OPTIMIZER = r"optimi[sz]er|moments|states"
@@ -45,7 +45,7 @@ def recomputes_what_is_not_offloaded(policy: str) -> bool:
     return any(not re.search(_OF_OPTIMIZER, clause) for clause in asserted(policy, "offload"))
 
 
-def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
+def offloaded_of(row: Row, imputed: ImputedDefaults) -> Offloaded | None:
     """The part of the state in the host's memory. Raises `NotACase` where parameters do, or nobody knows what."""
     policy = row.recompute or ""
     text = "; ".join((policy, row.notes, row.precision or "", row.task or ""))
@@ -62,7 +62,7 @@ def offloaded_of(row: Row, filled: Filled) -> Offloaded | None:
             raise NotACase("state is offloaded to the host, which is not simulated")
         found = "optimizer"
     if found is not None:
-        filled.approximate(f"offload_{found}")
+        imputed.approximate(f"offload_{found}")
     return found
 
 
@@ -97,15 +97,15 @@ MERGED_SINCE = (2026, 6)
 """Releases of Megatron Bridge whose recipes for experts in MXFP8 have it so."""
 
 
-def are_experts_merged(row: Row, stack: Trainer, low: str | None, filled: Filled) -> bool:
+def are_experts_merged(row: Row, trainer: Trainer, low: str | None, imputed: ImputedDefaults) -> bool:
     """Whether what goes to experts runs beside another microbatch's computation: where the row says so, or is silent and its
     recipe does."""
     text = f"{row.notes}; {row.schedule or ''}"
     spoken = [clause for clause in clauses_of(text) if re.search(r"\boverlap", clause) and _is_exchange(clause)]
-    usual = stack.framework == "nemo" and (stack.year, stack.release) >= MERGED_SINCE and low == "mxfp8"
+    usual = trainer.framework == "nemo" and (trainer.year, trainer.release) >= MERGED_SINCE and low == "mxfp8"
     if not (all(says(clause, r"\boverlap") for clause in spoken) if spoken else usual and row.model.num_experts):
         return False
-    filled.approximate("merged_experts")
+    imputed.approximate("merged_experts")
     return True
 
 
@@ -123,14 +123,14 @@ _GRAPHS = r"\b(cuda|hip|full[- ]iteration|iteration)[- ]?graphs?\b|step as one g
 _PARTLY = r"attention|\battn|router|\bmoe\b|\bmlp\b|norm|dense parts|layers? alone|per[- ]layer|partial"
 
 
-def is_graphed(row: Row, device: str, filled: Filled) -> bool:
+def is_graphed(row: Row, device: str, imputed: ImputedDefaults) -> bool:
     """Whether a step's kernels are started as one graph, all of them."""
     text = f"{row.notes}; {row.source}"
     said = asserted(text, _GRAPHS)
     usual = is_mlperf(row) and device.startswith((*HOPPER, *BLACKWELL)) and not re.search(_GRAPHS, text, re.I)
     if not (any(not re.search(_PARTLY, clause) for clause in said) if said else usual):
         return False
-    filled.approximate("graphs")
+    imputed.approximate("graphs")
     return True
 
 
@@ -150,10 +150,15 @@ _EAGER = re.compile(
 )
 
 
-def is_eager(row: Row, stack: Trainer, filled: Filled) -> bool:
+def is_eager(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> bool:
     """Whether one operator runs after the other, as eager torch does: not with Megatron's kernels or Liger's, nor where
     XLA made them."""
-    if not _EAGER.search(row.notes) or stack.is_megatron_kin or stack.is_xla or asserted(row.notes, r"\bliger\b"):
+    if (
+        not _EAGER.search(row.notes)
+        or trainer.is_megatron_family
+        or trainer.is_xla
+        or asserted(row.notes, r"\bliger\b")
+    ):
         return False
-    filled.approximate("eager")
+    imputed.approximate("eager")
     return True

@@ -21,12 +21,12 @@ ON_GPU = "maxtext-gpu"
 @dataclass(frozen=True)
 class Trainer:
     """`name` is framework-year, or framework-year.month from a release on that changed much, with the platform between them
-    where that is not CUDA: its kernels and collectives are others. `is_megatron_kin`: of the Megatron family, whose habits
+    where that is not CUDA: its kernels and collectives are others. `is_megatron_family`: of the Megatron family, whose habits
     (padding, sequence parallelism) they share."""
 
     framework: str
     year: int
-    is_megatron_kin: bool = False
+    is_megatron_family: bool = False
     sharded_optimizer: bool = False
     """The framework's recipes shard the optimizer's state by default."""
     release: int = 0
@@ -142,8 +142,8 @@ _DATED_BY_PAPER = (
 """Patterns of trainers that have run in many papers: the year is the paper's, where nothing states another."""
 
 
-def stack_of(source: str, notes: str = "", framework: str = "") -> Trainer:
-    """The stack of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
+def trainer_of(source: str, notes: str = "", framework: str = "") -> Trainer:
+    """The software of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
     `unknown` where none is known. A name that a framework or notes deny counts for nothing."""
     everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
     for says, text, known in (
@@ -152,10 +152,10 @@ def stack_of(source: str, notes: str = "", framework: str = "") -> Trainer:
         (asserted, said, everything),
         (_mentions, source, _MAKERS),
     ):
-        for word, stack in known:
+        for word, trainer in known:
             if says(text, word):
                 year = _paper_year(source) if word in _DATED_BY_PAPER else None
-                dated = replace(stack, year=year) if year else stack
+                dated = replace(trainer, year=year) if year else trainer
                 return _with_year(_variant(dated, notes), source, framework)
     return _with_year(Trainer("unknown", _paper_year(source) or 0), source, framework)
 
@@ -165,8 +165,8 @@ LARGE = 64
 UNNAMED_YEAR = 2024
 
 
-def usual_stack(unknown: Trainer, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Trainer:
-    """The stack of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor
+def usual_trainer(unknown: Trainer, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Trainer:
+    """The software of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor
     parallelism on many devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):
@@ -176,10 +176,10 @@ def usual_stack(unknown: Trainer, device: str, num_devices: int, tp: int, pp: in
     return unknown
 
 
-def on_platform(stack: Trainer, device: str) -> Trainer:
+def on_platform(trainer: Trainer, device: str) -> Trainer:
     """Megatron for ROCm is a fork with kernels of its own; torch's collectives on Intel's devices are another library."""
-    rocm = device.startswith("mi") and stack.is_megatron_kin
-    return replace(stack, platform="rocm" if rocm else "xpu" if device == "max-1550" else "")
+    rocm = device.startswith("mi") and trainer.is_megatron_family
+    return replace(trainer, platform="rocm" if rocm else "xpu" if device == "max-1550" else "")
 
 
 def _mentions(text: str, pattern: str) -> bool:
@@ -191,27 +191,27 @@ def _paper_year(source: str) -> int | None:
     return 2000 + int(paper[1]) if paper else None
 
 
-def _variant(stack: Trainer, notes: str) -> Trainer:
-    if stack.framework == "megatron" and "deepspeed zero-3" in notes.lower():
-        return Trainer("deepspeed", stack.year)
-    return stack
+def _variant(trainer: Trainer, notes: str) -> Trainer:
+    if trainer.framework == "megatron" and "deepspeed zero-3" in notes.lower():
+        return Trainer("deepspeed", trainer.year)
+    return trainer
 
 
-def _with_year(stack: Trainer, source: str, framework: str) -> Trainer:
+def _with_year(trainer: Trainer, source: str, framework: str) -> Trainer:
     years = [_years(text) for text in (framework, source)]
     container = _CONTAINER.search(framework) or (None if len(years[0]) == 1 else _CONTAINER.search(source))
-    year, month = next((min(stated) for stated in years if len(stated) == 1), stack.year), 0
+    year, month = next((min(stated) for stated in years if len(stated) == 1), trainer.year), 0
     if container:
         year, month = 2000 + int(container[1]), int(container[2])
-    release = max((m for y, m in _RELEASES.get(stack.framework, ()) if y == year and m <= month), default=0)
-    sharded = stack.sharded_optimizer or (_is_megatron(stack) and year >= SHARDED_SINCE)
-    return replace(stack, year=year, release=release, sharded_optimizer=sharded)
+    release = max((m for y, m in _RELEASES.get(trainer.framework, ()) if y == year and m <= month), default=0)
+    sharded = trainer.sharded_optimizer or (_is_megatron(trainer) and year >= SHARDED_SINCE)
+    return replace(trainer, year=year, release=release, sharded_optimizer=sharded)
 
 
 def _years(text: str) -> set[int]:
     return {int(year) for year in _YEARS.findall(_PAPER.sub("", text))}
 
 
-def _is_megatron(stack: Trainer) -> bool:
+def _is_megatron(trainer: Trainer) -> bool:
     """Whether it has Megatron's distributed optimizer."""
-    return stack.framework.startswith("megatron") and "deepspeed" not in stack.framework
+    return trainer.framework.startswith("megatron") and "deepspeed" not in trainer.framework

@@ -5,7 +5,7 @@ from typing import Any
 SIZES = [16.0, 1024.0]
 
 
-def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
+def contention_profile(ranks: int, rate: float = 1e9) -> dict[str, Any]:
     """What `ranks_N` holds: every product and attention at `rate`, 1 GB/s, 1 us a launch; collectives 1 ms and 1 GB/s."""
     plane = [[rate, rate], [rate, rate]]
     link = {
@@ -18,18 +18,18 @@ def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
     groups = [size for size in (2, 4, 8) if size <= ranks]
     return {
         "kernels": {
-            "products": {"sizes": SIZES, "plain": [plane, plane], "accumulated": [plane, plane]},
+            "gemms": {"sizes": SIZES, "plain": [plane, plane], "accumulated": [plane, plane]},
             "attention": {"queries": SIZES, "head_sizes": SIZES, "forward": plane, "backward": plane},
             "launch_seconds": 1e-6,
             "memory_bytes_per_second": 1e9,
             "update_seconds": 1e-5,
             "update_bytes_per_second": 2e9,
         },
-        "stack": {
+        "software": {
             "threads": 1,
             "step_seconds": 0.0,
             "host_collective_seconds": 0.0,
-            "paces": [1.0] * ranks,
+            "relative_speeds": [1.0] * ranks,
         },
         "links": {f"group_{size}": {kind: dict(link) for kind in kinds} for size in groups},
     }
@@ -37,7 +37,7 @@ def crowd(ranks: int, rate: float = 1e9) -> dict[str, Any]:
 
 def cluster(counts: tuple[int, ...] = (1, 2, 4), **changes: Any) -> dict[str, Any]:
     """A whole cluster file."""
-    calibration = {"cores": 4, **{f"ranks_{ranks}": crowd(ranks) for ranks in counts}, **changes}
+    calibration = {"cores": 4, **{f"ranks_{ranks}": contention_profile(ranks) for ranks in counts}, **changes}
     return {
         "name": "a machine",
         "source": "made by hand",
@@ -49,7 +49,7 @@ def cluster(counts: tuple[int, ...] = (1, 2, 4), **changes: Any) -> dict[str, An
             "memory_bytes_per_second": 1e9,
             "peak_flops_per_second": {"fp32": 1e9},
         },
-        "tiers": [
+        "levels": [
             {"name": "loopback", "kind": "shared", "devices": 4, "bytes_per_second": 1e9, "latency_seconds": 1e-3}
         ],
         "calibration": calibration,

@@ -40,8 +40,8 @@ def test_a_small_budget_writes_a_file_that_a_run_is_simulated_on(
     assert document["devices"] == cluster.devices == 2
     constants = constants_of(cluster)
     assert constants is not None
-    assert sorted(constants.crowds) == [1, 2]
-    assert all(crowd.memory_bytes_per_second > 1e6 for crowd in constants.crowds.values())
+    assert sorted(constants.profiles) == [1, 2]
+    assert all(contention_profile.memory_bytes_per_second > 1e6 for contention_profile in constants.profiles.values())
     file = tmp_path / "run.toml"
     file.write_text(RUN.replace("CLUSTER", str(out)))
     assert run(["simulate", str(file), "--json"]) == 0

@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from fourfold.config import UserError, parse_run
-from fourfold.cost.calibration import Crowd, Curve, constants_of
+from fourfold.cost.calibration import ContentionProfile, Curve, constants_of
 from fourfold.cost.masks import masked_share
 from fourfold.hardware import load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
@@ -15,9 +15,9 @@ from fourfold.layout import resolve_layout
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program import StepSpec, resolve_step
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.play import Play
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.shared_cores import shared_times
+from fourfold.simulate.state import SimulationState
 from fourfold.simulate.step import simulate
 from tests.calibrate.machine_table import cluster
 
@@ -26,10 +26,10 @@ def loaded(table: dict[str, Any]) -> Any:
     return parse_cluster(tomli_w.dumps(table), "machine.toml")
 
 
-def crowd_of(ranks: int) -> Crowd:
+def profile_of(ranks: int) -> ContentionProfile:
     found = constants_of(loaded(cluster()))
     assert found is not None
-    return found.crowd(ranks)
+    return found.contention_profile(ranks)
 
 
 def test_a_curve_goes_through_its_points_and_is_straight_between_logarithms() -> None:
@@ -41,25 +41,25 @@ def test_a_curve_goes_through_its_points_and_is_straight_between_logarithms() ->
 
 
 def test_kernels_take_what_their_rates_say() -> None:
-    crowd = crowd_of(2)
-    product = Gemm(100, 200, 300)
-    assert crowd.kernel(product) == pytest.approx(product.flops / 1e9)
-    assert crowd.kernel(replace(product, accumulates=True)) == pytest.approx(product.flops / 1e9)
+    contention_profile = profile_of(2)
+    gemm = Gemm(100, 200, 300)
+    assert contention_profile.kernel(gemm) == pytest.approx(gemm.flops / 1e9)
+    assert contention_profile.kernel(replace(gemm, accumulates=True)) == pytest.approx(gemm.flops / 1e9)
     attention = Attention(2, 64, 64, 4, 4, 32, 32)
-    assert crowd.kernel(attention) == pytest.approx(attention.flops / 1e9)
-    assert crowd.kernel(Elementwise(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
+    assert contention_profile.kernel(attention) == pytest.approx(attention.flops / 1e9)
+    assert contention_profile.kernel(Elementwise(10**6, 0, launches=5)) == pytest.approx(1e-3 + 5e-6)
 
 
 def test_collectives_beyond_the_largest_size_grow_with_it() -> None:
-    link = crowd_of(4).link("all_gather", 2)
+    link = profile_of(4).link("all_gather", 2)
     assert link.at(10**6) == pytest.approx(2e-3)
     assert link.at(10**7) == pytest.approx(2e-2)
     assert link.at(31622.7766) == pytest.approx((1e-3 * 2e-3) ** 0.5)
 
 
 def test_the_nearest_number_of_ranks_stands_for_those_not_measured() -> None:
-    assert crowd_of(3).ranks in (2, 4)
-    assert crowd_of(100).ranks == 4
+    assert profile_of(3).ranks in (2, 4)
+    assert profile_of(100).ranks == 4
 
 
 def test_a_cluster_without_a_calibration_has_no_such_constants() -> None:
@@ -70,10 +70,10 @@ def test_a_cluster_without_a_calibration_has_no_such_constants() -> None:
     ("path", "value", "named"),
     [
         (("kernels", "launch_seconds"), -1.0, "calibration.ranks_2.kernels.launch_seconds"),
-        (("kernels", "products", "plain"), [1.0], "calibration.ranks_2.kernels.products.plain"),
-        (("kernels", "products", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.products.sizes"),
-        (("stack", "paces"), [1.0], "calibration.ranks_2.stack.paces"),
-        (("stack",), 3.0, "calibration.ranks_2.stack"),
+        (("kernels", "gemms", "plain"), [1.0], "calibration.ranks_2.kernels.gemms.plain"),
+        (("kernels", "gemms", "sizes"), [3.0, 2.0], "calibration.ranks_2.kernels.gemms.sizes"),
+        (("software", "relative_speeds"), [1.0], "calibration.ranks_2.software.relative_speeds"),
+        (("software",), 3.0, "calibration.ranks_2.software"),
         (("links", "group_2", "send"), 1.0, "calibration.ranks_2.links.group_2.send"),
     ],
 )
@@ -115,10 +115,10 @@ def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_ag
 ) -> None:
     config, spec = run(layout, ranks)
     prices = prices_for(config, spec, loaded(cluster()))
-    prices = replace(prices, stack=replace(prices.stack, contention=0.0))
+    prices = replace(prices, software=replace(prices.software, contention=0.0))
     found = simulate(spec, prices)
-    plays = [Play(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
-    shared, apart = shared_times(plays[0], prices.crowd.paces), simulate_times(plays[1])
+    states = [SimulationState(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
+    shared, apart = shared_times(states[0], prices.contention_profile.relative_speeds), simulate_times(states[1])
     assert shared.makespan == pytest.approx(apart.makespan, rel=1e-6)
     for one, other in zip(shared.ranks, apart.ranks, strict=True):
         assert one.ends == pytest.approx(other.ends, rel=1e-6)
@@ -128,7 +128,7 @@ def test_a_stage_computes_faster_while_the_other_waits() -> None:
     config, spec = run({"pp": 2, "schedule": "1f1b"}, 2)
     table = cluster()
     slow = simulate(spec, prices_for(config, spec, loaded(table))).seconds
-    table["calibration"]["ranks_2"]["stack"]["paces"] = [2.0, 1.0]
+    table["calibration"]["ranks_2"]["software"]["relative_speeds"] = [2.0, 1.0]
     fast = simulate(spec, prices_for(config, spec, loaded(table))).seconds
     assert slow / 2 < fast < slow
 

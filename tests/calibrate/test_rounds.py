@@ -10,9 +10,9 @@ from fourfold.calibrate.machine import measure_machine
 from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibration import constants_of
-from fourfold.hardware import Cluster, Device, Tier
+from fourfold.hardware import Cluster, Device, Level
 from fourfold.program import rank_view
-from tests.calibrate.machine_table import crowd
+from tests.calibrate.machine_table import contention_profile
 
 FRAME = 2e-3
 SHARE = 0.4
@@ -20,13 +20,13 @@ SHARE = 0.4
 
 
 def _round(seconds: float, rate: float = 1.0) -> Measurements:
-    return Measurements({"products": {"sizes": [8], "plain": [rate]}}, [{"step": seconds}], [], {}, [])
+    return Measurements({"gemms": {"sizes": [8], "plain": [rate]}}, [{"step": seconds}], [], {}, [])
 
 
 def test_a_disturbed_round_has_no_part_in_the_median() -> None:
     found = merged([_round(1.0, 10.0), _round(50.0, 0.2), _round(1.1, 11.0)])
     assert found.steps == [{"step": 1.1}]
-    assert found.kernels == {"products": {"sizes": [8], "plain": [10.0]}}
+    assert found.kernels == {"gemms": {"sizes": [8], "plain": [10.0]}}
 
 
 def test_drift_is_what_the_slowest_round_took_longer() -> None:
@@ -54,13 +54,13 @@ class _Group:
 
 
 def _constants(ranks: int) -> Any:
-    table = crowd(ranks)
+    table = contention_profile(ranks)
     device = Device("this", "this", "by hand", 10**9, 1e9, {"fp32": 1e9})
-    tiers = (Tier("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
+    levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     calibration = {"cores": 2, f"ranks_{ranks}": table}
-    found = constants_of(Cluster("this", "this", "by hand", device, ranks, tiers, calibration=calibration))
+    found = constants_of(Cluster("this", "this", "by hand", device, ranks, levels, calibration=calibration))
     assert found is not None
-    return table, found.crowds[ranks]
+    return table, found.profiles[ranks]
 
 
 def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) -> Measurements:
@@ -85,7 +85,7 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
         total = sum(value * {**often, **once}.get(name, m) for name, value in seconds.items())
         steps.append({"step": total + FRAME, **seconds})
     together = [[1.0]] * min(2, group.size) + [[1 / 0.6], [1 / SHARE]] * (group.size == 4)
-    kernels = {name: table["kernels"][name] for name in ("products", "attention")} if alone else None
+    kernels = {name: table["kernels"][name] for name in ("gemms", "attention")} if alone else None
     layouts = [1.0] * len(LAYOUTS) if group.size > 1 else []
     return Measurements(kernels, steps if alone else [], together, table["links"], layouts)
 
@@ -102,17 +102,17 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
     free, crowded = (found.calibration[f"ranks_{ranks}"] for ranks in (2, 4))
     assert free["kernels"]["memory_bytes_per_second"] == pytest.approx(1e9, rel=0.02)
     assert free["kernels"]["update_seconds"] == pytest.approx(1e-5, rel=0.2)
-    assert free["stack"]["step_seconds"] == pytest.approx(FRAME, rel=0.1)
-    assert crowded["stack"]["paces"] == pytest.approx([1 / SHARE, 1 / SHARE, 0.6 / SHARE, 1.0], rel=1e-3)
+    assert free["software"]["step_seconds"] == pytest.approx(FRAME, rel=0.1)
+    assert crowded["software"]["relative_speeds"] == pytest.approx([1 / SHARE, 1 / SHARE, 0.6 / SHARE, 1.0], rel=1e-3)
     for name in ("memory_bytes_per_second", "update_bytes_per_second"):
         assert crowded["kernels"][name] == pytest.approx(SHARE * free["kernels"][name], rel=1e-3)
     for name in ("launch_seconds", "update_seconds"):
         assert crowded["kernels"][name] == pytest.approx(free["kernels"][name] / SHARE, rel=1e-3)
-    sizes = ("products", "sizes"), ("attention", "queries")
+    sizes = ("gemms", "sizes"), ("attention", "queries")
     assert all(crowded["kernels"][part][key] == free["kernels"][part][key] for part, key in sizes)
-    rate = free["kernels"]["products"]["plain"][0][0][0]
-    assert crowded["kernels"]["products"]["plain"][0][0][0] == pytest.approx(SHARE * rate, rel=1e-3)
-    assert crowded["stack"]["step_seconds"] == pytest.approx(free["stack"]["step_seconds"] / SHARE, rel=1e-3)
+    rate = free["kernels"]["gemms"]["plain"][0][0][0]
+    assert crowded["kernels"]["gemms"]["plain"][0][0][0] == pytest.approx(SHARE * rate, rel=1e-3)
+    assert crowded["software"]["step_seconds"] == pytest.approx(free["software"]["step_seconds"] / SHARE, rel=1e-3)
 
 
 def test_ranks_that_take_turns_are_never_faster_together_than_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

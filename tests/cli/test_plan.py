@@ -21,7 +21,7 @@ def test_the_text_is_the_document(fourfold) -> None:
         rate = found["tokens"] / each["step_seconds"] / 16
         assert each["tokens_per_second_per_device"] == pytest.approx(rate)
     assert f"{found['counts']['layouts']:,} layouts" in text
-    assert found["prescription"]["layout"]["tp"] == 8
+    assert found["heuristic_baseline"]["layout"]["tp"] == 8
     first, second = found["explanations"]
     assert first["layout"]["layout"]["tp"] == 8
     assert second["layout"] is None
@@ -82,8 +82,8 @@ def test_the_best_is_shown_closer(fourfold) -> None:
     assert closer["communication"]
     for each in closer["communication"][:1]:
         assert f"{each['axes']}  " in text
-        assert set(each["tiers"]) <= {"nvlink", "rail"}
-        assert ", ".join(each["tiers"]) in text
+        assert set(each["levels"]) <= {"nvlink", "rail"}
+        assert ", ".join(each["levels"]) in text
     peak = max(closer["memory"], key=lambda rank: rank["device_bytes"])
     assert peak["instruction"] in text
 

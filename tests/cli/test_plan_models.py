@@ -72,28 +72,28 @@ def test_the_longest_context_counts_on_windows(fourfold, here: Path) -> None:
     assert "sliding windows" in found["notes"][1]
 
 
-def test_products_context_and_slack_reach_the_plan_and_the_simulation(fourfold, here: Path) -> None:
+def test_gemm_dtype_context_and_fragmentation_reach_the_plan_and_the_simulation(fourfold, here: Path) -> None:
     plain = planned(fourfold, GEMMA, "--sequence-length", "1024")
-    options = ("--products", "fp8", "--context-bytes", "2G", "--slack", "0.1")
+    options = ("--gemm-dtype", "fp8", "--context-bytes", "2G", "--fragmentation", "0.1")
     found = planned(fourfold, GEMMA, "--sequence-length", "1024", *options, "--out", "planned.toml")
-    assert (found["products"], found["context_bytes"], found["allocator_slack"]) == ("fp8", 2 * 10**9, 0.1)
-    assert (plain["products"], plain["context_bytes"], plain["allocator_slack"]) == ("bf16", 10**9, 0.03)
+    assert (found["gemm_dtype"], found["context_bytes"], found["allocator_fragmentation"]) == ("fp8", 2 * 10**9, 0.1)
+    assert (plain["gemm_dtype"], plain["context_bytes"], plain["allocator_fragmentation"]) == ("bf16", 10**9, 0.03)
     predicted = json.loads(fourfold("simulate", "planned.toml", *options, "--json").out)
     assert predicted["step_seconds"] == pytest.approx(found["best"][0]["step_seconds"], rel=1e-9)
     assert predicted["memory"][0]["device_bytes"] == found["best"][0]["memory_bytes_by_pp_rank"][0]
     text = fourfold("simulate", "planned.toml", *options).out
-    assert "software: fourfold, products in fp8" in text
-    assert "overhead   2.00 GB context and communication buffers, 10.0 % allocator slack" in text
+    assert "software: fourfold, matmuls in fp8" in text
+    assert "overhead   2.00 GB context and communication buffers, 10.0 % allocator fragmentation" in text
 
 
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        (("--products", "int4"), "int4"),
+        (("--gemm-dtype", "int4"), "int4"),
         (("--context-bytes", "many"), "--context-bytes 'many': not a number"),
         (("--context-bytes", "5P"), "--context-bytes 5P: allowed: 0 to 1e+12"),
-        (("--slack", "-0.5"), "--slack -0.5: allowed: 0 to 10"),
-        (("--slack", "nan"), "--slack nan: allowed: 0 to 10"),
+        (("--fragmentation", "-0.5"), "--fragmentation -0.5: allowed: 0 to 10"),
+        (("--fragmentation", "nan"), "--fragmentation nan: allowed: 0 to 10"),
     ],
 )
 def test_software_that_cannot_be_is_refused(fourfold, options: tuple[str, str], part: str) -> None:

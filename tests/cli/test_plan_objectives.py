@@ -52,7 +52,7 @@ def test_the_largest_model_fits_and_is_larger_where_there_is_more_memory(fourfol
 def test_a_measured_machine_of_fewer_ranks_is_priced_as_when_those_alone_compute(fourfold, here: Path) -> None:
     table = cluster()
     for ranks, seconds in ((1, 0.5), (2, 1.0), (4, 2.0)):
-        table["calibration"][f"ranks_{ranks}"]["stack"]["step_seconds"] = seconds
+        table["calibration"][f"ranks_{ranks}"]["software"]["step_seconds"] = seconds
     (here / "machine.toml").write_text(tomli_w.dumps(table))
     goal = ("--objective", "cost", "--tokens", "1M", "--price", "2", "--out", "planned.toml")
     found = document(fourfold, "run.toml", "--cluster", "machine.toml", *goal)
@@ -67,13 +67,13 @@ name = "six per node"
 source = "made up"
 device = "a100-sxm-40"
 devices = 48
-[[tiers]]
+[[levels]]
 name = "nvlink"
 kind = "switch"
 devices = 6
 bytes_per_second = 300e9
 latency_seconds = 2e-6
-[[tiers]]
+[[levels]]
 name = "ib"
 kind = "switch"
 devices = 48

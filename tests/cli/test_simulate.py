@@ -150,9 +150,9 @@ def test_what_does_not_fit_is_said(fourfold) -> None:
     assert "what makes them less: more dp_shard, more tp or pp" in result.out
 
 
-def test_a_stack_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
-    found = document(fourfold, *LLAMA, "--stack", "fourfold")
-    assert found["stack"] == "fourfold"
+def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
+    found = document(fourfold, *LLAMA, "--software", "fourfold")
+    assert found["software"] == "fourfold"
     assert found["step_seconds"] == document(fourfold, *LLAMA)["step_seconds"]
 
 
@@ -168,7 +168,7 @@ def test_a_stack_of_the_literature_is_slower_or_faster_but_named(fourfold) -> No
         (("preset:llama3-405b", "--cluster", "dgx-h100"), "did you mean preset:llama3-405b"),
         ((*LLAMA, "--ranks", "100"), "100"),
         ((*LLAMA, "--pp-rank", "16"), "allowed: 0 to 15"),
-        ((*LLAMA, "--stack", "megatrn"), "allowed: fourfold"),
+        ((*LLAMA, "--software", "megatrn"), "allowed: fourfold"),
         ((*LLAMA, "--tokens", "15X"), "--tokens 15.6T"),
         ((*LLAMA, "--tokens", "0"), "--tokens 15.6T"),
         ((*LLAMA, "--tokens", "1e99"), "--tokens 15.6T"),
@@ -220,7 +220,7 @@ def test_it_explains_itself(fourfold) -> None:
     assert result.code == 0
     for option in (
         "--cluster",
-        "--stack",
+        "--software",
         "--memory",
         "--trace",
         "--tokens",

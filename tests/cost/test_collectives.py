@@ -1,4 +1,4 @@
-"""Laws of collectives: bytes of a ring, tiers, latency, and what more bytes, more ranks or slower links may not do."""
+"""Laws of collectives: bytes of a ring, levels, latency, and what more bytes, more ranks or slower links may not do."""
 
 from dataclasses import replace
 
@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.cost.collectives import NO_LOSS, Links, Span, collective_seconds, ranks_span, transfer_seconds
-from fourfold.hardware import Cluster, Tier, load_cluster
+from fourfold.hardware import Cluster, Level, load_cluster
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 H100 = load_cluster("dgx-h100")
 
 
-def _cluster(*tiers: tuple[int, float, float], kind: str = "switch") -> Cluster:
-    made = tuple(Tier(f"t{i}", kind, n, rate, latency) for i, (n, rate, latency) in enumerate(tiers))  # type: ignore[arg-type]
-    return replace(H100, tiers=made, devices=tiers[-1][0])
+def _cluster(*levels: tuple[int, float, float], kind: str = "switch") -> Cluster:
+    made = tuple(Level(f"t{i}", kind, n, rate, latency) for i, (n, rate, latency) in enumerate(levels))  # type: ignore[arg-type]
+    return replace(H100, levels=made, devices=levels[-1][0])
 
 
 def _seconds(kind: str, size: float, ranks: range, cluster: Cluster, links: Links = NO_LOSS) -> float:
@@ -68,19 +68,19 @@ def test_more_ranks_of_whole_nodes_are_not_faster(kind: str, size: float, ranks:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(KINDS), st.floats(1e3, 1e10), st.floats(1e9, 4e11))
-def test_no_group_is_faster_than_its_slowest_tier_allows(kind: str, size: float, outer: float) -> None:
+def test_no_group_is_faster_than_its_slowest_level_allows(kind: str, size: float, outer: float) -> None:
     cluster = _cluster((8, 450e9, 1e-6), (64, outer, 5e-6))
     seconds = _seconds(kind, size, range(64), cluster)
     leaves = {"all_reduce": 2 * 63 / 64 / 8, "all_to_all": 56 / 64}.get(kind, 63 / 64 / 8)
     assert seconds >= leaves * size / outer * 0.999
-    slower = replace(cluster, tiers=(cluster.tiers[0], replace(cluster.tiers[1], bytes_per_second=outer / 2)))
+    slower = replace(cluster, levels=(cluster.levels[0], replace(cluster.levels[1], bytes_per_second=outer / 2)))
     assert _seconds(kind, size, range(64), slower) >= seconds
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_byte_takes_the_latency_of_the_outermost_tier(kind: str) -> None:
-    assert _seconds(kind, 1, range(8), H100) >= H100.tiers[0].latency_seconds
-    assert _seconds(kind, 1, range(16), H100) >= H100.tiers[1].latency_seconds
+def test_a_byte_takes_the_latency_of_the_outermost_level(kind: str) -> None:
+    assert _seconds(kind, 1, range(8), H100) >= H100.levels[0].latency_seconds
+    assert _seconds(kind, 1, range(16), H100) >= H100.levels[1].latency_seconds
     assert _seconds(kind, 1e9, range(1), H100) == 0
 
 
@@ -137,7 +137,7 @@ def test_groups_divide_a_shared_medium() -> None:
     assert two == pytest.approx(0.5 * 1e9 / (10e9 / 2))
 
 
-def test_a_message_goes_by_the_innermost_tier_that_joins_both() -> None:
+def test_a_message_goes_by_the_innermost_level_that_joins_both() -> None:
     near, far = transfer_seconds(1e9, 0, 7, H100), transfer_seconds(1e9, 0, 8, H100)
     assert near == pytest.approx(1e9 / 450e9, rel=0.01)
     assert far == pytest.approx(1e9 / 50e9, rel=0.01)
@@ -146,12 +146,12 @@ def test_a_message_goes_by_the_innermost_tier_that_joins_both() -> None:
 
 
 def test_a_torus_has_a_ring_for_every_dimension_that_a_group_spans() -> None:
-    torus = Tier("ici", "torus", 4096, 50e9, 0.0, dimensions=(16, 16, 16), wrap_multiple=4)
-    cluster = replace(H100, tiers=(torus,), devices=4096)
+    torus = Level("ici", "torus", 4096, 50e9, 0.0, dimensions=(16, 16, 16), wrap_multiple=4)
+    cluster = replace(H100, levels=(torus,), devices=4096)
     for ranks, rings in ((4, 1), (16, 2), (64, 3), (4096, 3)):
         seconds = _seconds("all_gather", 1e9, range(ranks), cluster)
         assert seconds == pytest.approx((ranks - 1) / ranks * 1e9 / (2 * 50e9 * rings)), ranks
     flat = replace(torus, kind="switch", dimensions=())
-    assert _seconds("all_gather", 1e9, range(64), replace(cluster, tiers=(flat,))) == pytest.approx(
+    assert _seconds("all_gather", 1e9, range(64), replace(cluster, levels=(flat,))) == pytest.approx(
         63 / 64 * 1e9 / 50e9
     )

@@ -1,4 +1,4 @@
-"""What bringing tokens to experts and back costs: who sends how many copies, which passes over memory it takes, what hides it."""
+"""What bringing tokens to experts and back costs: who sends how many copies, which memory-bound kernels it takes, what hides it."""
 
 from dataclasses import replace
 from itertools import product
@@ -11,7 +11,7 @@ from fourfold.cost.fitted import Fitted
 from fourfold.cost.prices import spared_copies
 from fourfold.hardware import load_cluster
 from fourfold.program import StepSpec
-from tests.support.priced import STACK, forward_of, lowered, prices_of
+from tests.support.priced import SOFTWARE, forward_of, lowered, prices_of
 
 
 def _experts(**layout: Any) -> StepSpec:
@@ -28,7 +28,9 @@ def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes()
     cluster = load_cluster("dgx-h100:32")
 
     def seconds(**options: Any) -> float:
-        return Prices(cluster, layout, stack=replace(STACK, **options), top_k=2).collective("all_to_all", "ep", 10**9)
+        return Prices(cluster, layout, software=replace(SOFTWARE, **options), top_k=2).collective(
+            "all_to_all", "ep", 10**9
+        )
 
     assert seconds(dispatch_first=True) < seconds()
     assert seconds(dispatcher="deepep") < seconds()
@@ -37,13 +39,13 @@ def test_dispatch_before_the_gather_and_once_to_a_node_send_less_between_nodes()
 def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
     """As long as there is as much computation: a pass takes the longer of the two. Only in schedules that pair passes."""
     paired, alone = (_in_pairs(schedule) for schedule in ("dualpipe_v", "interleaved_1f1b"))
-    overlapped = replace(STACK, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
+    overlapped = replace(SOFTWARE, overlap_experts=True, host_launch_seconds=0.0, host_collective_seconds=0.0)
     waited = replace(overlapped, overlap_experts=False)
-    before, after = (phase_cost(forward_of(paired), prices_of(paired, stack)) for stack in (waited, overlapped))
+    before, after = (phase_cost(forward_of(paired), prices_of(paired, software)) for software in (waited, overlapped))
     assert after.seconds == pytest.approx(max(sum(after.busy.values()), after.communication["ep"]))
     assert after.communication == before.communication
     assert after.seconds < before.seconds
-    unpaired = [phase_cost(forward_of(alone), prices_of(alone, stack)).seconds for stack in (waited, overlapped)]
+    unpaired = [phase_cost(forward_of(alone), prices_of(alone, software)).seconds for software in (waited, overlapped)]
     assert unpaired[0] == unpaired[1]
 
 
@@ -53,8 +55,8 @@ def test_experts_on_few_nodes_send_less_between_nodes() -> None:
     wide = replace(spec.layout, ep=16)
 
     def seconds(top_nodes: int) -> float:
-        stack = replace(STACK, dispatcher="deepep")
-        return Prices(load_cluster("dgx-h100:32"), wide, stack=stack, top_k=8, top_nodes=top_nodes).collective(
+        software = replace(SOFTWARE, dispatcher="deepep")
+        return Prices(load_cluster("dgx-h100:32"), wide, software=software, top_k=8, top_nodes=top_nodes).collective(
             "all_to_all", "ep", 10**9
         )
 
@@ -76,8 +78,8 @@ def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
     spec = _experts(ep=4)
     spent = {}
     for dispatcher in ("alltoall", "deepep", "hybridep"):
-        cost = phase_cost(forward_of(spec), prices_of(spec, replace(STACK, dispatcher=dispatcher), top_k=2))
-        spent[dispatcher] = (cost.busy["passes over memory"], cost.communication["ep"], cost.busy["matrix products"])
+        cost = phase_cost(forward_of(spec), prices_of(spec, replace(SOFTWARE, dispatcher=dispatcher), top_k=2))
+        spent[dispatcher] = (cost.busy["memory-bound kernels"], cost.communication["ep"], cost.busy["matmuls"])
     assert spent["alltoall"][0] > spent["deepep"][0] > spent["hybridep"][0] > 0
     assert spent["alltoall"][1] > spent["deepep"][1] == spent["hybridep"][1]
     assert len({matmul for _, _, matmul in spent.values()}) == 1
@@ -86,8 +88,8 @@ def test_a_dispatcher_that_sorts_on_the_way_takes_fewer_passes() -> None:
 def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
     alone = _experts(ep=1)
     passes = [
-        phase_cost(forward_of(alone), prices_of(alone, replace(STACK, dispatcher=dispatcher))).busy[
-            "passes over memory"
+        phase_cost(forward_of(alone), prices_of(alone, replace(SOFTWARE, dispatcher=dispatcher))).busy[
+            "memory-bound kernels"
         ]
         for dispatcher in ("alltoall", "hybridep")
     ]
@@ -100,9 +102,9 @@ def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
     spec = _experts()
 
     def passes(**options: bool) -> float:
-        stack = replace(constants.stack("any"), **options)
-        return phase_cost(forward_of(spec), prices_of(spec, stack, kernels=constants.kernels("any", stack))).busy[
-            "passes over memory"
+        software = replace(constants.software("any"), **options)
+        return phase_cost(forward_of(spec), prices_of(spec, software, kernels=constants.kernels("any", software))).busy[
+            "memory-bound kernels"
         ]
 
     assert (

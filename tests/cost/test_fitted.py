@@ -1,4 +1,4 @@
-"""The file of fitted constants: each known, in range and not what would be inherited; a stack for every name."""
+"""The file of fitted constants: each known, in range and not what would be inherited; a software profile for every name."""
 
 import tomllib
 from dataclasses import asdict, fields, replace
@@ -9,7 +9,7 @@ import pytest
 from fourfold.cost.collectives import Links
 from fourfold.cost.fitted import LINK_SHARE, Fitted, fitted
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import device_names, load_device
 
 TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8"))
@@ -18,7 +18,7 @@ TABLE = tomllib.loads((resources.files("fourfold.cost") / "fitted.toml").read_te
 def test_every_key_is_a_constant() -> None:
     known = {
         "device": {field.name for field in fields(Kernels)},
-        "stack": {field.name for field in fields(Stack)} - {"name"},
+        "software": {field.name for field in fields(SoftwareProfile)} - {"name"},
     }
     for part, names in known.items():
         for owner, entry in TABLE[part].items():
@@ -29,7 +29,7 @@ def test_every_key_is_a_constant() -> None:
 def test_no_constant_equals_what_would_be_inherited() -> None:
     constants = fitted()
     above = {
-        "stack": {owner: constants.inherited(owner) for owner in TABLE["stack"]},
+        "software": {owner: constants.inherited(owner) for owner in TABLE["software"]},
         "device": {owner: asdict(constants.device("default")) for owner in TABLE["device"]}
         | {"default": asdict(Kernels())},
         "link": {"link": asdict(Links()) | {"share": LINK_SHARE}},
@@ -43,16 +43,16 @@ def test_no_constant_equals_what_would_be_inherited() -> None:
 def test_shares_are_shares() -> None:
     constants = fitted()
     for device in (*device_names(), "unheard-of"):
-        for stack in (*TABLE["stack"], "unheard-of"):
-            kernels = constants.kernels(device, constants.stack(stack))
+        for software in (*TABLE["software"], "unheard-of"):
+            kernels = constants.kernels(device, constants.software(software))
             shares = (
-                kernels.product_share,
-                kernels.product_share * kernels.low_share,
+                kernels.gemm_share,
+                kernels.gemm_share * kernels.low_share,
                 kernels.attention_share,
                 kernels.memory_share,
                 kernels.attention_backward_share,
             )
-            assert all(0 < share <= 1 for share in shares), (device, stack)
+            assert all(0 < share <= 1 for share in shares), (device, software)
             assert 0 <= kernels.fused <= 1
     assert 0 < constants.link_share <= 1
 
@@ -67,68 +67,71 @@ def test_a_year_that_is_not_listed_has_its_frameworks_constants_and_what_else_th
         "default": {"fused": 0.5, "link_speed": 0.9},
         "megatron": {"fused": 0.7},
         "megatron-2020": {"fused": 0.1, "dispatch_first": True},
-        "megatron-2024": {"fused": 0.9, "dispatcher": "deepep", "product_speed": 0.3},
+        "megatron-2024": {"fused": 0.9, "dispatcher": "deepep", "gemm_speed": 0.3},
     }
     constants = Fitted({}, entries, {})
-    assert constants.stack("megatron-2024").fused == 0.9
+    assert constants.software("megatron-2024").fused == 0.9
     for year in (2021, 2026):
-        assert constants.stack(f"megatron-{year}").fused == 0.7, "what was fitted is the framework's"
-    early, late = constants.stack("megatron-2021"), constants.stack("megatron-2026")
+        assert constants.software(f"megatron-{year}").fused == 0.7, "what was fitted is the framework's"
+    early, late = constants.software("megatron-2021"), constants.software("megatron-2026")
     assert (early.dispatch_first, early.dispatcher) == (True, "alltoall")
     assert (late.dispatch_first, late.dispatcher) == (False, "deepep")
     assert late.name == "megatron-2026"
     assert late.link_speed == 0.9, "what an entry leaves out is the default's"
-    assert late.product_speed == 1.0, "a number that the framework inherits is the framework's too"
+    assert late.gemm_speed == 1.0, "a number that the framework inherits is the framework's too"
     for unknown in ("deepspeed-2023", "unknown", "", "mega-tron", "megatronic-2x"):
-        assert constants.stack(unknown).fused == 0.5
+        assert constants.software(unknown).fused == 0.5
     del entries["megatron"]
-    assert constants.stack("megatron-2026").fused == 0.9
+    assert constants.software("megatron-2026").fused == 0.9
 
 
 def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
     entries = {
-        "default": {"logits_bytes": 12.0, "saved_bytes": 4.0, "slack": 0.03},
+        "default": {"logits_bytes": 12.0, "saved_bytes": 4.0, "fragmentation": 0.03},
         "megatron": {"logits_bytes": 6.0, "saved_bytes": 1.5},
         "megatron-2024": {"saved_bytes": 0.5},
     }
     constants = Fitted({}, entries, {})
-    assert (constants.stack("megatron-2024").logits_bytes, constants.stack("megatron-2024").saved_bytes) == (6.0, 0.5)
+    assert (constants.software("megatron-2024").logits_bytes, constants.software("megatron-2024").saved_bytes) == (
+        6.0,
+        0.5,
+    )
     for kin in ("megatron-2025", "megatron-neox-2022", "megatron-new", "megatron"):
-        assert (constants.stack(kin).logits_bytes, constants.stack(kin).saved_bytes) == (6.0, 1.5), kin
-    assert constants.stack("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
-    assert constants.stack("megatron-2024").slack == 0.03
+        assert (constants.software(kin).logits_bytes, constants.software(kin).saved_bytes) == (6.0, 1.5), kin
+    assert constants.software("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
+    assert constants.software("megatron-2024").fragmentation == 0.03
     entries["megatron-deepspeed"] = {"logits_bytes": 8.0}
     for platform in ("megatron-deepspeed-rocm-2024", "megatron-deepspeed-rocm"):
-        stack = constants.stack(platform)
-        assert (stack.logits_bytes, stack.saved_bytes) == (8.0, 1.5), "word by word"
+        software = constants.software(platform)
+        assert (software.logits_bytes, software.saved_bytes) == (8.0, 1.5), "word by word"
 
 
-def test_this_projects_own_stack_holds_what_its_programs_declare() -> None:
-    """Nothing of an unknown stack's, which `default` is, comes upon the program that this project runs, but what every process of
-    torch's holds beside its tensors."""
-    own, default = fitted().stack("fourfold"), fitted().stack("default")
+def test_this_projects_own_software_holds_what_its_programs_declare() -> None:
+    """Nothing of an unknown software profile's, which `default` is, comes upon the program that this project runs, but what every
+    process of torch's holds beside its tensors."""
+    own, default = fitted().software("fourfold"), fitted().software("default")
     assert (own.extra, own.saved_bytes, own.gathered_bytes, own.unit_bytes, own.logits_bytes) == (0,) * 5
-    assert (own.context_bytes, own.slack) == (default.context_bytes, default.slack)
+    assert (own.context_bytes, own.fragmentation) == (default.context_bytes, default.fragmentation)
     assert (own.saved_share, own.optimizer_bytes, own.master_bytes) == (1.0, None, None)
 
 
-def test_constants_reach_the_kernels_of_the_stack() -> None:
+def test_constants_reach_the_kernels_of_the_software() -> None:
     constants = Fitted(
-        {"default": {"product_share": 0.8}, "x": {"product_share": 0.5}},
-        {"default": {}, "s": {"product_speed": 0.5}},
+        {"default": {"gemm_share": 0.8}, "x": {"gemm_share": 0.5}},
+        {"default": {}, "s": {"gemm_speed": 0.5}},
         {},
     )
-    assert constants.kernels("x", constants.stack("s")).product_share == pytest.approx(0.25)
-    assert constants.kernels("y", constants.stack("none")).product_share == pytest.approx(0.8)
+    assert constants.kernels("x", constants.software("s")).gemm_share == pytest.approx(0.25)
+    assert constants.kernels("y", constants.software("none")).gemm_share == pytest.approx(0.8)
 
 
 def test_products_of_few_bits_have_a_speed_of_their_own_beside_the_others() -> None:
-    device = {"product_share": 0.8, "low_share": 0.9, "fine_share": 0.5}
-    stacks = {"s": {"product_speed": 0.5, "low_speed": 1.2}, "fast": {"low_speed": 3.0}}
-    constants = Fitted({"default": device}, {"default": {}, **stacks}, {})
-    slow = constants.kernels("x", constants.stack("s"))
-    assert (slow.product_share, slow.low_share) == pytest.approx((0.4, 0.9 * 1.2))
-    fine = constants.kernels("x", replace(constants.stack("s"), fine_scales=True))
+    device = {"gemm_share": 0.8, "low_share": 0.9, "fine_share": 0.5}
+    profiles = {"s": {"gemm_speed": 0.5, "low_speed": 1.2}, "fast": {"low_speed": 3.0}}
+    constants = Fitted({"default": device}, {"default": {}, **profiles}, {})
+    slow = constants.kernels("x", constants.software("s"))
+    assert (slow.gemm_share, slow.low_share) == pytest.approx((0.4, 0.9 * 1.2))
+    fine = constants.kernels("x", replace(constants.software("s"), fine_scales=True))
     assert fine.low_share == pytest.approx(0.5 * 0.9 * 1.2)
-    fast = constants.kernels("x", constants.stack("fast"))
-    assert fast.product_share * fast.low_share == pytest.approx(1.0), "no product passes its peak"
+    fast = constants.kernels("x", constants.software("fast"))
+    assert fast.gemm_share * fast.low_share == pytest.approx(1.0), "no product passes its peak"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.cost.kernels import Kernels, attention_seconds, kernel_seconds, pass_seconds, product_seconds
+from fourfold.cost.kernels import Kernels, attention_seconds, gemm_seconds, kernel_seconds, pass_seconds
 from fourfold.hardware import load_device
 from fourfold.model.work import Attention, Elementwise, Gemm
 
@@ -18,9 +18,9 @@ SIZES = st.integers(1, 40_000)
 @settings(max_examples=100, deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.sampled_from((1, 1, 8)))
 def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, adds: bool, groups: int) -> None:
-    product = Gemm(m * groups, n, k * groups if adds else k, adds, groups)
-    seconds = product_seconds(product, H100, KERNELS, "bf16", 2)
-    assert seconds >= product.flops / H100.peak("bf16")
+    gemm = Gemm(m * groups, n, k * groups if adds else k, adds, groups)
+    seconds = gemm_seconds(gemm, H100, KERNELS, "bf16", 2)
+    assert seconds >= gemm.flops / H100.peak("bf16")
     assert seconds >= 2 * m * n / H100.memory_bytes_per_second
 
 
@@ -28,24 +28,24 @@ def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, add
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
 def test_a_larger_product_takes_no_less(m: int, n: int, k: int) -> None:
     def seconds(m: int, n: int, k: int) -> float:
-        return product_seconds(Gemm(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
+        return gemm_seconds(Gemm(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
 
     one = seconds(m, n, k)
     assert min(seconds(2 * m, n, k), seconds(m, 2 * n, k), seconds(m, n, 2 * k)) >= one * (1 - 1e-9)
 
 
 def test_one_large_product_is_faster_than_its_parts() -> None:
-    whole = product_seconds(Gemm(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
-    parts = 64 * product_seconds(Gemm(128, 8192, 8192), H100, KERNELS, "bf16", 2)
+    whole = gemm_seconds(Gemm(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
+    parts = 64 * gemm_seconds(Gemm(128, 8192, 8192), H100, KERNELS, "bf16", 2)
     assert whole < parts
-    experts = product_seconds(Gemm(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
+    experts = gemm_seconds(Gemm(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
     assert whole < experts
 
 
 def test_a_large_product_reaches_the_fitted_share() -> None:
-    product = Gemm(16384, 16384, 16384)
-    share = product.flops / H100.peak("bf16") / product_seconds(product, H100, KERNELS, "bf16", 2)
-    assert share == pytest.approx(KERNELS.product_share, rel=0.02)
+    gemm = Gemm(16384, 16384, 16384)
+    share = gemm.flops / H100.peak("bf16") / gemm_seconds(gemm, H100, KERNELS, "bf16", 2)
+    assert share == pytest.approx(KERNELS.gemm_share, rel=0.02)
 
 
 def test_fewer_bits_are_faster_on_large_products_and_cost_conversions() -> None:
@@ -64,8 +64,8 @@ def test_a_gradient_that_is_added_in_a_pass_of_its_own_costs_that_pass_whatever_
     apart = replace(KERNELS, gradient_bytes=10.0)
 
     def seconds(tokens: int, kernels: Kernels, adds: bool = True) -> float:
-        product = Gemm(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
-        return kernel_seconds(product, H100, kernels, "bf16", "bf16", 2)
+        gemm = Gemm(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
+        return kernel_seconds(gemm, H100, kernels, "bf16", "bf16", 2)
 
     added = 10 * groups * 4096 * 8192 / (H100.memory_bytes_per_second * KERNELS.memory_share)
     for tokens in (2048, 16384):
@@ -89,7 +89,7 @@ def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward
 def test_written_scores_cost_more_dropped_out_and_wide(backward: bool) -> None:
     attention, written = Attention(1, 8192, 8192, 32, 8, 128, 128, backward), replace(KERNELS, fused_attention=False)
     plain, dropped, wide = (
-        attention_seconds(attention, H100, replace(written, attention_dropout=dropout, wide_scores=wide), "bf16", 2)
+        attention_seconds(attention, H100, replace(written, attention_dropout=dropout, fp32_scores=wide), "bf16", 2)
         for dropout, wide in ((False, False), (True, False), (False, True))
     )
     passes = 7 if backward else 4

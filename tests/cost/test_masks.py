@@ -18,7 +18,7 @@ from fourfold.program import resolve_step
 from fourfold.simulate.run_prices import prices_for
 
 SCORES = Attention(1, 2048, 2048, 8, 8, 64, 64)
-PRODUCT = Gemm(2048, 2048, 2048)
+GEMM = Gemm(2048, 2048, 2048)
 BATCH = {"global_sequences": 8, "sequence_length": 2048, "steps": 1}
 
 
@@ -53,7 +53,7 @@ def test_a_run_with_documents_pays_for_the_attention_within_them() -> None:
 
     whole, documents = prices(document_mask=True), prices(document_mask=True, document_tokens=500)
     assert documents.kernel(SCORES) == pytest.approx(whole.kernel(SCORES) * masked_share(2048, 500))
-    assert documents.kernel(PRODUCT) == whole.kernel(PRODUCT)
+    assert documents.kernel(GEMM) == whole.kernel(GEMM)
     assert prices(document_tokens=500, document_mask=False).kernel(SCORES) == whole.kernel(SCORES)
 
 

@@ -1,4 +1,5 @@
-"""Laws of a pass over a segment: what is hidden, what the host adds, a head that is one product; and of what a stack holds."""
+"""Laws of a pass over a segment: what is hidden, what the host adds, a head that is one product; and of what a software profile
+holds."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from fourfold.model.work import Collective, Elementwise, Gemm, Join, Start, Work
 from fourfold.program import StepSpec, lower_pipeline, rank_view
 from fourfold.program.liveness import memory_peak
 from fourfold.simulate.step import predict_step
-from tests.support.priced import STACK, forward_of, lowered, prices_of
+from tests.support.priced import SOFTWARE, forward_of, lowered, prices_of
 
 H100 = load_cluster("dgx-h100:64")
 
@@ -38,7 +39,7 @@ def test_waiting_for_every_collective_is_not_faster() -> None:
     view = rank_view(TP8)
     block = view.footprint(view.stages.segments["b1"])
     beside, apart = (
-        phase_cost(block.backward, prices_of(TP8, replace(STACK, overlap_inside=overlaps)))
+        phase_cost(block.backward, prices_of(TP8, replace(SOFTWARE, overlap_inside=overlaps)))
         for overlaps in (True, False)
     )
     assert beside.seconds <= apart.seconds
@@ -46,26 +47,26 @@ def test_waiting_for_every_collective_is_not_faster() -> None:
 
 
 def test_a_pass_takes_no_less_than_its_launches() -> None:
-    slow = phase_cost(forward_of(TP8), prices_of(TP8, replace(STACK, host_launch_seconds=1e-3)))
+    slow = phase_cost(forward_of(TP8), prices_of(TP8, replace(SOFTWARE, host_launch_seconds=1e-3)))
     launches = sum(1 for item in forward_of(TP8).items if isinstance(item, Gemm))
     assert slow.seconds > launches * 1e-3
     assert slow.host > 0
     assert (
         phase_cost(
-            forward_of(TP8), prices_of(TP8, replace(STACK, host_launch_seconds=0.0, host_collective_seconds=0.0))
+            forward_of(TP8), prices_of(TP8, replace(SOFTWARE, host_launch_seconds=0.0, host_collective_seconds=0.0))
         ).host
         == 0
     )
 
 
 def test_hosts_are_crowded_only_where_stages_send_between_nodes() -> None:
-    crowded = replace(STACK, host_crowded_seconds=1e-3)
+    crowded = replace(SOFTWARE, host_crowded_seconds=1e-3)
     assert phase_cost(forward_of(TP8), prices_of(TP8, crowded)).host == 0
     assert phase_cost(forward_of(TP8_PP2), prices_of(TP8_PP2, crowded)).host > 8e-3
 
 
 def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() -> None:
-    slow = prices_of(TP8, replace(STACK, host_route_seconds=1.0))
+    slow = prices_of(TP8, replace(SOFTWARE, host_route_seconds=1.0))
     experts, passes = Gemm(4096, 1024, 2048, groups=8), Elementwise(10**6, 10**6)
     gradient = Gemm(2048, 1024, 4096, accumulates=True, groups=8)
     assert phase_cost(Work((experts, passes)), slow).seconds >= 1.0
@@ -78,7 +79,7 @@ def test_routing_costs_the_host_where_tokens_go_to_experts_and_nowhere_else() ->
 def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
     experts = Gemm(4096, 1024, 2048, groups=8)
     grouped, single = (
-        Prices(H100, TP8.layout, Kernels(launch_seconds=1e-3, expert_launches=share), STACK).kernel(experts)
+        Prices(H100, TP8.layout, Kernels(launch_seconds=1e-3, expert_launches=share), SOFTWARE).kernel(experts)
         for share in (0.0, 0.5)
     )
     assert single - grouped == pytest.approx(0.5 * 7 * 1e-3)
@@ -108,13 +109,13 @@ def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
 
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
     alone = _spec(dp_shard=1, zero=3)
-    assert units_bytes(rank_view(alone), replace(STACK, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
+    assert units_bytes(rank_view(alone), replace(SOFTWARE, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
     for shards in (8, 64):
         spec = _spec(dp_shard=shards, zero=3)
         program, model = lower_pipeline(spec)[0], spec.model
         parts = {name: sum(p.numel for p in rank_view(spec).flats[name].parameters) for name in ("embed", "head", "b0")}
         more, none = (
-            memory_peak(held_program(program, rank_view(spec), replace(STACK, unit_bytes=each))).bytes
+            memory_peak(held_program(program, rank_view(spec), replace(SOFTWARE, unit_bytes=each))).bytes
             for each in (6.0, 0.0)
         )
         whole = parts["embed"] + parts["head"] + 4 * parts["b0"]
@@ -122,9 +123,9 @@ def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None
         assert more - none == pytest.approx(6 * whole, rel=1e-4), "padding apart"
 
 
-def test_a_stack_holds_what_it_says_beside_the_program() -> None:
+def test_a_software_profile_holds_what_it_says_beside_the_program() -> None:
     program = lower_pipeline(TP8)[0]
-    bare = replace(STACK, logits_bytes=0.0)
+    bare = replace(SOFTWARE, logits_bytes=0.0)
 
     def peak(**options: float) -> int:
         return memory_peak(held_program(program, rank_view(TP8), replace(bare, **options))).bytes
@@ -142,18 +143,18 @@ def test_a_stack_holds_what_it_says_beside_the_program() -> None:
     saved = sum(size for name, size in program.buffers.items() if name.startswith("saved/") and name.endswith("/m0"))
     assert peak() - peak(saved_share=0.5) == pytest.approx(saved / 2, rel=0.05)
     assert peak(unit_bytes=6.0) == peak(), "nothing is gathered without ZeRO-3"
-    stack = replace(bare, extra=0.1, slack=0.1, context_bytes=10**9)
-    assert allocated_bytes(1000, stack) == 1100
-    assert reserved_bytes(1000, stack) == 1210
-    assert device_bytes(1000, stack) == 10**9 + 1210
+    software = replace(bare, extra=0.1, fragmentation=0.1, context_bytes=10**9)
+    assert allocated_bytes(1000, software) == 1100
+    assert reserved_bytes(1000, software) == 1210
+    assert device_bytes(1000, software) == 10**9 + 1210
 
 
-def test_no_stack_is_needed_for_the_order_of_layouts() -> None:
-    """Tensor parallelism inside the node, over two nodes, over eight: by every stack the first is fastest."""
+def test_no_software_profile_is_needed_for_the_order_of_layouts() -> None:
+    """Tensor parallelism inside the node, over two nodes, over eight: by every software the first is fastest."""
     for name in ("unknown", "nanotron-2025", "nemo-2025"):
-        stack = fitted().stack(name)
+        software = fitted().software(name)
         times = []
         for tp in (8, 16, 32):
             spec = _spec(tp=tp, dp_shard=64 // tp, zero=1, sequence_parallel=True)
-            times.append(predict_step(spec, prices_of(spec, stack)).seconds)
+            times.append(predict_step(spec, prices_of(spec, software)).seconds)
         assert times == sorted(times), name

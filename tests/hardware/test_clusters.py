@@ -126,14 +126,14 @@ def test_worked_figures() -> None:
     hours = llama.mean_hours_between_failures_per_device
     assert hours is not None
     assert 54 * 24 * 16384 / hours == pytest.approx(419, rel=1e-4), "interruptions in 54 days on 16,384 devices"
-    assert [t.bytes_per_second for t in llama.tiers] == pytest.approx([450e9, 50e9, 50e9, 50e9 / 7], rel=1e-3)
+    assert [t.bytes_per_second for t in llama.levels] == pytest.approx([450e9, 50e9, 50e9, 50e9 / 7], rel=1e-3)
     v3 = load_cluster("h800-2048")
     assert v3.dollars_per_device_hour == 2
-    assert v3.tiers[0].bytes_per_second / v3.tiers[1].bytes_per_second == pytest.approx(3.2)
+    assert v3.levels[0].bytes_per_second / v3.levels[1].bytes_per_second == pytest.approx(3.2)
 
 
 @pytest.mark.parametrize("name", cluster_names())
-def test_a_cluster_is_sourced_and_its_tiers_nest(name: str) -> None:
+def test_a_cluster_is_sourced_and_its_levels_nest(name: str) -> None:
     cluster = load_cluster(name)
     assert cluster.key == name
     assert len(cluster.source) > 40
@@ -143,27 +143,29 @@ def test_a_cluster_is_sourced_and_its_tiers_nest(name: str) -> None:
     _check_nesting(cluster)
     if cluster.device.power_watts and cluster.watts_per_device:
         assert cluster.watts_per_device > cluster.device.power_watts
-    if len(cluster.tiers) > 1:
-        assert cluster.tiers[0].bytes_per_second >= cluster.tiers[-1].bytes_per_second
+    if len(cluster.levels) > 1:
+        assert cluster.levels[0].bytes_per_second >= cluster.levels[-1].bytes_per_second
     assert load_cluster(f"{name}:{cluster.devices}") == cluster
-    assert load_cluster(f"{name}:{cluster.node_devices}").tiers[0].bytes_per_second == cluster.tiers[0].bytes_per_second
+    assert (
+        load_cluster(f"{name}:{cluster.node_devices}").levels[0].bytes_per_second == cluster.levels[0].bytes_per_second
+    )
 
 
 def _check_nesting(cluster: Cluster) -> None:
-    assert cluster.tiers[-1].devices == cluster.devices
-    assert cluster.node_devices == cluster.tiers[0].devices
+    assert cluster.levels[-1].devices == cluster.devices
+    assert cluster.node_devices == cluster.levels[0].devices
     below = 1
-    for index, tier in enumerate(cluster.tiers):
-        assert tier.devices % below == 0
-        assert tier.devices > below or index == 0
-        assert (tier.kind == "torus") == bool(tier.dimensions)
-        if tier.kind == "torus":
-            assert math.prod(tier.dimensions) == tier.devices
-        below = tier.devices
+    for index, level in enumerate(cluster.levels):
+        assert level.devices % below == 0
+        assert level.devices > below or index == 0
+        assert (level.kind == "torus") == bool(level.dimensions)
+        if level.kind == "torus":
+            assert math.prod(level.dimensions) == level.devices
+        below = level.devices
 
 
 @pytest.mark.parametrize(
-    ("name", "tiers"),
+    ("name", "levels"),
     [
         ("dgx-h100:1", [("nvlink", 1)]),
         ("dgx-h100:3", [("nvlink", 3)]),
@@ -176,11 +178,11 @@ def _check_nesting(cluster: Cluster) -> None:
         ("mi300x-8:64", [("infinity-fabric", 8), ("leaf", 64)]),
     ],
 )
-def test_a_cluster_of_another_size(name: str, tiers: list[tuple[str, int]]) -> None:
+def test_a_cluster_of_another_size(name: str, levels: list[tuple[str, int]]) -> None:
     cluster = load_cluster(name)
     assert cluster.key == name
     assert cluster.devices == int(name.rpartition(":")[2])
-    assert [(t.name, t.devices) for t in cluster.tiers] == tiers
+    assert [(t.name, t.devices) for t in cluster.levels] == levels
     _check_nesting(cluster)
 
 
@@ -201,8 +203,8 @@ def test_a_part_of_a_torus_is_a_box_and_pays_for_missing_wrap_around(
     name: str, dimensions: tuple[int, ...], rate: float
 ) -> None:
     cluster = load_cluster(name)
-    assert cluster.tiers[0].dimensions == dimensions
-    assert cluster.tiers[0].bytes_per_second == rate
+    assert cluster.levels[0].dimensions == dimensions
+    assert cluster.levels[0].bytes_per_second == rate
     _check_nesting(cluster)
 
 
@@ -259,10 +261,10 @@ def test_a_file_is_a_cluster_and_a_device_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     preset = load_cluster("dgx-h100")
-    assert load_cluster(str(path)).tiers == preset.tiers
+    assert load_cluster(str(path)).levels == preset.levels
     assert load_cluster(str(path)).key == "mine"
     assert load_cluster(f"{path}:64").key == "mine:64"
-    assert load_cluster(f"{path}:64").tiers == load_cluster("dgx-h100:64").tiers
+    assert load_cluster(f"{path}:64").levels == load_cluster("dgx-h100:64").levels
     assert parse_cluster(text, "some/dgx-h100.toml") == preset
 
 

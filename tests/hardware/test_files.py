@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fourfold.config import UserError
 from fourfold.hardware import load_cluster, load_device, parse_cluster
-from fourfold.hardware.schema import ClusterTable, DeviceTable, TierTable
+from fourfold.hardware.schema import ClusterTable, DeviceTable, LevelTable
 
 NODE: dict[str, Any] = {
     "name": "nvlink",
@@ -36,13 +36,13 @@ DEVICE: dict[str, Any] = {
     "memory_bytes_per_second": 20e9,
     "peak_flops_per_second": {"fp32": 1e11},
 }
-EXAMPLES = {"dimensions": "[16, 16]", "bytes_per_second": "450e9", "tiers": "a table [[tiers]]"}
+EXAMPLES = {"dimensions": "[16, 16]", "bytes_per_second": "450e9", "levels": "a table [[levels]]"}
 CLUSTER: dict[str, Any] = {
     "name": "Mine",
     "source": "datasheets",
     "device": "h100-sxm",
     "devices": 64,
-    "tiers": [NODE, LEAF],
+    "levels": [NODE, LEAF],
 }
 
 
@@ -79,7 +79,7 @@ def test_the_file_that_the_mistakes_are_made_in_is_good() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [["name"], ["source"], ["device"], ["devices"], ["tiers"], *[["tiers", 1, key] for key in NODE]],
+    [["name"], ["source"], ["device"], ["devices"], ["levels"], *[["levels", 1, key] for key in NODE]],
 )
 def test_a_missing_key_is_named_with_an_example(path: list[Any]) -> None:
     message = _message(_with(path, ...))
@@ -106,24 +106,24 @@ def _dotted(path: list[Any]) -> str:
         (["devices"], 10**7),
         (["devices"], 10**40),
         (["devices"], float("inf")),
-        (["tiers"], []),
-        (["tiers"], "nvlink"),
-        (["tiers"], [NODE] * 9),
-        (["tiers", 0, "name"], "n" * 41),
-        (["tiers", 0, "kind"], "ring"),
-        (["tiers", 0, "devices"], -8),
-        (["tiers", 0, "bytes_per_second"], "450e9"),
-        (["tiers", 0, "bytes_per_second"], -450e9),
-        (["tiers", 0, "bytes_per_second"], 0),
-        (["tiers", 0, "bytes_per_second"], float("nan")),
-        (["tiers", 0, "bytes_per_second"], float("inf")),
-        (["tiers", 0, "bytes_per_second"], 1e300),
-        (["tiers", 0, "latency_seconds"], float("nan")),
-        (["tiers", 0, "latency_seconds"], -1e-6),
-        (["tiers", 0, "latency_seconds"], 11.0),
-        (["tiers", 0, "dimensions"], [2, 2, 2, 1, 1]),
-        (["tiers", 0, "dimensions"], [8, 0]),
-        (["tiers", 1, "scalable"], "yes"),
+        (["levels"], []),
+        (["levels"], "nvlink"),
+        (["levels"], [NODE] * 9),
+        (["levels", 0, "name"], "n" * 41),
+        (["levels", 0, "kind"], "ring"),
+        (["levels", 0, "devices"], -8),
+        (["levels", 0, "bytes_per_second"], "450e9"),
+        (["levels", 0, "bytes_per_second"], -450e9),
+        (["levels", 0, "bytes_per_second"], 0),
+        (["levels", 0, "bytes_per_second"], float("nan")),
+        (["levels", 0, "bytes_per_second"], float("inf")),
+        (["levels", 0, "bytes_per_second"], 1e300),
+        (["levels", 0, "latency_seconds"], float("nan")),
+        (["levels", 0, "latency_seconds"], -1e-6),
+        (["levels", 0, "latency_seconds"], 11.0),
+        (["levels", 0, "dimensions"], [2, 2, 2, 1, 1]),
+        (["levels", 0, "dimensions"], [8, 0]),
+        (["levels", 1, "scalable"], "yes"),
         (["dollars_per_device_hour"], float("nan")),
         (["dollars_per_device_hour"], -2.0),
         (["mean_hours_between_failures_per_device"], 0),
@@ -139,23 +139,23 @@ def test_a_wrong_value_is_named_with_one_that_works(path: list[Any], value: Any)
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["tiers", 1, "devices"], 60, ["tiers[1].devices = 60", "multiple of the 8", "works: 64"]),
-        (["tiers", 1, "devices"], 8, ["tiers[1].devices = 8", "more than it", "works: 16"]),
-        (["tiers", 1, "devices"], 32, ["64 devices", "'leaf' joins 32", "not scalable", "up to 32"]),
+        (["levels", 1, "devices"], 60, ["levels[1].devices = 60", "multiple of the 8", "works: 64"]),
+        (["levels", 1, "devices"], 8, ["levels[1].devices = 8", "more than it", "works: 16"]),
+        (["levels", 1, "devices"], 32, ["64 devices", "'leaf' joins 32", "not scalable", "up to 32"]),
         (["devices"], 12, ["12 devices", "multiple of the 8", "8 or 16"]),
-        (["tiers", 0, "scalable"], True, ["tiers[0].scalable", "outermost", "works: false"]),
-        (["tiers", 1, "kind"], "torus", ["tiers[1].kind", "innermost", 'works: "switch"']),
-        (["tiers", 0, "kind"], "torus", ["tiers[0].dimensions is missing", "[8]"]),
-        (["tiers", 0, "dimensions"], [2, 4], ["tiers[0].dimensions", "switch has none"]),
-        (["tiers", 0, "part_multiple"], 3, ["tiers[0].part_multiple = 3", "divisor", "8"]),
-        (["tiers", 1, "part_multiple"], 8, ["tiers[1].part_multiple", "innermost"]),
+        (["levels", 0, "scalable"], True, ["levels[0].scalable", "outermost", "works: false"]),
+        (["levels", 1, "kind"], "torus", ["levels[1].kind", "innermost", 'works: "switch"']),
+        (["levels", 0, "kind"], "torus", ["levels[0].dimensions is missing", "[8]"]),
+        (["levels", 0, "dimensions"], [2, 4], ["levels[0].dimensions", "switch has none"]),
+        (["levels", 0, "part_multiple"], 3, ["levels[0].part_multiple = 3", "divisor", "8"]),
+        (["levels", 1, "part_multiple"], 8, ["levels[1].part_multiple", "innermost"]),
         (["device"], "h100", ["device = 'h100'", "did you mean 'h100-", "[device]"]),
         (["device"], "../../secret.toml", ["device = ", "allowed: a table [device]"]),
         (["device"], 3, ["device = 3", "allowed: a table [device]"]),
         (["speed"], 3, ["unknown key 'speed'", "allowed: ", "calibration", "device"]),
         (["device_count"], 3, ["unknown key 'device_count'", "did you mean 'device"]),
-        (["tiers", 0, "bandwidth"], 3, ["unknown key 'tiers[0].bandwidth'"]),
-        (["tiers", 0, "latency"], 3, ["unknown key 'tiers[0].latency'", "'latency_seconds'"]),
+        (["levels", 0, "bandwidth"], 3, ["unknown key 'levels[0].bandwidth'"]),
+        (["levels", 0, "latency"], 3, ["unknown key 'levels[0].latency'", "'latency_seconds'"]),
     ],
 )
 def test_what_keys_say_of_each_other(path: list[Any], value: Any, words: list[str]) -> None:
@@ -165,19 +165,19 @@ def test_what_keys_say_of_each_other(path: list[Any], value: Any, words: list[st
 
 def test_a_torus_has_the_devices_of_its_shape() -> None:
     torus = {**NODE, "kind": "torus", "dimensions": [4, 4]}
-    assert "product should be the tier's devices = 8" in _message(_with(["tiers", 0], torus))
+    assert "product should be the level's devices = 8" in _message(_with(["levels", 0], torus))
     scalable = {**torus, "devices": 16, "scalable": True}
-    assert "not for a torus" in _message({**CLUSTER, "devices": 16, "tiers": [scalable]})
+    assert "not for a torus" in _message({**CLUSTER, "devices": 16, "levels": [scalable]})
 
 
 def test_the_examples_of_the_documentation_are_good() -> None:
     page = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
     cluster, device = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     lab = parse_cluster(cluster, "lab.toml")
-    assert (lab.devices, [t.kind for t in lab.tiers]) == (64, ["switch", "shared", "switch"])
+    assert (lab.devices, [t.kind for t in lab.levels]) == (64, ["switch", "shared", "switch"])
     own = parse_cluster(cluster.replace('device = "h100-pcie"\n', "") + device, "lab.toml")
     assert own.device.memory_bytes == 48 * 2**30
-    keys = {*TierTable.model_fields, *ClusterTable.model_fields, *DeviceTable.model_fields, "calibration", "device"}
+    keys = {*LevelTable.model_fields, *ClusterTable.model_fields, *DeviceTable.model_fields, "calibration", "device"}
     assert all(f"`{key}`" in page or f"`[{key}]`" in page or f"`[[{key}]]`" in page for key in keys)
 
 
@@ -291,7 +291,7 @@ _VALUES = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(path=st.sampled_from([[k] for k in CLUSTER] + [["tiers", i, k] for i in (0, 1) for k in NODE]), value=_VALUES)
+@given(path=st.sampled_from([[k] for k in CLUSTER] + [["levels", i, k] for i in (0, 1) for k in NODE]), value=_VALUES)
 def test_whatever_a_file_holds_it_is_a_cluster_or_a_user_error(path: list[Any], value: Any) -> None:
     try:
         text = tomli_w.dumps(_with(path, value))
@@ -299,4 +299,4 @@ def test_whatever_a_file_holds_it_is_a_cluster_or_a_user_error(path: list[Any], 
         return
     with contextlib.suppress(UserError):
         cluster = parse_cluster(text, "mine.toml")
-        assert cluster.tiers[-1].devices == cluster.devices
+        assert cluster.levels[-1].devices == cluster.devices

@@ -12,7 +12,7 @@ from fourfold.plan.bound import Bounder
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.space import block_shapes
-from fourfold.simulate.run_prices import Said
+from fourfold.simulate.run_prices import SoftwareOverrides
 
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
@@ -28,9 +28,9 @@ def model(**more) -> ModelConfig:
     return resolve_model(ModelSection(**DENSE | more))
 
 
-def request(devices: int, sequences: int = 32, stack: str | None = None, **more) -> Request:
-    own = {key: more.pop(key) for key in ("precision", "prefetch", "said", "optimizer") if key in more}
-    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, stack=stack, **own)
+def request(devices: int, sequences: int = 32, software: str | None = None, **more) -> Request:
+    own = {key: more.pop(key) for key in ("precision", "prefetch", "software_overrides", "optimizer") if key in more}
+    return Request.of(model(**more), load_cluster(f"dgx-h100:{devices}"), 2048, sequences, software=software, **own)
 
 
 def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
@@ -54,9 +54,9 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         (16, EXPERTS),
         (64, EXPERTS),
         (32, LATENT),
-        (32, LATENT | {"stack": "deepseek-2024"}),
-        (16, {"stack": "nemo-2025", "said": Said(products="fp8")}),
-        (16, EXPERTS | {"stack": "megatron-2025", "said": Said(products="fp8-block")}),
+        (32, LATENT | {"software": "deepseek-2024"}),
+        (16, {"software": "nemo-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8")}),
+        (16, EXPERTS | {"software": "megatron-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8-block")}),
         (16, {"precision": PrecisionSection(compute="fp32")}),
         (16, {"precision": PrecisionSection(compute="fp64"), "prefetch": 0}),
         (16, {"precision": PrecisionSection(compute="bf16", gradients="bf16"), "prefetch": 2}),

@@ -9,7 +9,7 @@ from fourfold.config import UserError
 from fourfold.plan.bound import Bounder
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
-from fourfold.plan.prescription import MICROBATCHES, prescribed
+from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
 from fourfold.plan.search import pareto, search
@@ -89,16 +89,16 @@ def test_what_is_no_field_is_refused(text: str) -> None:
         parse_fixed(text)
 
 
-def test_the_prescription_keeps_tensors_in_the_node() -> None:
-    priced = prescribed(request(64, 512))
+def test_the_heuristic_baseline_keeps_tensors_in_the_node() -> None:
+    priced = heuristic_baseline(request(64, 512))
     assert priced is not None
     assert priced.candidate.tp == 8
     assert priced.candidate.dp * priced.candidate.pp * priced.candidate.tp == 64
 
 
-def test_the_prescription_takes_the_microbatch_that_is_fastest() -> None:
+def test_the_heuristic_baseline_takes_the_microbatch_that_is_fastest() -> None:
     asked = request(64, 512)
-    pricer, priced = Pricer(asked), prescribed(asked)
+    pricer, priced = Pricer(asked), heuristic_baseline(asked)
     assert priced is not None
     others = [replace(priced.candidate, microbatch_sequences=each) for each in MICROBATCHES]
     found = [each for each in map(pricer.price, others) if isinstance(each, Priced)]

@@ -99,16 +99,16 @@ def test_a_slower_link_never_shortens_the_step(layout: dict) -> None:
     spec = make_spec(MODEL, transport="native", **layout)
     prices = real_prices(spec)
     before = simulate(spec, prices).times.makespan
-    tiers = prices.cluster.tiers
-    for slower in range(len(tiers)):
+    levels = prices.cluster.levels
+    for slower in range(len(levels)):
         for factor in (1.5, 20.0):
             changed = tuple(
                 replace(t, bytes_per_second=t.bytes_per_second / factor, latency_seconds=t.latency_seconds * factor)
                 if i == slower
                 else t
-                for i, t in enumerate(tiers)
+                for i, t in enumerate(levels)
             )
-            cluster = replace(prices.cluster, tiers=changed)
+            cluster = replace(prices.cluster, levels=changed)
             after = simulate(spec, replace(prices, cluster=cluster)).times.makespan
             assert after >= before * (1 - 1e-12)
 
@@ -212,7 +212,9 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
     spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, accumulation=3, **degrees)
     prices = real_prices(spec)
     waited, ahead, contended = (
-        simulate(spec, replace(prices, stack=replace(prices.stack, publish_ahead=early, contention=contention)))
+        simulate(
+            spec, replace(prices, software=replace(prices.software, overlap_param_gather=early, contention=contention))
+        )
         for early, contention in ((False, 0.0), (True, 0.0), (True, 0.5))
     )
     published = sum(

@@ -33,11 +33,11 @@ def preset(name: str, *overrides: str) -> StepSpec:
     return resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, "native").spec
 
 
-def summary(name: str, cluster: str, *overrides: str, stack: str | None = None) -> StepSummary:
-    """As `fourfold simulate preset:NAME --cluster CLUSTER --stack STACK` finds it."""
+def summary(name: str, cluster: str, *overrides: str, software: str | None = None) -> StepSummary:
+    """As `fourfold simulate preset:NAME --cluster CLUSTER --software SOFTWARE` finds it."""
     machine = load_cluster(cluster)
     run = resolve_run(load_run(Path(f"preset:{name}"), overrides), None, None, transport_on(machine))
-    step = predict_step(run.spec, prices_for(run.config, run.spec, machine, stack))
+    step = predict_step(run.spec, prices_for(run.config, run.spec, machine, software))
     return StepSummary(step, run.layout.num_microbatches)
 
 
@@ -101,9 +101,9 @@ def test_intensity_of_a_product_and_the_ridge() -> None:
     """4096 x 4096 x 4096 in bf16: 1365 FLOP a byte where the result is written too, 2048 where only operands are read. An H100
     needs 295 to be bound by arithmetic."""
     n, element = 4096, 2
-    product = Gemm(n, n, n)
-    assert product.flops / (3 * n * n * element) == pytest.approx(1365, abs=0.5)
-    assert product.flops / (2 * n * n * element) == 2048
+    gemm = Gemm(n, n, n)
+    assert gemm.flops / (3 * n * n * element) == pytest.approx(1365, abs=0.5)
+    assert gemm.flops / (2 * n * n * element) == 2048
     device = load_device("h100-sxm")
     assert device.peak("bf16") / device.memory_bytes_per_second == pytest.approx(295, abs=0.5)
 
@@ -249,8 +249,8 @@ def test_equation_4(parameters: float, tokens: float, devices: int, rate: float,
 def test_llama_3_table_4(name: str, published: float) -> None:
     """FLOP/s a device, with their software. Gradients are kept whole and reduced once a step (ZeRO-1), as the paper's are; ZeRO-2,
     which here reduces once a microbatch, is slower, and so is this project's own software, whose attention is the slower one."""
-    shipped = summary(name, "h100-24576", stack="meta-2024")
-    each = summary(name, "h100-24576", "layout.zero=2", stack="meta-2024")
+    shipped = summary(name, "h100-24576", software="meta-2024")
+    each = summary(name, "h100-24576", "layout.zero=2", software="meta-2024")
     assert each.model_flops_per_second < shipped.model_flops_per_second
     assert shipped.model_flops_per_second == pytest.approx(published, rel=0.15)
     assert summary(name, "h100-24576").model_flops_per_second < shipped.model_flops_per_second
@@ -261,8 +261,8 @@ def test_deepseek_v3_s_hours() -> None:
     sent once to each of at most four nodes, dispatch beside the other direction's computation. This project's own, in bf16 and
     without any of that, would take more than half as long again."""
 
-    def hours(stack: str | None) -> float:
-        found = summary("deepseek-v3-2k", "h800-2048", stack=stack)
+    def hours(software: str | None) -> float:
+        found = summary("deepseek-v3-2k", "h800-2048", software=software)
         run = campaign(14_800_000_000_000, found.tokens, found.seconds, found.devices, 8, Assumptions(None, 1.0))
         return run.training_device_hours
 

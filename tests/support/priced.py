@@ -5,7 +5,7 @@ from typing import Any
 from fourfold.config.run_file import parse_run
 from fourfold.cost import Prices
 from fourfold.cost.fitted import Fitted
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
@@ -13,7 +13,7 @@ from fourfold.model.work import Work
 from fourfold.program import StepSpec, rank_view, resolve_step
 from fourfold.program.stage_map import stage_map
 
-STACK = Stack(contention=0.0)
+SOFTWARE = SoftwareProfile(contention=0.0)
 
 
 def lowered(preset: str, vocab_size: int, **layout: Any) -> StepSpec:
@@ -29,10 +29,10 @@ def lowered(preset: str, vocab_size: int, **layout: Any) -> StepSpec:
     return resolve_step(config, model, resolve_layout(config, model), "native")
 
 
-def prices_of(spec: StepSpec, stack: Stack = STACK, **others: Any) -> Prices:
-    kernels = Fitted({}, {}, {}).kernels("any", stack)
+def prices_of(spec: StepSpec, software: SoftwareProfile = SOFTWARE, **others: Any) -> Prices:
+    kernels = Fitted({}, {}, {}).kernels("any", software)
     cluster = load_cluster(f"dgx-h100:{spec.layout.world_size}")
-    return Prices(cluster, spec.layout, **{"kernels": kernels, "stack": stack, **others})
+    return Prices(cluster, spec.layout, **{"kernels": kernels, "software": software, **others})
 
 
 def forward_of(spec: StepSpec, segment: str = "b1") -> Work:

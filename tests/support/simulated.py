@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import load_cluster
 from fourfold.program import Op, StepSpec
 from fourfold.simulate.durations import Durations
@@ -38,14 +38,14 @@ class FreePrices(Prices):
 
 
 def free_prices(spec: StepSpec) -> FreePrices:
-    stack = Stack(contention=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
-    return FreePrices(load_cluster("h100-24576"), spec.layout, stack=stack)
+    software = SoftwareProfile(contention=0.0, host_launch_seconds=0.0, host_collective_seconds=0.0)
+    return FreePrices(load_cluster("h100-24576"), spec.layout, software=software)
 
 
-def real_prices(spec: StepSpec, cluster: str = "dgx-h100:512", **stack: Any) -> Prices:
+def real_prices(spec: StepSpec, cluster: str = "dgx-h100:512", **software: Any) -> Prices:
     """A cluster's, in bf16."""
-    machine, own = load_cluster(cluster), fitted().stack("default")
-    own = replace(own, **stack)
+    machine, own = load_cluster(cluster), fitted().software("default")
+    own = replace(own, **software)
     return Prices(machine, spec.layout, fitted().kernels(machine.device.key, own), own)
 
 

@@ -79,11 +79,11 @@ def test_a_case_may_start_from_a_run(tmp_path: Path) -> None:
 
 def test_a_cluster_is_a_name_a_file_or_a_table(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
-        'name = "Mine"\nsource = "me"\ndevice = "h100-sxm"\ndevices = 8\n[[tiers]]\nname = "nvlink"\nkind = "switch"\ndevices = 8\n'
-        "bytes_per_second = 450e9\nlatency_seconds = 2e-6\n"
+        'name = "Mine"\nsource = "me"\ndevice = "h100-sxm"\ndevices = 8\n[[levels]]\nname = "nvlink"\nkind = "switch"\n'
+        "devices = 8\nbytes_per_second = 450e9\nlatency_seconds = 2e-6\n"
     )
     table = (
-        '{ name = "Mine", source = "me", device = "h100-sxm", devices = 8, tiers = [{ name = "nvlink", kind = "switch", '
+        '{ name = "Mine", source = "me", device = "h100-sxm", devices = 8, levels = [{ name = "nvlink", kind = "switch", '
         "devices = 8, bytes_per_second = 450e9, latency_seconds = 2e-6 }] }"
     )
     text = HEAD.replace('"dgx-h100:8"', "@")
@@ -91,8 +91,8 @@ def test_a_cluster_is_a_name_a_file_or_a_table(tmp_path: Path) -> None:
     named, file, stated = (
         read(tmp_path, text.replace("@", cluster) + case)[0] for cluster in ('"dgx-h100:8"', '"mine.toml"', table)
     )
-    assert named.cluster.tiers == load_cluster("dgx-h100:8").tiers
-    assert file.cluster.tiers == stated.cluster.tiers
+    assert named.cluster.levels == load_cluster("dgx-h100:8").levels
+    assert file.cluster.levels == stated.cluster.levels
     assert stated.cluster.key == "Mine"
     assert {case.cluster.device.memory_bytes for case in (named, file, stated)} == {40_000_000_000}
 
@@ -150,7 +150,7 @@ WILD = (
         "name", "source", "run", "cluster", "software", "measured", "attention_share", "device_memory_bytes", "about", "model",
         "batch", "layout", "precision", "data", "optimizer", "software.name", "software.eager", "software.gemm_dtype",
         "software.context_bytes", "measured.step_seconds", "measured.mfu", "measured.memory_counts", "measured.out_of_memory",
-        "model.num_layers", "model.vocab_size", "batch.global_sequences", "layout.tp", "layout.recompute", "cluster.tiers",
+        "model.num_layers", "model.vocab_size", "batch.global_sequences", "layout.tp", "layout.recompute", "cluster.levels",
     ],
 )  # fmt: skip
 def test_wild_values_are_a_case_or_one_mistake(tmp_path: Path, key: str) -> None:

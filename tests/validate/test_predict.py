@@ -28,8 +28,8 @@ def seconds(case: Case) -> float:
 def test_a_prediction_is_that_of_simulate(name: str) -> None:
     case = CASES[name]
     run = resolve_run(case.run, None, None, case.transport)
-    stack = None if case.software.is_own else case.software.name
-    step = predict_step(run.spec, prices_for(run.config, run.spec, case.cluster, stack))
+    software = None if case.software.is_own else case.software.name
+    step = predict_step(run.spec, prices_for(run.config, run.spec, case.cluster, software))
     assert seconds(case) == step.seconds
 
 

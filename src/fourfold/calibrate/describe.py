@@ -12,7 +12,7 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
     counts = sorted(int(key[6:]) for key in calibration if key.startswith("ranks_"))
     most = counts[-1]
     alone = calibration[f"ranks_{counts[0]}"]["kernels"]
-    peak = max(value for plane in alone["products"]["plain"] for row in plane for value in row)
+    peak = max(value for plane in alone["gemms"]["plain"] for row in plane for value in row)
     rate, latency = 1e9, 1e-4
     if most > 1:
         send = calibration[f"ranks_{most}"]["links"][f"group_{most}"]["send"]
@@ -25,12 +25,12 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
         "devices": most,
         "device": {
             "name": f"a rank's share of {name}"[:200],
-            "source": "measured: the best matrix product, passes over memory within segments",
+            "source": "measured: the best matmul, memory-bound kernels within segments",
             "memory_bytes": memory // (most if device == "cpu" else 1),
             "memory_bytes_per_second": max(1e3, min(1e18, alone["memory_bytes_per_second"] * share)),
             "peak_flops_per_second": {dtype: peak * share},
         },
-        "tiers": [
+        "levels": [
             {
                 "name": "loopback" if device == "cpu" else "links",
                 "kind": "shared" if device == "cpu" else "switch",

@@ -1,4 +1,4 @@
-"""What single operators cost, from the time of whole segments: passes over memory, launches, the optimizer, a step's frame."""
+"""Costs of single operators, from the time of full segments: memory-bound kernels, launches, the optimizer, a step's frame."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fourfold.cost.calibration import Crowd
+from fourfold.cost.calibration import ContentionProfile
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program.instruction import Op
 from fourfold.program.spec import StepSpec
@@ -17,7 +17,7 @@ from fourfold.program.view import rank_view
 @dataclass(frozen=True)
 class SegmentFit:
     """`launch_seconds` and `memory_bytes_per_second` of passes; the same of updates; `step_seconds`: of a step beside its
-    instructions; `product_share`: of the time of products and attention by themselves, what they take within segments; `error`:
+    instructions; `gemm_share`: of the time of products and attention by themselves, what they take within segments; `error`:
     mean relative error of the segments' times."""
 
     launch_seconds: float
@@ -25,7 +25,7 @@ class SegmentFit:
     update_seconds: float
     update_bytes_per_second: float
     step_seconds: float
-    product_share: float
+    gemm_share: float
     error: float
 
 
@@ -39,15 +39,18 @@ PHASES = {
 """Kinds of instructions, and the passes over segments that they are."""
 
 
-def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, float]], crowd: Crowd) -> SegmentFit:
-    """Least squares on relative errors, no constant below 0. `crowd`: with the products and attention that were measured."""
+def fit_segments(
+    specs: Sequence[StepSpec], measured: Sequence[Mapping[str, float]], profile: ContentionProfile
+) -> SegmentFit:
+    """Least squares on relative errors, no constant below 0. `profile`: with the products and attention that were
+    measured."""
     rows, totals, updates, update_times, frames = [], [], [], [], []
     for spec, seconds in zip(specs, measured, strict=True):
         view = rank_view(spec)
         for name, (kind, op) in PHASES.items():
             segment = next(s for s in view.segments if s.kind == kind)
             phase = view.footprints.work(segment, view.stages.policies[segment.name], op)
-            known = sum(crowd.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
+            known = sum(profile.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
             passes = [item for item in phase.items if isinstance(item, Elementwise)]
             rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
         totals.append(seconds["step"])
@@ -59,7 +62,7 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
                 update_times.append(seconds[f"update {kind}"])
     table = np.array(rows)
     large = table[:, 2] > 0  # rows of the embedding are too short to count
-    share = _product_share(table[large])
+    share = _gemm_share(table[large])
     rest = np.maximum(table[:, 3] - share * table[:, 2], 0.0)
     launch, per_byte = _least_squares(table[large, :2], rest[large], 1 / table[large, 3])
     once, update_byte = _least_squares(
@@ -75,12 +78,12 @@ def fit_segments(specs: Sequence[StepSpec], measured: Sequence[Mapping[str, floa
         update_seconds=once,
         update_bytes_per_second=1 / max(update_byte, 1e-15),
         step_seconds=median(frames),
-        product_share=share,
+        gemm_share=share,
         error=float(np.mean(np.abs(predicted - table[:, 3]) / table[:, 3])),
     )
 
 
-def _product_share(table: Any) -> float:
+def _gemm_share(table: Any) -> float:
     """Where three constants together describe segments best: products within a segment find their operands in the cache."""
     errors = []
     for share in np.linspace(0.8, 1.2, 41):
@@ -92,7 +95,7 @@ def _product_share(table: Any) -> float:
 
 
 def _instructions(spec: StepSpec, seconds: Mapping[str, float]) -> float:
-    """What the instructions of a step took together."""
+    """Seconds of the instructions of a step together."""
     m = spec.layout.num_microbatches
     blocks = sum(segment.kind == "block" for segment in spec.segments)
     many = {"forward block": m * blocks, "backward block": m * blocks, "update block": blocks}

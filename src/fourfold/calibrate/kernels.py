@@ -1,4 +1,4 @@
-"""Matrix products and attention by shape, as the runtime calls them."""
+"""Matmuls and attention by shape, as the runtime calls them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,18 @@ from fourfold.calibrate.clock import seconds_each
 from fourfold.model.torch_attention import attend, attend_backward
 from fourfold.model.torch_operations import torch_dtype
 
-PRODUCT_SIZES = (32, 96, 256, 640, 1536)
+GEMM_SIZES = (32, 96, 256, 640, 1536)
 QUERIES = (32, 64, 128, 256, 512, 1024)
 HEAD_SIZES = (16, 32, 64, 128)
 _POOL_BYTES = 96 * 2**20
 """Weights are taken from all over as much memory, so that they are no more in a cache than those of a model are."""
 
 
-def measure_products(rank: int, device: torch.device, dtype: str, window: float) -> dict[str, Any]:
+def measure_gemms(rank: int, device: torch.device, dtype: str, window: float) -> dict[str, Any]:
     """FLOP/s of products [rows, inner] x [inner, columns], as nested lists in the order rows, columns, inner. `plain`: the mean
     of a forward product and an input gradient; `accumulated`: a weight gradient added in place, its `inner` the tokens."""
     pool = torch.full((_POOL_BYTES // torch_dtype(dtype).itemsize,), 0.01, dtype=torch_dtype(dtype), device=device)
-    sizes = PRODUCT_SIZES
+    sizes = GEMM_SIZES
     plain = [[[_plain(r, c, i, pool, window) for i in sizes] for c in sizes] for r in sizes]
     added = [[[_accumulated(r, c, i, pool, window) for i in sizes] for c in sizes] for r in sizes]
     return {"sizes": list(sizes), "plain": plain, "accumulated": added}

@@ -20,7 +20,7 @@ LEAST_REPEATS, MOST_REPEATS = 5, 60
 def measure_links(
     rank: int, device: torch.device, ranks: int, window: float, sizes: tuple[int, ...] = SIZES
 ) -> dict[str, Any]:
-    """Of every group size that divides `ranks`, kind and size of buffer: median seconds from start to join, all groups of that
+    """Times by group size that divides `ranks`, kind and size of buffer: median seconds from start to join, all groups of that
     size at once; seconds of this rank's thread to start it; and processor seconds of this rank's process."""
     found: dict[str, Any] = {}
     size = ranks

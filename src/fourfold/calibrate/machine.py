@@ -20,8 +20,8 @@ from fourfold.calibrate.rounds import (
 )
 from fourfold.calibrate.steps import table_spec
 from fourfold.cost.calibrated import calibrated_prices
-from fourfold.cost.calibration import Crowd, constants_of
-from fourfold.hardware import Cluster, Device, Tier
+from fourfold.cost.calibration import ContentionProfile, constants_of
+from fourfold.hardware import Cluster, Device, Level
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.simulate.step import simulate
 
@@ -62,20 +62,29 @@ def measure_machine(
     fits: dict[int, float] = {}
     for ranks in counts:
         measured, threads = merged(rounds[ranks]), threads_of(ranks)
-        table: Table = {"stack": {"threads": threads, "host_collective_seconds": 0.0, "paces": _paces(measured)}}
+        table: Table = {
+            "software": {
+                "threads": threads,
+                "host_collective_seconds": 0.0,
+                "relative_speeds": _relative_speeds(measured),
+            }
+        }
         if ranks > 1:
             table["links"] = measured.links
         if measured.kernels is not None:
-            table["kernels"], table["stack"]["step_seconds"], fits[ranks] = _described(
+            table["kernels"], table["software"]["step_seconds"], fits[ranks] = _described(
                 measured, table, ranks, dtype, device, budget.quick
             )
         else:
             free = calibration[f"ranks_{base}"]
-            share = min(free["stack"]["paces"][0] / table["stack"]["paces"][0], cores / (ranks * threads))
+            share = min(
+                free["software"]["relative_speeds"][0] / table["software"]["relative_speeds"][0],
+                cores / (ranks * threads),
+            )
             table["kernels"] = _slowed(free["kernels"], share)
-            table["stack"]["step_seconds"] = free["stack"]["step_seconds"] / share
+            table["software"]["step_seconds"] = free["software"]["step_seconds"] / share
         if ranks > 1 and device == "cpu":
-            table["stack"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
+            table["software"]["delay_seconds"] = _delay(measured.layouts, table, ranks, dtype, cores)
         calibration[f"ranks_{ranks}"] = table
     return Findings(calibration, fits, max(drift(each) for each in rounds.values()))
 
@@ -90,10 +99,10 @@ def _described(
     unknown: Table = {
         **table,
         "kernels": {**measured.kernels, **dict.fromkeys((*PER_SECOND, *SECONDS), 1.0)},
-        "stack": {**table["stack"], "step_seconds": 0.0},
+        "software": {**table["software"], "step_seconds": 0.0},
     }
     fit = fit_segments(specs, measured.steps, _read(unknown, ranks))
-    kernels = _slowed(measured.kernels, 1 / fit.product_share)
+    kernels = _slowed(measured.kernels, 1 / fit.gemm_share)
     kernels |= {name: getattr(fit, name) for name in (*PER_SECOND, *SECONDS)}
     return kernels, fit.step_seconds, fit.error
 
@@ -115,8 +124,8 @@ def _slowed(constants: Mapping[str, Any], share: float) -> Table:
     return found
 
 
-def _paces(measured: Measurements) -> list[float]:
-    """How fast a rank computes while 1, 2, ... of them do, beside its pace when all do."""
+def _relative_speeds(measured: Measurements) -> list[float]:
+    """How fast a rank computes while 1, 2, ... of them do, beside its speed when all do."""
     if not measured.together:
         return [1.0]
     last = measured.together[-1]
@@ -124,7 +133,7 @@ def _paces(measured: Measurements) -> list[float]:
 
 
 def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, cores: int) -> float:
-    """What a collective inside a segment costs beside its time on idle cores: from steps that split layers or sequences."""
+    """Seconds that a segment's own collective costs beside its time on idle cores: from steps that split layers or sequences."""
     found = []
     for each, seconds in zip(layout_tables(dtype, ranks), measured, strict=True):
         spec = table_spec(each, ranks, "cpu")
@@ -140,14 +149,14 @@ def _delay(measured: Sequence[float], table: Table, ranks: int, dtype: str, core
 def _cluster(table: Table, ranks: int, cores: int) -> Cluster:
     """One with this table alone."""
     device = Device("this", "this", "measured", 10**9, 1e9, {"fp32": 1e9})
-    tiers = (Tier("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
+    levels = (Level("loopback", "shared", max(2, ranks), 1e9, 1e-6),)
     return Cluster(
-        "this", "this", "measured", device, ranks, tiers, calibration={"cores": cores, f"ranks_{ranks}": table}
+        "this", "this", "measured", device, ranks, levels, calibration={"cores": cores, f"ranks_{ranks}": table}
     )
 
 
-def _read(table: Table, ranks: int) -> Crowd:
+def _read(table: Table, ranks: int) -> ContentionProfile:
     """The table as the cost model reads it."""
     found = constants_of(_cluster(table, ranks, 1))
     assert found is not None
-    return found.crowds[ranks]
+    return found.profiles[ranks]

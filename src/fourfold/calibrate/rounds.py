@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
-from fourfold.calibrate.kernels import measure_attention, measure_products
+from fourfold.calibrate.kernels import measure_attention, measure_gemms
 from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.steps import measure_layouts, measure_steps, measure_together
@@ -28,7 +28,7 @@ MODELS = (
 BATCHES = ((2, 1, 128), (4, 2, 256))
 """Sequences of a step and of a microbatch, tokens of a sequence."""
 LAYOUTS = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
-"""Those that split layers or sequences in two: collectives inside segments."""
+"""Layouts that split layers or sequences in two: they have collectives in segments."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Budget:
     quick: bool
 
     @staticmethod
-    def of(seconds: float, crowds: int) -> "Budget":
+    def of(seconds: float, profiles: int) -> "Budget":
         quick = seconds < QUICK_SECONDS
         rounds = 1 if quick else ROUNDS
-        each = seconds / crowds / rounds
+        each = seconds / profiles / rounds
         steps = 0.15 * each / len(MODELS) / len(BATCHES)
         return Budget(rounds, 0.25 * each / WINDOWS, 0.1 * each / 12, steps, quick)
 
@@ -100,7 +100,7 @@ def measure_round(group: Ranks, dtype: str, device: str, budget: Budget, alone: 
     kernels, steps = None, []
     if alone:
         kernels = {
-            "products": _middle(group.run(measure_products, dtype=dtype, window=budget.kernel)),
+            "gemms": _middle(group.run(measure_gemms, dtype=dtype, window=budget.kernel)),
             "attention": _middle(group.run(measure_attention, dtype=dtype, window=budget.kernel)),
         }
         steps = _middle(group.run(measure_steps, tables=tables, window=budget.steps))

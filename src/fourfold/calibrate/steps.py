@@ -72,7 +72,7 @@ class StepRunner:
         return seconds
 
     def kind_seconds(self, clock: StepClock) -> dict[str, list[float]]:
-        """What every instruction of a kind took in the clock's latest step."""
+        """Seconds of every kind of instruction in the clock's latest step."""
         return seconds_by_kind(instruction_kinds(self.program, self.view.stages.segments), clock.steps[-1].ends)
 
     def sent_bytes(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ def measure_layouts(
 
 
 def measure_steps(rank: int, device: torch.device, tables: list[dict[str, Any]], window: float) -> list[dict[str, Any]]:
-    """Of each run table, on one rank of its own: median seconds of a step and of each kind of instruction. All ranks run it at the
+    """Median seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
     same time, each for itself."""
     answers: list[dict[str, Any]] = []
     for table in tables:

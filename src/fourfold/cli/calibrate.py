@@ -34,7 +34,7 @@ def calibrate(
 ) -> int:
     """Measure this machine and write it as a cluster file, for --cluster or the run file's [cluster] preset.
 
-    Matrix products and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
+    Matmuls and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
     of the given numbers of ranks running at once. Stop everything else first.
 
     Parameters
@@ -125,21 +125,21 @@ def _check_out(out: Path) -> None:
 
 
 def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:
-    """What was found, in a few lines."""
+    """The results in a few lines."""
     lines = []
     parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
     for ranks, part in sorted(parts.items()):
-        kernels, stack = part["kernels"], part["stack"]
-        peak = max(value for plane in kernels["products"]["plain"] for row in plane for value in row)
+        kernels, software = part["kernels"], part["software"]
+        peak = max(value for plane in kernels["gemms"]["plain"] for row in plane for value in row)
         line = (
-            f"{ranks} rank{'s' if ranks > 1 else ' '} x {stack['threads']} thread{'s' if stack['threads'] > 1 else ' '}: products "
-            f"{peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "
+            f"{ranks} rank{'s' if ranks > 1 else ' '} x {software['threads']} thread{'s' if software['threads'] > 1 else ' '}: "
+            f"matmuls {peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "
             f"{1e6 * kernels['launch_seconds']:.1f} us each"
         )
         if ranks in fits:
             line += f", segments described to {100 * fits[ranks]:.1f} %"
         if ranks > 1:
-            line += f"; alone a rank runs {stack['paces'][0]:.2f} times as fast"
+            line += f"; alone a rank runs {software['relative_speeds'][0]:.2f} times as fast"
         lines.append(line)
     cores = table["calibration"]["cores"]
     if cores and devices > cores:

@@ -15,7 +15,7 @@ def data(
 ) -> int:
     """Prepare the data of a run, and print what they are: files, documents, tokens, entropy, an excerpt.
 
-    What has been prepared before is found again; fourfold train prepares by itself.
+    Prepared data is found again; fourfold train prepares by itself.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def write_plain(text: str) -> None:
 
 
 def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
-    """What displays show of a run beside its metrics."""
+    """Figures that displays show of a run beside its metrics."""
     return RunInfo(
         name=folder.path.name,
         folder=_short(folder.path),
@@ -40,7 +40,7 @@ def _short(path: Path) -> Path:
 
 
 def say_finished(ready: ReadyRun, folder: RunFolder, command: Command) -> None:
-    """What a repeated command says of a run that has nothing left to do."""
+    """Lines of a repeated command about a run that has nothing left to do."""
     state = RunState(run_info(ready, folder), begun=0.0)
     state.refresh()
     write_plain(

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.plan_progress import showing
 from fourfold.cli.plan_request import Options, model_notes, planned_run, read_request
-from fourfold.cli.software import repeated, said_of
+from fourfold.cli.software import repeated, software_overrides_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.candidate import Candidate
@@ -19,13 +19,13 @@ from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.goals import cheapest, fewest, largest, longest
-from fourfold.plan.prescription import prescribed
+from fourfold.plan.heuristic_baseline import heuristic_baseline
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import Progress, search
 from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
-from fourfold.simulate.run_prices import Products
+from fourfold.simulate.run_prices import GemmDtype
 from fourfold.simulate.summary import StepSummary
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -41,10 +41,10 @@ def plan(
     batch_tokens: str | None = None,
     batch_sequences: int | None = None,
     dtype: Literal["bf16", "fp32"] | None = None,
-    stack: str | None = None,
-    products: Products | None = None,
+    software: str | None = None,
+    gemm_dtype: GemmDtype | None = None,
     context_bytes: str | None = None,
-    slack: float | None = None,
+    fragmentation: float | None = None,
     objective: Literal["throughput", "cost", "devices", "context", "model"] = "throughput",
     tokens: str | None = None,
     deadline_days: float | None = None,
@@ -79,14 +79,14 @@ def plan(
         Sequences of a step, instead.
     dtype
         The number format of computation. Default: bf16, or the run file's.
-    stack
+    software
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
-    products
-        The format of matrix products but the head's, as in Transformer Engine. Default: --dtype's, as fourfold itself has them.
+    gemm_dtype
+        The format of matmuls but the head's, as in Transformer Engine. Default: --dtype's, as fourfold itself has them.
     context_bytes
         What a process holds on its device before anything is allocated (driver, NCCL's buffers), for example 1.5G. Default: the
         software's.
-    slack
+    fragmentation
         What the allocator reserves beyond what is live, as a share. Default: the software's.
     objective
         throughput: all devices. cost: the number of devices that makes --tokens cheapest. devices: the fewest that train --tokens
@@ -116,10 +116,12 @@ def plan(
     fixed = [parse_fixed(text) for text in explain or ()]
     _check(memory_share, keep, budget_seconds, objective, tokens, price, deadline_days, out)
     batch = (sequence_length, batch_tokens, batch_sequences)
-    software = said_of(products, context_bytes, slack)
-    asked = read_request(Options(run, overrides, model, cluster, *batch, dtype, stack, memory_share, software))
+    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
+    asked = read_request(
+        Options(run, overrides, model, cluster, *batch, dtype, software, memory_share, software_overrides)
+    )
     with showing(json) as progress:
-        request, said = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
+        request, lines = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
         result = _planned(request, fixed, budget_seconds, keep, progress)
     notes = model_notes(asked, request)
     best = result.best
@@ -130,7 +132,7 @@ def plan(
         _write(written, result, planned_run(asked, request, best.candidate, length), notes)
     if json:
         document = plan_document(result)
-        document["objective"] = {"name": objective, "said": said}
+        document["objective"] = {"name": objective, "said": lines}
         document["notes"] = notes
         if exported is not None:
             document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
@@ -138,14 +140,14 @@ def plan(
             document["run_file"] = str(written)
         print(json_text.dumps(document, indent=1))
         return 0 if best is not None else 1
-    said = [*notes, *said]
-    print("\n".join([*said, *([""] if said else []), *plan_lines(result)]))
+    lines = [*notes, *lines]
+    print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
     if exported is not None:
         text, missing = exported
         print(f"\nas {as_}:\n\n{text}\n")
         print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
     if written is not None:
-        options = repeated(stack, products, context_bytes, slack)
+        options = repeated(software, gemm_dtype, context_bytes, fragmentation)
         print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")
     return 0 if best is not None else 1
 
@@ -199,7 +201,7 @@ def _aimed(
     budget_seconds: float,
     progress: Progress,
 ) -> tuple[Request, list[str]]:
-    """What is to be planned for an objective, and what was seen on the way there."""
+    """The request to plan for an objective, and lines about the way there."""
     if objective == "cost":
         number, dollars = _needed(tokens, objective), _price(price, request)
         return cheapest(request, number, dollars, budget_seconds, progress)
@@ -221,7 +223,7 @@ def _planned(
     if not found.best:
         enough = enough_devices(request)
         return Plan(found, None, explanations, enough.devices if enough is not None else None)
-    return Plan(found, prescribed(request), explanations, closer=_summary(request, found.best[0].candidate))
+    return Plan(found, heuristic_baseline(request), explanations, closer=_summary(request, found.best[0].candidate))
 
 
 def _summary(request: Request, layout: Candidate) -> StepSummary:

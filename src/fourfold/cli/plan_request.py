@@ -1,4 +1,4 @@
-"""What `fourfold plan` is asked, from its run file and its options; and the run file of what it found."""
+"""The request of `fourfold plan`, from its run file and its options; and the run file of its result."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
-from fourfold.simulate.run_prices import Said
+from fourfold.simulate.run_prices import SoftwareOverrides
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -22,7 +22,7 @@ SMALLEST_BPE = 512
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of a request, as it was typed; None: nothing."""
+    """Options of a request, as they were typed; None: not stated."""
 
     run: Path | None
     overrides: tuple[str, ...]
@@ -32,9 +32,9 @@ class Options:
     batch_tokens: str | None
     batch_sequences: int | None
     dtype: str | None
-    stack: str | None
+    software: str | None
     memory_share: float
-    said: Said
+    software_overrides: SoftwareOverrides
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def read_request(options: Options) -> Asked:
         length,
         sequences,
         precision,
-        options.stack,
+        options.software,
         options.memory_share,
         *masks,
         config.layout.prefetch,
         windows,
-        options.said,
+        options.software_overrides,
         config.optimizer,
     )
     run = config.model_copy(update={"model": section, "precision": precision})
@@ -146,7 +146,7 @@ def planned_run(asked: Asked, request: Request, layout: Candidate, tokens: float
 
 
 def model_notes(asked: Asked, request: Request) -> list[str]:
-    """What to know of a model that is not planned as it is, or beyond what it was made for."""
+    """Notes on a model that is not planned as it is, or beyond what it was made for."""
     near, windows, length = asked.near, request.windows, request.sequence_length
     notes = []
     if near is not None:

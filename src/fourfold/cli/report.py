@@ -20,7 +20,7 @@ def report(
     /,
     *,
     cluster: str | None = None,
-    stack: str | None = None,
+    software: str | None = None,
     html: Path | None = None,
     trace: Path | None = None,
     json: Flag = False,
@@ -36,7 +36,7 @@ def report(
     cluster
         Predict on this cluster: NAME, NAME:DEVICES or a cluster file, above all one that fourfold calibrate wrote here.
         Default: the run's own.
-    stack
+    software
         Whose software is predicted: fourfold, or a framework and its year. Default: fourfold.
     html
         Write the page to this file. Default: report.html in the run's folder.
@@ -46,7 +46,7 @@ def report(
         Print one JSON document and nothing else.
     """
     folder = RunFolder(run)
-    found = compare(folder, cluster, stack)
+    found = compare(folder, cluster, software)
     page = html if html is not None else run / PAGE
     written = trace if trace is not None else run / TRACE
     write_page(found, folder, page)

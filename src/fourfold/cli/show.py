@@ -57,7 +57,7 @@ def show(
         Lower for this cluster's transport (NAME or file), as fourfold simulate does: NCCL's own reductions on accelerators,
         exchanges over gloo on CPUs. Default: this machine's.
     verify
-        Prove the programs of all ranks sound, or name the rank, the instruction and the fix.
+        Verify the programs of all ranks, or name the rank, the instruction and the fix.
     program
         Take this program, in the text form that --full prints, for its pipeline rank, and verify it.
     evaluate

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from fourfold.cli.numbers import parse_number
-from fourfold.cli.software import said_of
+from fourfold.cli.software import software_overrides_of
 from fourfold.config import RunConfig, UserError, load_run
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
@@ -36,7 +36,7 @@ from fourfold.simulate.campaign import (
     checkpoint_seconds,
 )
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.run_prices import Products, check_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import GemmDtype, check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
@@ -52,10 +52,10 @@ def simulate(
     *overrides: str,
     cluster: str | None = None,
     ranks: int | None = None,
-    stack: str | None = None,
-    products: Products | None = None,
+    software: str | None = None,
+    gemm_dtype: GemmDtype | None = None,
     context_bytes: str | None = None,
-    slack: float | None = None,
+    fragmentation: float | None = None,
     pp_rank: int | None = None,
     memory: Flag = False,
     trace: Path | None = None,
@@ -82,14 +82,14 @@ def simulate(
         NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
     ranks
         How many ranks the layout is for. Default: as many as it asks for.
-    stack
+    software
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
-    products
-        The format of matrix products but the head's, as in Transformer Engine. Default: the run file's, as fourfold has them.
+    gemm_dtype
+        The format of matmuls but the head's, as in Transformer Engine. Default: the run file's, as fourfold has them.
     context_bytes
         What a process holds on its device before anything is allocated (driver, NCCL's buffers), for example 1.5G. Default: the
         software's.
-    slack
+    fragmentation
         What the allocator reserves beyond what is live, as a share. Default: the software's.
     pp_rank
         Show this pipeline rank alone in the tables. Default: the first, the last and some between.
@@ -112,7 +112,7 @@ def simulate(
     json
         Print one JSON document and nothing else.
     """
-    said = said_of(products, context_bytes, slack)
+    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     config = load_run(_run_file(run), overrides)
     name = _cluster_name(config, cluster)
     machine = load_cluster(name)
@@ -129,7 +129,7 @@ def simulate(
         resolved, machine, failure_hours, checkpoint_seconds, restart_seconds, repair_seconds, price
     )
     wanted = _tokens(config, tokens)
-    prices = prices_for(resolved.config, resolved.spec, machine, stack, said)
+    prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
     check_size(resolved.spec)
     summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), layout.num_microbatches)
     length = None
@@ -223,7 +223,7 @@ def _assumptions(
     repair: str | None,
     price: str | None,
 ) -> tuple[Assumptions, frozenset[str]]:
-    """What is given, else what the cluster says, else the defaults; and which of them are given."""
+    """The given assumptions, else the cluster's, else the defaults; and which of them are given."""
 
     def number(text: str | None, option: str, example: str, default: float, least: float, most: float = 1e9) -> float:
         return default if text is None else parse_number(text, option, example, least, most)

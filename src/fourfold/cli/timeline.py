@@ -39,7 +39,7 @@ def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json
 
 
 def stage_times(run: ResolvedRun, times: Times) -> StageTimes:
-    """What the drawing takes every stage to need."""
+    """Times that the drawing takes every stage to need."""
     if times == "unit":
         return StageTimes.uniform(len(run.layout.stage_ranks))
     return stage_flops(run.compiled.stages, run.compiled.footprints)

@@ -1,4 +1,4 @@
-"""What a person states: model, data, batch, optimizer, cluster, layout; presets of real models."""
+"""Run files: model, data, batch, optimizer, cluster, layout; presets of real models."""
 
 from fourfold.config.errors import RunFailure, UserError, nearest
 from fourfold.config.model_config import ModelConfig

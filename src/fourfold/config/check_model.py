@@ -1,4 +1,4 @@
-"""What a model's dimensions must satisfy together; each refusal names the key, its value, and one that works."""
+"""Checks of a model's dimensions against each other; each refusal names the key, its value, and one that works."""
 
 from collections.abc import Callable
 

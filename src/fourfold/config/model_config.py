@@ -41,7 +41,7 @@ class ModelConfig:
     first_dense_layers: int = 0
     """Leading blocks with a dense feed-forward of `ffn_size`."""
     moe_period: int = 1
-    """Of the others every how many-th, counted from the model's first, has experts (2: the second, the fourth, ...)."""
+    """Every how many-th of the others, counted from the model's first, has experts (2: the second, the fourth, ...)."""
     router: str = "softmax"
     """`softmax` (Mixtral, Qwen3-MoE) or `sigmoid` (DeepSeek-V3) scores."""
     normalize_top_k: bool = True
@@ -76,7 +76,7 @@ class ModelConfig:
     norm: str = "rms"
     """`rms`, or `layer`: with mean and bias (GPT-2)."""
     activation: str = "silu"
-    """Of the feed-forward: `silu`, or `gelu` in its tanh form (GPT-2)."""
+    """Activation function of the feed-forward: `silu`, or `gelu` in its tanh form (GPT-2)."""
     gated: bool = True
     """Whether the feed-forward is down(activation(gate(x)) * up(x)), else down(activation(up(x)))."""
     linear_bias: bool = False

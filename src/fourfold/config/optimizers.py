@@ -29,7 +29,7 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """What an optimizer keeps and moves. An update is elementwise: a rank updates its shard with its shard of the gradient and
+    """State and traffic of an optimizer. An update is elementwise: a rank updates its shard with its shard of the gradient and
     of the state, and sends nothing. `name`: as in the run file."""
 
     name: str

@@ -1,4 +1,4 @@
-"""What every section of the run file stands on: a frozen table without unknown keys, and the number formats."""
+"""Base of every section of the run file: a frozen table without unknown keys, and the number formats."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
 """Prices: how long kernels, collectives and passes over segments take on a device in a cluster. No torch."""
 
 from fourfold.cost.collectives import Span, collective_seconds, span_of, transfer_seconds
-from fourfold.cost.kernels import Kernels, kernel_seconds, product_seconds
+from fourfold.cost.kernels import Kernels, gemm_seconds, kernel_seconds
 from fourfold.cost.phase import PhaseCost, phase_cost
 from fourfold.cost.prices import Prices
 
@@ -11,9 +11,9 @@ __all__ = [
     "Prices",
     "Span",
     "collective_seconds",
+    "gemm_seconds",
     "kernel_seconds",
     "phase_cost",
-    "product_seconds",
     "span_of",
     "transfer_seconds",
 ]

@@ -1,4 +1,4 @@
-"""What was measured of a machine (`fourfold calibrate`): a cluster's `[calibration]` table, read and looked up.
+"""Measurements of a machine (`fourfold calibrate`): a cluster's `[calibration]` table, read and looked up.
 
 A table `ranks_N` holds what was measured while N ranks ran at once, each with its share of the cores. Between the shapes and sizes
 that were measured, rates and times are interpolated in the logarithms of both.
@@ -54,7 +54,7 @@ def _interpolate(values: Any, axes: Sequence[Sequence[float]], sizes: Sequence[f
 
 @dataclass(frozen=True)
 class Duration:
-    """Of one kind of collective by the bytes of its buffer: seconds from start to join, and processor seconds of one rank."""
+    """One kind of collective by the bytes of its buffer: seconds from start to join, and processor seconds of one rank."""
 
     seconds: Curve
     processor: Curve
@@ -72,12 +72,12 @@ def _beyond(curve: Curve, size: float) -> float:
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """What was measured with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
+class ContentionProfile:
+    """Measurements with `ranks` ranks at once. Rates in FLOP/s, times in seconds.
 
-    `memory_*` is of passes over memory within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
-    collective inside a segment takes beyond its time on idle cores. `paces[i]`: how fast a rank of these computes while i + 1 of
-    them do, beside its pace when all do.
+    `memory_*` is of memory-bound kernels within segments, `update_*` of the optimizer and the norm. `delay_seconds`: what a
+    collective inside a segment takes beyond its time on idle cores. `relative_speeds[i]`: how fast a rank of these computes while
+    i + 1 of them do, beside its pace when all do.
     """
 
     ranks: int
@@ -93,10 +93,10 @@ class Crowd:
     step_seconds: float
     host_collective_seconds: float
     delay_seconds: float
-    paces: tuple[float, ...]
+    relative_speeds: tuple[float, ...]
     links: Mapping[tuple[int, str], Duration] = field(hash=False, default_factory=dict)
 
-    def product(self, item: Gemm) -> float:
+    def gemm(self, item: Gemm) -> float:
         rows, inner = item.rows, item.inner
         if item.accumulates:
             inner = max(1, inner // item.groups)
@@ -111,42 +111,42 @@ class Crowd:
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         if isinstance(item, Gemm):
-            return self.product(item)
+            return self.gemm(item)
         if isinstance(item, Attention):
             return self.attend(item)
         return item.launches * self.launch_seconds + item.bytes / self.memory_bytes_per_second
 
     def link(self, kind: str, group: int) -> Duration:
-        """Of a group of so many ranks, or the nearest size that was measured."""
+        """The collective in a group of so many ranks, or of the nearest size that was measured."""
         near = min((size for size, name in self.links if name == kind), key=lambda size: abs(size - group))
         return self.links[near, kind]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """`crowds`: by their number of ranks. `cores`: that the ranks share; 0: each has a device of its own."""
+    """`profiles`: by their number of ranks. `cores`: that the ranks share; 0: each has a device of its own."""
 
     cores: int
-    crowds: Mapping[int, Crowd] = field(hash=False)
+    profiles: Mapping[int, ContentionProfile] = field(hash=False)
 
-    def crowd(self, ranks: int) -> Crowd:
+    def contention_profile(self, ranks: int) -> ContentionProfile:
         """That of so many ranks, or the nearest."""
-        return self.crowds[min(self.crowds, key=lambda known: (abs(log(known / ranks)), known))]
+        return self.profiles[min(self.profiles, key=lambda known: (abs(log(known / ranks)), known))]
 
 
 def constants_of(cluster: Cluster) -> Calibration | None:
-    """What a cluster's `[calibration]` says; None where it has none. Raises `UserError` naming the key."""
+    """A cluster's `[calibration]`, read; None where it has none. Raises `UserError` naming the key."""
     table = cluster.calibration
     if not table:
         return None
-    crowds = {}
+    profiles = {}
     for name in table:
         if name.startswith("ranks_") and name[6:].isdigit():
             ranks = int(name[6:])
-            crowds[ranks] = _crowd(_Reader(cluster.key, f"calibration.{name}", table[name]), ranks)
-    if not crowds:
+            profiles[ranks] = _profile(_Reader(cluster.key, f"calibration.{name}", table[name]), ranks)
+    if not profiles:
         raise UserError(f"{cluster.key}: calibration has no table ranks_1, ranks_2, ...; {AGAIN}")
-    return Calibration(int(_Reader(cluster.key, "calibration", table).number("cores", 0.0)), crowds)
+    return Calibration(int(_Reader(cluster.key, "calibration", table).number("cores", 0.0)), profiles)
 
 
 @dataclass(frozen=True)
@@ -192,34 +192,34 @@ def _fits(values: Any, lengths: Sequence[int]) -> bool:
     return isinstance(values, list) and len(values) == lengths[0] and all(_fits(each, lengths[1:]) for each in values)
 
 
-def _crowd(reader: _Reader, ranks: int) -> Crowd:
-    kernels, stack = reader.part("kernels"), reader.part("stack")
-    products, attention = kernels.part("products"), kernels.part("attention")
-    sizes, queries = products.axis("sizes"), attention.axis("queries")
+def _profile(reader: _Reader, ranks: int) -> ContentionProfile:
+    kernels, software = reader.part("kernels"), reader.part("software")
+    gemms, attention = kernels.part("gemms"), kernels.part("attention")
+    sizes, queries = gemms.axis("sizes"), attention.axis("queries")
     widths = attention.axis("head_sizes")
-    return Crowd(
+    return ContentionProfile(
         ranks=ranks,
-        threads=int(stack.number("threads")),
-        plain=products.curve("plain", sizes, sizes, sizes),
-        accumulated=products.curve("accumulated", sizes, sizes, sizes),
+        threads=int(software.number("threads")),
+        plain=gemms.curve("plain", sizes, sizes, sizes),
+        accumulated=gemms.curve("accumulated", sizes, sizes, sizes),
         attention=attention.curve("forward", queries, widths),
         attention_backward=attention.curve("backward", queries, widths),
         memory_bytes_per_second=kernels.number("memory_bytes_per_second"),
         launch_seconds=kernels.number("launch_seconds", 0.0),
         update_bytes_per_second=kernels.number("update_bytes_per_second"),
         update_seconds=kernels.number("update_seconds", 0.0),
-        step_seconds=stack.number("step_seconds", 0.0),
-        host_collective_seconds=stack.number("host_collective_seconds", 0.0),
-        delay_seconds=stack.number("delay_seconds", 0.0) if "delay_seconds" in stack.table else 0.0,
-        paces=_paces(stack, ranks),
+        step_seconds=software.number("step_seconds", 0.0),
+        host_collective_seconds=software.number("host_collective_seconds", 0.0),
+        delay_seconds=software.number("delay_seconds", 0.0) if "delay_seconds" in software.table else 0.0,
+        relative_speeds=_relative_speeds(software, ranks),
         links=_links(reader, ranks) if ranks > 1 else {},
     )
 
 
-def _paces(stack: _Reader, ranks: int) -> tuple[float, ...]:
-    values = stack.table.get("paces")
+def _relative_speeds(software: _Reader, ranks: int) -> tuple[float, ...]:
+    values = software.table.get("relative_speeds")
     if not _fits(values, [ranks]):
-        raise stack.fail("paces", f"a list of {ranks} positive numbers")
+        raise software.fail("relative_speeds", f"a list of {ranks} positive numbers")
     return tuple(map(float, values))
 
 

@@ -1,16 +1,16 @@
-"""How long a collective takes on the tiers of links that its group crosses.
+"""How long a collective takes on the interconnect levels that its group crosses.
 
-A group is seen as a tree of blocks: how many of its members lie together in each tier. Rings go through the members of a block
-before they leave it, one ring for every member of a block, so that each device's port to a tier carries what leaves its block
+A group is seen as a tree of blocks: how many of its members lie together in each level. Rings go through the members of a block
+before they leave it, one ring for every member of a block, so that each device's port to a level carries what leaves its block
 divided by the members in it (NCCL's multi-ring algorithms; Thakur et al. 2005 for the costs). Groups that run beside each other,
-one for every coordinate on the other axes, have each their own devices' ports: a tier is shared evenly.
+one for every coordinate on the other axes, have each their own devices' ports: a level is shared evenly.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
 
-from fourfold.hardware import Cluster, Tier
+from fourfold.hardware import Cluster, Level
 from fourfold.layout import Layout
 from fourfold.model.work import sent_bytes
 
@@ -19,8 +19,8 @@ from fourfold.model.work import sent_bytes
 class Links:
     """Constants of the links of all clusters; bandwidths and latencies themselves are each cluster's.
 
-    `network_share`: of the bandwidth beyond a node, beside what every tier loses (`Fitted.link_share`). `node_hop_seconds`: what a
-    step of a ring adds to a tier's latency where the ring stays in a node; `network_hop_seconds`: where it leaves one, and
+    `network_share`: of the bandwidth beyond a node, beside what every level loses (`Fitted.link_share`). `node_hop_seconds`: what a
+    step of a ring adds to a level's latency where the ring stays in a node; `network_hop_seconds`: where it leaves one, and
     `inner_hop`, as a share of that, for its steps within nodes (NCCL's simple protocol hands on a chunk only when it is complete).
     `hop_bytes`: of a buffer from which on a hop costs all of that; smaller ones go by a protocol with less latency, in proportion.
     `network_hop_bytes`: the same of one member's part of a buffer, in a step that leaves a node: what it hands on.
@@ -41,9 +41,9 @@ NO_LOSS = Links(node_hop_seconds=0.0, network_hop_seconds=0.0)
 
 @dataclass(frozen=True)
 class Span:
-    """How a group lies on a cluster's tiers: `members[i]` of its ranks are in one block of tier i (the most of any block).
+    """How a group lies on a cluster's levels: `members[i]` of its ranks are in one block of level i (the most of any block).
 
-    `size` is the last one; `shared[i]`: groups of the same kind that use tier i's block, where all its devices divide it.
+    `size` is the last one; `shared[i]`: groups of the same kind that use level i's block, where all its devices divide it.
     """
 
     size: int
@@ -52,18 +52,18 @@ class Span:
 
 
 def span_of(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> Span:
-    """Of the groups along these axes; ranks are devices in order."""
+    """The span of the groups along these axes; ranks are devices in order."""
     return ranks_span(layout.group_of(0, axes), cluster, layout.world_size)
 
 
 @lru_cache(maxsize=1024)
 def ranks_span(ranks: tuple[int, ...], cluster: Cluster, world_size: int) -> Span:
-    """Of one group and those like it, shifted."""
+    """The span of one group and of those like it, shifted."""
     size = len(ranks)
-    members = tuple(max(_counts(ranks, tier.devices)) for tier in cluster.tiers)
+    members = tuple(max(_counts(ranks, level.devices)) for level in cluster.levels)
     shared = tuple(
-        max(1, min(tier.devices, world_size) // max(1, count))
-        for tier, count in zip(cluster.tiers, members, strict=True)
+        max(1, min(level.devices, world_size) // max(1, count))
+        for level, count in zip(cluster.levels, members, strict=True)
     )
     return Span(size, (*members[:-1], size), shared)
 
@@ -76,13 +76,13 @@ def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
 
 
 Spared = tuple[float, float]
-"""Of what an all-to-all sends within a node and beyond it, how much need not be sent."""
+"""Shares of an all-to-all within a node and beyond it that need not be sent."""
 
 
 def collective_seconds(
     kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: Spared = (0.0, 0.0)
 ) -> float:
-    """`size`: the whole buffer's bytes, as `program.Collective` counts them."""
+    """`size`: the full buffer's bytes, as `program.Collective` counts them."""
     if span.size <= 1:
         return 0.0
     if kind == "all_to_all":
@@ -91,45 +91,45 @@ def collective_seconds(
         return _shift(size, span, cluster, links)
     slowest = 0.0
     volume = sent_bytes(kind, int(size), span.size)
-    for index, tier in enumerate(cluster.tiers):
+    for index, level in enumerate(cluster.levels):
         inner = span.members[index - 1] if index else 1
         if span.members[index] > inner:
-            rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, inner) * (
+            rate = _bandwidth(level, span.shared[index] if index == 0 else 1, inner) * (
                 links.network_share if index else 1
             )
-            slowest = max(slowest, volume / inner / (rate * _rings(tier, span.members[index])))
+            slowest = max(slowest, volume / inner / (rate * _rings(level, span.members[index])))
     return slowest + _latency(kind, size, span, cluster, links)
 
 
-def _bandwidth(tier: Tier, groups: int, members: int) -> float:
-    """Bytes a second that one device of the group may send through this tier. Around a torus both directions of a link serve."""
-    if tier.kind == "shared":
-        return tier.bytes_per_second / max(1, groups * members)
-    return tier.bytes_per_second * (2 if tier.kind == "torus" else 1)
+def _bandwidth(level: Level, groups: int, members: int) -> float:
+    """Bytes a second that one device of the group may send through this level. Around a torus both directions of a link serve."""
+    if level.kind == "shared":
+        return level.bytes_per_second / max(1, groups * members)
+    return level.bytes_per_second * (2 if level.kind == "torus" else 1)
 
 
-def _rings(tier: Tier, members: int) -> int:
+def _rings(level: Level, members: int) -> int:
     """Dimensions of a torus that a group spans: a ring runs along each at once, each with a part of the buffer. A slice is as near
     to a cube as it can be, four chips a side at least (16 of two dimensions, 64 of three)."""
-    return max(1, min(len(tier.dimensions), int(log2(members) / 2))) if tier.kind == "torus" else 1
+    return max(1, min(len(level.dimensions), int(log2(members) / 2))) if level.kind == "torus" else 1
 
 
 def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> float:
-    """Of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
+    """Latency of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
     ring = tree = 0.0
     inner = 1
     part = min(1.0, size / links.hop_bytes)
     leaves = span.size > span.members[0]
     handed_on = min(part, size / span.size / links.network_hop_bytes)
-    for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
+    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
         blocks = ceil(members / inner)
         if blocks > 1:
-            hop = tier.latency_seconds + (handed_on if index else part) * _hop(index, leaves, links)
+            hop = level.latency_seconds + (handed_on if index else part) * _hop(index, leaves, links)
             steps = (blocks - 1) * (span.size // members if index == 0 else 1)
             ring += steps * hop
-            tree += ceil(log2(blocks)) * (tier.latency_seconds + links.tree_hop * part * _hop(index, leaves, links))
+            tree += ceil(log2(blocks)) * (level.latency_seconds + links.tree_hop * part * _hop(index, leaves, links))
         inner = max(inner, members)
-    within = (span.members[0] - 1) * (cluster.tiers[0].latency_seconds + part * links.node_hop_seconds)
+    within = (span.members[0] - 1) * (cluster.levels[0].latency_seconds + part * links.node_hop_seconds)
     ring = max(ring, within)
     if kind == "all_reduce":
         return 2 * min(ring, tree)
@@ -137,42 +137,42 @@ def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links)
 
 
 def _hop(index: int, leaves: bool, links: Links) -> float:
-    """What a step through tier `index` adds to the tier's latency."""
+    """Seconds that a step through level `index` adds to the level's latency."""
     if not leaves:
         return links.node_hop_seconds
     return links.network_hop_seconds * (1.0 if index else links.inner_hop)
 
 
 def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> float:
-    """Each member sends an equal part to every other; a tier carries what goes to members outside the tier below."""
+    """Each member sends an equal part to every other; a level carries what goes to members outside the level below."""
     slowest, latency, inner = 0.0, 0.0, 1
     part = min(1.0, size / links.hop_bytes)
-    for index, (tier, members) in enumerate(zip(cluster.tiers, span.members, strict=True)):
+    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
         if members > inner:
             outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared[index > 0])
-            rate = _bandwidth(tier, span.shared[index] if index == 0 else 1, members) * (
+            rate = _bandwidth(level, span.shared[index] if index == 0 else 1, members) * (
                 links.network_share if index else 1
             )
             slowest = max(slowest, outside / rate)
-            hop = tier.latency_seconds + part * _hop(index, index > 0, links)
+            hop = level.latency_seconds + part * _hop(index, index > 0, links)
             latency = max(latency, hop * log2(members) * 2)
         inner = max(inner, members)
     return slowest + latency
 
 
 def _shift(size: float, span: Span, cluster: Cluster, links: Links) -> float:
-    """Every member to the next: the one that crosses the outermost tier is the last."""
-    tier = _outermost(span, cluster)
-    share = links.network_share if tier is not cluster.tiers[0] else 1
-    return size / (_bandwidth(tier, span.shared[0], 1) * share) + tier.latency_seconds
+    """Every member to the next: the one that crosses the outermost level is the last."""
+    level = _outermost(span, cluster)
+    share = links.network_share if level is not cluster.levels[0] else 1
+    return size / (_bandwidth(level, span.shared[0], 1) * share) + level.latency_seconds
 
 
-def _outermost(span: Span, cluster: Cluster) -> Tier:
-    """The outermost tier that a group crosses."""
-    inner, found = 1, cluster.tiers[0]
-    for tier, members in zip(cluster.tiers, span.members, strict=True):
+def _outermost(span: Span, cluster: Cluster) -> Level:
+    """The outermost level that a group crosses."""
+    inner, found = 1, cluster.levels[0]
+    for level, members in zip(cluster.levels, span.members, strict=True):
         if members > inner:
-            found = tier
+            found = level
         inner = max(inner, members)
     return found
 
@@ -181,9 +181,9 @@ def transfer_seconds(
     size: float, source: int, target: int, cluster: Cluster, senders: int = 1, links: Links = NO_LOSS
 ) -> float:
     """One message between two devices. `senders`: ranks beside it that send at the same time through a medium they share."""
-    for index, tier in enumerate(cluster.tiers):
-        if source // tier.devices == target // tier.devices:
+    for index, level in enumerate(cluster.levels):
+        if source // level.devices == target // level.devices:
             share = links.network_share if index else 1
-            hop = tier.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
-            return size / (_bandwidth(tier, senders, 1) * share) + hop
+            hop = level.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
+            return size / (_bandwidth(level, senders, 1) * share) + hop
     raise ValueError(f"devices {source} and {target} are not both in a cluster of {cluster.devices}")

@@ -1,4 +1,4 @@
-"""Fitted constants of devices, links and software stacks: one file, whose entries state only what they do not inherit."""
+"""Fitted constants of devices, links and software profiles: one file, whose entries state only what they do not inherit."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,42 +9,43 @@ from typing import Any
 
 from fourfold.cost.collectives import Links
 from fourfold.cost.kernels import Kernels
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 
 LINK_SHARE = 0.8
-"""Of a tier's bandwidth, what collectives reach where nothing was fitted."""
+"""Share of a level's bandwidth that collectives reach where nothing was fitted."""
 
 
 @dataclass(frozen=True)
 class Fitted:
     """Constants by name. An entry states only what departs from what it inherits.
 
-    `stacks`: a year (`nemo-2026`) inherits from its framework (`nemo`), a framework from each name that its own begins with, word
-    by word (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `Stack`. A year that has no
-    entry inherits its framework's numbers, but words and switches (`dispatcher = "hybridep"`) from the nearest year that has one.
-    `devices`: each inherits from `default`, and `default` from `Kernels`. `links`: inherit from `Links` and `LINK_SHARE`."""
+    `profiles`: a year (`nemo-2026`) inherits from its framework (`nemo`), a framework from each name that its own begins with, word
+    by word (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `SoftwareProfile`. A year
+    that has no entry inherits its framework's numbers, but words and switches (`dispatcher = "hybridep"`) from the nearest year
+    that has one. `devices`: each inherits from `default`, and `default` from `Kernels`. `links`: inherit from `Links` and
+    `LINK_SHARE`."""
 
     devices: Mapping[str, Mapping[str, Any]]
-    stacks: Mapping[str, Mapping[str, Any]]
+    profiles: Mapping[str, Mapping[str, Any]]
     links: Mapping[str, Any]
 
-    def stack(self, name: str) -> Stack:
-        """The stack of that name, whether or not it has an entry."""
-        return Stack(**{**self.entry(name), "name": name})
+    def software(self, name: str) -> SoftwareProfile:
+        """The software of that name, whether or not it has an entry."""
+        return SoftwareProfile(**{**self.entry(name), "name": name})
 
     def entry(self, name: str) -> dict[str, Any]:
-        """All constants of a stack: its own over those that it inherits."""
-        return {**self.inherited(name), **self.stacks.get(name, {})}
+        """All constants of a software profile: its own over those that it inherits."""
+        return {**self.inherited(name), **self.profiles.get(name, {})}
 
     def inherited(self, name: str) -> dict[str, Any]:
-        """All constants that a stack of that name has if its own entry states nothing."""
-        nearest = "" if name in self.stacks else self._nearest(name)
-        if nearest and framework_of(name) not in self.stacks:
+        """All constants that a software profile of that name has if its own entry states nothing."""
+        nearest = "" if name in self.profiles else self._nearest(name)
+        if nearest and framework_of(name) not in self.profiles:
             return self.entry(nearest)
-        found = {field.name: field.default for field in fields(Stack) if field.name != "name"}
-        for ancestor in ("default", *kin_of(name)):
+        found = {field.name: field.default for field in fields(SoftwareProfile) if field.name != "name"}
+        for ancestor in ("default", *ancestors_of(name)):
             if ancestor != name:
-                found.update(self.stacks.get(ancestor, {}))
+                found.update(self.profiles.get(ancestor, {}))
         if nearest:
             found.update({key: each for key, each in self.entry(nearest).items() if isinstance(each, bool | str)})
         return found
@@ -55,7 +56,7 @@ class Fitted:
         wanted = _months(date)
         if not framework or wanted is None:
             return ""
-        same = {each: _months(each.removeprefix(f"{framework}-")) for each in self.stacks}
+        same = {each: _months(each.removeprefix(f"{framework}-")) for each in self.profiles}
         known = [(abs(months - wanted), -months, each) for each, months in same.items() if months is not None]
         return min(known, default=(0, 0, ""))[2]
 
@@ -63,26 +64,26 @@ class Fitted:
         """A device's kernels, whether or not it has an entry."""
         return Kernels(**{**self.devices.get("default", {}), **self.devices.get(name, {})})
 
-    def kernels(self, device: str, stack: Stack) -> Kernels:
-        """A device's kernels as a stack runs them."""
+    def kernels(self, device: str, software: SoftwareProfile) -> Kernels:
+        """A device's kernels as a software profile runs them."""
         kernels = self.device(device)
-        product_share = min(1.0, kernels.product_share * stack.product_speed)
-        low_share = kernels.low_share * (kernels.fine_share if stack.fine_scales else 1.0) * stack.low_speed
+        gemm_share = min(1.0, kernels.gemm_share * software.gemm_speed)
+        low_share = kernels.low_share * (kernels.fine_share if software.fine_scales else 1.0) * software.low_speed
         return replace(
             kernels,
-            product_share=product_share,
-            attention_share=min(1.0, kernels.attention_share * stack.attention_speed),
-            attention_backward_share=min(1.0, kernels.attention_backward_share * stack.attention_speed),
-            low_share=min(1.0 / product_share, low_share),
-            low_bytes=kernels.low_bytes * stack.conversions,
-            fused=stack.fused,
-            expert_launches=stack.expert_launches,
-            gradient_bytes=stack.gradient_bytes,
-            merged_passes=stack.merged_passes,
-            fused_attention=stack.fused_attention,
-            attention_recomputed=stack.attention_recomputed,
-            attention_dropout=stack.attention_dropout,
-            wide_scores=stack.wide_scores,
+            gemm_share=gemm_share,
+            attention_share=min(1.0, kernels.attention_share * software.attention_speed),
+            attention_backward_share=min(1.0, kernels.attention_backward_share * software.attention_speed),
+            low_share=min(1.0 / gemm_share, low_share),
+            low_bytes=kernels.low_bytes * software.conversions,
+            fused=software.fused,
+            expert_launches=software.expert_launches,
+            gradient_bytes=software.gradient_bytes,
+            merged_passes=software.merged_passes,
+            fused_attention=software.fused_attention,
+            attention_recomputed=software.attention_recomputed,
+            attention_dropout=software.attention_dropout,
+            fp32_scores=software.fp32_scores,
         )
 
     @cached_property
@@ -94,15 +95,15 @@ class Fitted:
         return float(self.links.get("share", LINK_SHARE))
 
 
-def framework_of(stack: str) -> str:
-    """A stack's name without its year."""
-    framework, _, date = stack.rpartition("-")
-    return framework if framework and _months(date) is not None else stack
+def framework_of(software: str) -> str:
+    """A software profile's name without its year."""
+    framework, _, date = software.rpartition("-")
+    return framework if framework and _months(date) is not None else software
 
 
-def kin_of(stack: str) -> list[str]:
-    """Ancestor names, shortest first: what a stack's framework begins with, word by word; the framework itself last."""
-    words = framework_of(stack).split("-")
+def ancestors_of(software: str) -> list[str]:
+    """Ancestor names, shortest first: what a software profile's framework begins with, word by word; the framework itself last."""
+    words = framework_of(software).split("-")
     return ["-".join(words[:number]) for number in range(1, len(words) + 1)]
 
 
@@ -120,4 +121,4 @@ def fitted() -> Fitted:
     """The constants that ship with the project."""
     text = (resources.files("fourfold.cost") / "fitted.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
-    return Fitted(table["device"], table["stack"], table["link"])
+    return Fitted(table["device"], table["software"], table["link"])

@@ -1,8 +1,8 @@
-"""How long a kernel runs on a device: matrix products by shape, attention, passes over memory.
+"""How long a kernel runs on a device: matmuls by shape, attention, memory-bound kernels.
 
-A product of [m, k] x [k, n] reaches
+A GEMM of [m, k] x [k, n] reaches
 
-    peak x product_share x t / (t + product_half_tiles x units) x k / (k + product_half_inner),   t = ceil(m / 128) x ceil(n / 128)
+    peak x gemm_share x t / (t + gemm_half_tiles x units) x k / (k + gemm_half_inner),   t = ceil(m / 128) x ceil(n / 128)
 
 or the memory's speed, whichever is slower: tiles must fill the device's units in whole waves, and each tile's inner loop has a
 start and an end. The constants are fitted to measured shapes, by device (`fitted.toml`) or on this machine (`fourfold calibrate`).
@@ -23,20 +23,20 @@ class Kernels:
     """A device as kernels see it. Shares are of its peaks; `..._half_...` is the size at which half of the share is left.
 
     `launch_seconds`: what the device loses between two kernels. `fused`, `expert_launches`, `gradient_bytes`, `merged_passes` and
-    what is said of attention: as in `Stack`.
+    what is said of attention: as in `SoftwareProfile`.
     """
 
-    product_share: float = 0.8
-    product_half_tiles: float = 0.3
-    product_half_inner: float = 120.0
+    gemm_share: float = 0.8
+    gemm_half_tiles: float = 0.3
+    gemm_half_inner: float = 120.0
     grouped_share: float = 0.85
-    """Of a product's speed, where its tokens are divided among experts."""
+    """Share of a GEMM's speed that is left where its tokens are divided among experts."""
     low_share: float = 0.9
-    """Of `product_share`, in formats of fewer bits than the rest of the model's."""
+    """Share of `gemm_share` that low-precision GEMMs reach."""
     fine_share: float = 0.92
-    """Of `low_share`, where scales are of blocks (MXFP8, NVFP4, DeepSeek's)."""
+    """Share of `low_share` that is left where scales are of blocks (MXFP8, NVFP4, DeepSeek's)."""
     low_bytes: float = 5.0
-    """Moved for each element of a product's tokens to bring them into such a format: read, written, written transposed."""
+    """Bytes moved for each element of a GEMM's tokens to bring them into such a format: read, written, written transposed."""
     attention_share: float = 0.6
     attention_backward_share: float = 0.45
     attention_half_keys: float = 300.0
@@ -51,47 +51,47 @@ class Kernels:
     fused_attention: bool = True
     attention_recomputed: bool = False
     attention_dropout: bool = True
-    wide_scores: bool = False
+    fp32_scores: bool = False
 
 
-def product_seconds(product: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
-    """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' products run as one grouped kernel (Gale et al. 2022)."""
-    groups = product.groups
-    rows, inner = product.rows, product.inner
-    if product.accumulates:
+def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
+    """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' GEMMs run as one grouped kernel (Gale et al. 2022)."""
+    groups = gemm.groups
+    rows, inner = gemm.rows, gemm.inner
+    if gemm.accumulates:
         inner = max(1, inner // groups)
     else:
         rows = max(1, rows // groups)
-    tiles = groups * -(-rows // TILE) * -(-product.columns // TILE)
-    share = kernels.product_share * (kernels.grouped_share if groups > 1 else 1.0)
-    share *= tiles / (tiles + kernels.product_half_tiles * (device.units or 1))
-    share *= inner / (inner + kernels.product_half_inner)
+    tiles = groups * -(-rows // TILE) * -(-gemm.columns // TILE)
+    share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
+    share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
+    share *= inner / (inner + kernels.gemm_half_inner)
     share *= min(1.0, rows / TILE) if rows < TILE else 1.0
-    arithmetic = product.flops / (device.peak(dtype) * share)
-    adds_itself = product.accumulates and not kernels.gradient_bytes
-    moved = memory_seconds(_product_bytes(product, rows, inner, element_bytes, adds_itself), device, kernels)
+    arithmetic = gemm.flops / (device.peak(dtype) * share)
+    adds_itself = gemm.accumulates and not kernels.gradient_bytes
+    moved = memory_seconds(_gemm_bytes(gemm, rows, inner, element_bytes, adds_itself), device, kernels)
     return max(arithmetic, moved)
 
 
-def _product_bytes(product: Gemm, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
-    """Operands once and the result once; what it adds itself to is read too, in a wide format."""
-    result = product.groups * rows * product.columns
-    operands = product.groups * inner * (rows + product.columns) * element_bytes
+def _gemm_bytes(gemm: Gemm, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
+    """Operands once and the result once; the sum that it is added to is read too, in fp32."""
+    result = gemm.groups * rows * gemm.columns
+    operands = gemm.groups * inner * (rows + gemm.columns) * element_bytes
     return operands + result * (8 if adds_itself else element_bytes)
 
 
-def _added_bytes(product: Gemm, kernels: Kernels) -> float:
-    """Of adding a weight gradient to the sum over microbatches in a pass of its own."""
-    return kernels.gradient_bytes * product.groups * product.rows * product.columns if product.accumulates else 0.0
+def _added_bytes(gemm: Gemm, kernels: Kernels) -> float:
+    """Bytes moved to add a weight gradient to the sum over microbatches in a kernel of its own."""
+    return kernels.gradient_bytes * gemm.groups * gemm.rows * gemm.columns if gemm.accumulates else 0.0
 
 
-def _converted_bytes(product: Gemm, kernels: Kernels) -> float:
-    """Of bringing a product's tokens into the format multiplied in; its weight gradient finds them there."""
-    return 0.0 if product.accumulates else kernels.low_bytes * product.rows * product.inner
+def _converted_bytes(gemm: Gemm, kernels: Kernels) -> float:
+    """Bytes moved to bring a GEMM's tokens into the format multiplied in; its weight gradient finds them there."""
+    return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.rows * gemm.inner
 
 
 def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
-    """Flash attention (Dao 2023), forward or backward; or products whose matrix of scores is written."""
+    """Flash attention (Dao 2023), forward or backward; or GEMMs whose matrix of scores is written."""
     if not kernels.fused_attention:
         return _written_attention_seconds(attention, device, kernels, dtype, element_bytes)
     share = kernels.attention_backward_share if attention.backward else kernels.attention_share
@@ -115,17 +115,17 @@ WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
 def _written_attention_seconds(
     attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int
 ) -> float:
-    """The whole square, masked: batched products, and passes over the scores (Korthikanti et al. 2022, figure 3)."""
+    """The whole square, masked: batched GEMMs, and passes over the scores (Korthikanti et al. 2022, figure 3)."""
     scores = attention.sequences * attention.heads * attention.queries * attention.keys
-    products = 2 * scores * (attention.query_key_dim + attention.value_dim)
-    share = kernels.product_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
-    forward = products / (device.peak(dtype) * share)
-    size = scores * (4 if kernels.wide_scores else element_bytes)
+    flops = 2 * scores * (attention.query_key_dim + attention.value_dim)
+    share = kernels.gemm_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
+    forward = flops / (device.peak(dtype) * share)
+    size = scores * (4 if kernels.fp32_scores else element_bytes)
     passes = [each + DROPOUT_PASSES * kernels.attention_dropout for each in WRITTEN_PASSES]
     forward += memory_seconds(passes[0] * size, device, kernels)
     if not attention.backward:
         return forward
-    backward = 2 * products / (device.peak(dtype) * share)
+    backward = 2 * flops / (device.peak(dtype) * share)
     backward += memory_seconds(passes[1] * size, device, kernels)
     return backward + (forward if kernels.attention_recomputed else 0.0)
 
@@ -146,14 +146,14 @@ def kernel_seconds(
     item: Gemm | Attention | Elementwise,
     device: Device,
     kernels: Kernels,
-    product_dtype: str,
+    gemm_dtype: str,
     dtype: str,
     element_bytes: int,
 ) -> float:
-    """Any kernel, what the device loses at its launch included. `product_dtype`: the format of matrix products alone."""
+    """Any kernel, what the device loses at its launch included. `gemm_dtype`: the format of matmuls alone."""
     if isinstance(item, Gemm):
-        seconds = product_seconds(item, device, kernels, product_dtype, element_bytes)
-        if product_dtype != dtype:
+        seconds = gemm_seconds(item, device, kernels, gemm_dtype, element_bytes)
+        if gemm_dtype != dtype:
             seconds = seconds / kernels.low_share + memory_seconds(_converted_bytes(item, kernels), device, kernels)
         seconds += memory_seconds(_added_bytes(item, kernels), device, kernels)
         return launches(item, kernels) * kernels.launch_seconds + seconds
@@ -164,18 +164,18 @@ def kernel_seconds(
 
 @lru_cache(maxsize=8)
 def kernel_times(
-    device: Device, kernels: Kernels, product_dtype: str, dtype: str, element_bytes: int
+    device: Device, kernels: Kernels, gemm_dtype: str, dtype: str, element_bytes: int
 ) -> Callable[[Gemm | Attention | Elementwise], float]:
     """`kernel_seconds` of one device, each kernel's found once: layouts of one model launch much the same ones."""
 
     def seconds(item: Gemm | Attention | Elementwise) -> float:
-        return kernel_seconds(item, device, kernels, product_dtype, dtype, element_bytes)
+        return kernel_seconds(item, device, kernels, gemm_dtype, dtype, element_bytes)
 
     return lru_cache(maxsize=1 << 16)(seconds)
 
 
 def launches(item: Gemm | Attention | Elementwise, kernels: Kernels) -> float:
-    """How often something is started for it: operators of a pass one by one, or fused to one; experts' products at once, or one
+    """How often something is started for it: operators of a pass one by one, or fused to one; experts' GEMMs at once, or one
     by one."""
     if isinstance(item, Gemm):
         return 1.0 + kernels.expert_launches * (item.groups - 1)

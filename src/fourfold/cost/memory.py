@@ -1,10 +1,10 @@
-"""What a device holds, from what a program declares: a stack's own tensors, its allocator and its context beside the buffers."""
+"""Memory of a device: the program's buffers, a software profile's own tensors, its allocator and its context."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from fourfold.config import DTYPE_BYTES
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.model.work import SavedParts
 from fourfold.program import Program
 from fourfold.program.instruction import Instruction, Op
@@ -12,57 +12,57 @@ from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 
 DROPOUT_BYTES = 3
-"""Of each score that is kept for backward beside its softmax: that dropped out, and the mask (Korthikanti et al. 2022)."""
+"""Bytes of each score's activations beside its softmax: the score after dropout, and the mask (Korthikanti et al. 2022)."""
 
 
 NARROW = {"fp8": 0.5, "fp4": 9 / 32}
-"""Of 16 bits, a number in fewer; in 4 bits with its part of a scale."""
+"""Share of 16 bits that a low-precision number takes; in 4 bits with its part of a scale."""
 UNITS = "units"
 BLOCKS = 4
 """In flight at once: gathered ahead, in use, on their way into a reduction and out of it."""
 
 
-def held_program(program: Program, view: RankView, stack: Stack) -> Program:
-    """The program with its buffers as large as the stack's: for memory alone."""
-    extra = block_bytes(view.spec, stack)
-    buffers = {**program.buffers, **dict(_changed(program, view.spec, stack, extra))}
+def held_program(program: Program, view: RankView, software: SoftwareProfile) -> Program:
+    """The program with its buffers as large as the software's: for memory alone."""
+    extra = block_bytes(view.spec, software)
+    buffers = {**program.buffers, **dict(_changed(program, view.spec, software, extra))}
     steps, resident = program.instructions, program.resident
-    if stack.unit_bytes and (units := units_bytes(view, stack)):
+    if software.unit_bytes and (units := units_bytes(view, software)):
         buffers[UNITS], resident = units, (*resident, UNITS)
-    if stack.logits_bytes or extra:
-        logits = logits_bytes(view.spec, stack)
+    if software.logits_bytes or extra:
+        logits = logits_bytes(view.spec, software)
         steps = tuple(_held(step, logits, extra) for step in steps)
     return replace(program, buffers=buffers, instructions=steps, resident=resident)
 
 
-def _changed(program: Program, spec: StepSpec, stack: Stack, extra: int) -> Iterator[tuple[str, int]]:
-    """Buffers that the stack has in other sizes."""
-    shares = _state_shares(spec, stack)
-    if not extra and stack.saved_share == 1 and not stack.narrow_operands and not shares:
+def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra: int) -> Iterator[tuple[str, int]]:
+    """Buffers that the software has in other sizes."""
+    shares = _state_shares(spec, software)
+    if not extra and software.saved_share == 1 and not software.narrow_operands and not shares:
         return
     for name, size in program.buffers.items():
         kind, _, rest = name.partition("/")
         if kind == "saved":
-            yield name, kept_bytes(size, program.saved_parts[rest.partition("/")[0]], stack) + extra
+            yield name, kept_bytes(size, program.saved_parts[rest.partition("/")[0]], software) + extra
         elif kind in shares:
             yield name, int(size * shares[kind])
 
 
-def _state_shares(spec: StepSpec, stack: Stack) -> dict[str, float]:
-    """Sizes of optimizer states and master weights that the stack states, as shares of the declared, by kind of buffer."""
+def _state_shares(spec: StepSpec, software: SoftwareProfile) -> dict[str, float]:
+    """Sizes of optimizer states and master weights that the software states, as shares of the declared, by kind of buffer."""
     optimizer, shares = spec.optimizer, dict[str, float]()
-    if stack.optimizer_bytes is not None and optimizer.state:
-        shares["optimizer"] = len(optimizer.state) * stack.optimizer_bytes / optimizer.state_bytes(spec.master)
-    if stack.master_bytes is not None:
-        shares["master"] = stack.master_bytes / DTYPE_BYTES[spec.master]
+    if software.optimizer_bytes is not None and optimizer.state:
+        shares["optimizer"] = len(optimizer.state) * software.optimizer_bytes / optimizer.state_bytes(spec.master)
+    if software.master_bytes is not None:
+        shares["master"] = software.master_bytes / DTYPE_BYTES[spec.master]
     return shares
 
 
-def kept_bytes(saved: int, parts: SavedParts, stack: Stack) -> int:
+def kept_bytes(saved: int, parts: SavedParts, software: SoftwareProfile) -> int:
     """Bytes that a block keeps for backward where it declares `saved`. Attention's output stays beside its low-precision copy."""
-    kept = stack.saved_share * saved
-    if stack.narrow_operands and stack.products:
-        narrow = NARROW[stack.products]
+    kept = software.saved_share * saved
+    if software.narrow_operands and software.gemm_dtype:
+        narrow = NARROW[software.gemm_dtype]
         kept -= (1 - narrow) * parts.operands - narrow * parts.attended
     return int(kept)
 
@@ -75,43 +75,43 @@ def _held(step: Instruction, logits: int, extra: int) -> Instruction:
     return step
 
 
-def units_bytes(view: RankView, stack: Stack) -> int:
-    """What ZeRO-3's runtime holds of whole units beyond the declared: embedding and head, which it does not gather again in a
-    step, and a few blocks. The same however many ranks share them."""
+def units_bytes(view: RankView, software: SoftwareProfile) -> int:
+    """Bytes that ZeRO-3's runtime allocates for unsharded units beyond the declared: embedding and head, which it does not gather
+    again in a step, and a few blocks. The same however many ranks share them."""
     sizes = {unit: flat.padded_numel for unit, flat in view.flats.items() if flat.zero == 3}
     blocks = [[unit.name for unit in segment.own] for segment in view.segments if segment.kind == "block"]
     largest = sorted(sum(sizes.pop(unit, 0) for unit in units) for units in blocks)[-BLOCKS:]
-    return int(stack.unit_bytes * (sum(largest) + sum(sizes.values())))
+    return int(software.unit_bytes * (sum(largest) + sum(sizes.values())))
 
 
-def block_bytes(spec: StepSpec, stack: Stack) -> int:
-    """What one block keeps beyond the declared."""
+def block_bytes(spec: StepSpec, software: SoftwareProfile) -> int:
+    """Bytes that one block keeps beyond the declared."""
     model, shape = spec.model, spec.shape
-    hidden = stack.saved_bytes * shape.hidden_tokens * model.hidden_size
+    hidden = software.saved_bytes * shape.hidden_tokens * model.hidden_size
     if shape.sequence_parallel and spec.layout.tp > 1:
-        hidden += stack.gathered_bytes * shape.tokens * model.hidden_size
-    if not stack.fused_attention and not stack.attention_recomputed:
+        hidden += software.gathered_bytes * shape.tokens * model.hidden_size
+    if not software.fused_attention and not software.attention_recomputed:
         heads, _ = shape.heads(model)
-        width = (4 if stack.wide_scores else shape.element_bytes) + DROPOUT_BYTES * stack.attention_dropout
+        width = (4 if software.fp32_scores else shape.element_bytes) + DROPOUT_BYTES * software.attention_dropout
         hidden += width * heads * shape.tokens * shape.sequence_length
     return int(hidden)
 
 
-def logits_bytes(spec: StepSpec, stack: Stack) -> int:
-    """Of all tokens of a microbatch, this rank's part of the vocabulary."""
-    return int(stack.logits_bytes * spec.shape.tokens * spec.model.vocab_size // spec.layout.tp)
+def logits_bytes(spec: StepSpec, software: SoftwareProfile) -> int:
+    """Bytes of the logits of all tokens of a microbatch, in this rank's part of the vocabulary."""
+    return int(software.logits_bytes * spec.shape.tokens * spec.model.vocab_size // spec.layout.tp)
 
 
-def allocated_bytes(peak: int, stack: Stack) -> int:
-    """What the allocator has handed out at most: `torch.cuda.max_memory_allocated`."""
-    return int(peak * (1 + stack.extra))
+def allocated_bytes(peak: int, software: SoftwareProfile) -> int:
+    """Peak of allocated memory: `torch.cuda.max_memory_allocated`."""
+    return int(peak * (1 + software.extra))
 
 
-def reserved_bytes(peak: int, stack: Stack) -> int:
-    """What the allocator holds at most, with blocks that are free but cut up: `torch.cuda.max_memory_reserved`."""
-    return int(allocated_bytes(peak, stack) * (1 + stack.slack))
+def reserved_bytes(peak: int, software: SoftwareProfile) -> int:
+    """Peak of reserved memory, with free blocks that are cut up: `torch.cuda.max_memory_reserved`."""
+    return int(allocated_bytes(peak, software) * (1 + software.fragmentation))
 
 
-def device_bytes(peak: int, stack: Stack) -> int:
-    """What the device holds when the program holds `peak`."""
-    return reserved_bytes(peak, stack) + int(stack.context_bytes)
+def device_bytes(peak: int, software: SoftwareProfile) -> int:
+    """Memory of the device when the program's peak is `peak`."""
+    return reserved_bytes(peak, software) + int(software.context_bytes)

@@ -7,7 +7,7 @@ from fourfold.cost.kernels import launches
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Attention, Elementwise, Gemm, Item, Join, Start, Work
 
-KINDS = {Gemm: "matrix products", Attention: "attention", Elementwise: "passes over memory"}
+KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound kernels"}
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class PhaseCost:
 
 
 def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
-    """One pass over a segment on one microbatch. What goes to experts beside another microbatch's pass (`Prices.paired_share`)
+    """One pass over a segment on one microbatch. Dispatch that runs beside another microbatch's pass (`Prices.paired_share`)
     finds there as much computation as this pass has, on average of the two."""
-    stack = prices.stack
+    software = prices.software
     now = exposed = 0.0
     started = host = 0.0
     busy: dict[str, float] = {}
@@ -44,7 +44,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
             end = max(now, links.get(axes, 0.0)) + seconds
             links[axes] = pending[item.name] = end
             host += prices.host(axes)
-            if not stack.overlap_inside:
+            if not software.overlap_inside:
                 exposed, now = exposed + end - now, end
         elif isinstance(item, Join):
             end = pending.pop(item.name)
@@ -54,7 +54,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
             seconds = prices.kernel(item)
             if pending:
                 beside = max(pending.values()) - now
-                seconds += stack.contention * max(0.0, min(seconds, beside))
+                seconds += software.contention * max(0.0, min(seconds, beside))
             kind = KINDS[type(item)]
             busy[kind] = busy.get(kind, 0.0) + seconds
             started += launches(item, prices.kernels)
@@ -63,12 +63,12 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     if end > now:
         exposed, now = exposed + end - now, end
     if beside_pair:
-        lost = stack.contention * min(now, beside_pair)
+        lost = software.contention * min(now, beside_pair)
         end = max(now + lost, beside_pair)
         exposed, now = exposed + end - now, end
-    host += started * stack.host_launch_seconds
-    if stack.host_route_seconds and is_routed(phase):
-        host += stack.host_route_seconds
+    host += started * software.host_launch_seconds
+    if software.host_route_seconds and is_routed(phase):
+        host += software.host_route_seconds
     return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
 
 

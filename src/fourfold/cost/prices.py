@@ -1,4 +1,4 @@
-"""Everything that a price depends on beside the program: the cluster, fitted constants, the software stack, number formats."""
+"""Everything that a price depends on beside the program: the cluster, fitted constants, the software, number formats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,34 +8,34 @@ from math import sqrt
 from fourfold.cost.collectives import Links, Span, Spared, collective_seconds, span_of, transfer_seconds
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout
 from fourfold.model.work import Attention, Elementwise, Gemm
 from fourfold.program.schedule import find_schedule
 
 MERGED_SHARE = 0.5
-"""Of what goes to experts, what merged microbatches hide: runs of one source with it and without are 8 to 18 % apart, a third to
+"""Share of expert dispatch that merged microbatches hide: runs of one source with it and without are 8 to 18 % apart, a third to
 more than all of what hiding all of it would save (Megatron, DeepSeek-V3 of 14 layers; Megatron Bridge, Qwen3-30B)."""
 SAMPLED = 4
-"""Of shards and of replicas, whose pipelines are looked at."""
+"""Number of shards and of replicas whose pipelines are looked at."""
 
 
 @dataclass(frozen=True)
 class Prices:
     """Seconds of kernels, collectives and transfers for the ranks of `layout` on `cluster`.
 
-    `dtype`: the compute format; `product_dtype`: that of matrix products alone, where it is another (fp8). `link_share`: of each
-    tier's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
+    `dtype`: the compute format; `gemm_dtype`: that of matmuls alone, where it is another (fp8). `link_share`: of each
+    level's bandwidth that collectives reach. `masked_share`: of causal attention's work that masks leave. `top_k`: experts
     of a token; `top_nodes`: on so many nodes at most (0: on any), as where experts are chosen in groups (DeepSeek-AI 2024, 2.1.2).
     """
 
     cluster: Cluster
     layout: Layout
     kernels: Kernels = field(default_factory=Kernels)
-    stack: Stack = field(default_factory=Stack)
+    software: SoftwareProfile = field(default_factory=SoftwareProfile)
     dtype: str = "bf16"
-    product_dtype: str = "bf16"
+    gemm_dtype: str = "bf16"
     element_bytes: int = 2
     link_share: float = 0.8
     masked_share: float = 1.0
@@ -44,13 +44,13 @@ class Prices:
     links: Links = field(default_factory=lambda: fitted().link_constants)
 
     @cached_property
-    def _stack_links(self) -> Links:
-        """The links as the stack's network is: its hops."""
-        return replace(self.links, network_hop_seconds=self.links.network_hop_seconds * self.stack.network_hops)
+    def _software_links(self) -> Links:
+        """The links as the software's network is: its hops."""
+        return replace(self.links, network_hop_seconds=self.links.network_hop_seconds * self.software.network_hops)
 
     @property
     def _link_share(self) -> float:
-        return self.link_share * self.stack.link_speed
+        return self.link_share * self.software.link_speed
 
     @cached_property
     def _collectives(self) -> dict[tuple[str, str, int], float]:
@@ -70,12 +70,12 @@ class Prices:
 
     @cached_property
     def _kernel(self) -> Callable[[Gemm | Attention | Elementwise], float]:
-        return kernel_times(self.cluster.device, self.kernels, self.product_dtype, self.dtype, self.element_bytes)
+        return kernel_times(self.cluster.device, self.kernels, self.gemm_dtype, self.dtype, self.element_bytes)
 
     @cached_property
     def plain(self) -> "Prices":
-        """The same with every product in the compute format, as the head's are."""
-        return self if self.product_dtype == self.dtype else replace(self, product_dtype=self.dtype)
+        """The same with every matmul in the compute format, as the head's are."""
+        return self if self.gemm_dtype == self.dtype else replace(self, gemm_dtype=self.dtype)
 
     def kernel(self, item: Gemm | Attention | Elementwise) -> float:
         """Seconds of one kernel on the device."""
@@ -97,47 +97,47 @@ class Prices:
             found = self._spans[axes] = span_of(self.layout, tuple(axes.split("+")), self.cluster)
         return found
 
-    def tiers(self, axes: str) -> tuple[str, ...]:
-        """Names of the tiers of links that groups along `axes` cross, innermost first."""
+    def levels(self, axes: str) -> tuple[str, ...]:
+        """Names of the interconnect levels that groups along `axes` cross, innermost first."""
         members = (1, *self._span(axes).members)
         return tuple(
-            tier.name
-            for tier, inner, outer in zip(self.cluster.tiers, members, members[1:], strict=False)
+            level.name
+            for level, inner, outer in zip(self.cluster.levels, members, members[1:], strict=False)
             if outer > inner
         )
 
     def _group(self, kind: str, axes: str, size: float, spared: Spared = (0.0, 0.0)) -> float:
         size /= self._link_share
-        return collective_seconds(kind, size, self._span(axes), self.cluster, self._stack_links, spared)
+        return collective_seconds(kind, size, self._span(axes), self.cluster, self._software_links, spared)
 
     def _dispatch(self, axes: str, size: float) -> float:
         """Tokens to their experts, or back."""
-        etp, stack, span = self.layout.etp, self.stack, self._span(axes)
+        etp, software, span = self.layout.etp, self.software, self._span(axes)
         nodes = -(-span.size // span.members[0])
         spared = (0.0, 0.0)
-        if stack.dispatches_once:
+        if software.dispatches_once:
             spared = (spared_copies(span.size, self.top_k), spared_copies(nodes, self.top_k, self.top_nodes))
-        if not stack.dispatch_first or etp == 1:
+        if not software.dispatch_first or etp == 1:
             return self._group("all_to_all", axes, size, spared)
         return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
 
     @cached_property
     def paired_share(self) -> float:
         """How much of what goes to experts runs beside the computation of another microbatch."""
-        if self.stack.overlap_experts and find_schedule(self.layout.schedule).pairs_passes:
+        if self.software.overlap_experts and find_schedule(self.layout.schedule).pairs_passes:
             return 1.0
-        return MERGED_SHARE if self.stack.merged_experts else 0.0
+        return MERGED_SHARE if self.software.merged_experts else 0.0
 
     def host(self, axes: str) -> float:
         """Seconds in which the host starts one collective inside a segment."""
         found = self._hosts.get(axes)
         if found is None:
-            found, stack = self.stack.host_collective_seconds, self.stack
-            if stack.host_crowded_seconds:
+            found, software = self.software.host_collective_seconds, self.software
+            if software.host_crowded_seconds:
                 stages, span = self._span("pp"), self._span(axes)
                 if stages.size > stages.members[0] and span.size > 1:
                     blocks = -(-span.size // span.members[0])
-                    found += stack.host_crowded_seconds * span.size * sqrt(blocks)
+                    found += software.host_crowded_seconds * span.size * sqrt(blocks)
             self._hosts[axes] = found
         return found
 
@@ -149,7 +149,7 @@ class Prices:
         if found is None:
             senders, scaled = self.layout.world_size // self.layout.pp, size / self._link_share
             found = max(
-                transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._stack_links)
+                transfer_seconds(scaled, ranks[source], ranks[target], self.cluster, senders, self._software_links)
                 for ranks in self._pipelines
             )
             self._transfers[key] = found
@@ -166,8 +166,8 @@ class Prices:
                     place = {"pp": 0, "dp_replicate": replica, "dp_shard": shard, **inner}
                     ranks = layout.group_of(layout.rank_of(place), ("pp",))
                     blocks = tuple(
-                        tuple(rank // tier.devices - ranks[0] // tier.devices for rank in ranks)
-                        for tier in self.cluster.tiers
+                        tuple(rank // level.devices - ranks[0] // level.devices for rank in ranks)
+                        for level in self.cluster.levels
                     )
                     found.setdefault(blocks, ranks)
         return tuple(found.values())
@@ -178,7 +178,7 @@ class Prices:
 
 
 def spared_copies(places: int, top_k: int, at_most: int = 0) -> float:
-    """Of a token's copies for `top_k` experts, each somewhere on `places` ranks or nodes: what need not be sent where each of
+    """Share of a token's copies for `top_k` experts, each on one of `places` ranks or nodes, that need not be sent where each of
     those gets it once. `at_most`: it has experts on so many of them (0: on any)."""
     if places == 1:
         return 0.0

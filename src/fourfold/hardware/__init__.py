@@ -12,14 +12,14 @@ from fourfold.hardware.files import (
     parse_device,
     resized,
 )
-from fourfold.hardware.types import PEAK_BITS, Cluster, Device, Tier
+from fourfold.hardware.types import PEAK_BITS, Cluster, Device, Level
 
 __all__ = [
     "PEAK_BITS",
     "THIS",
     "Cluster",
     "Device",
-    "Tier",
+    "Level",
     "cluster_names",
     "device_names",
     "is_path",

@@ -16,10 +16,10 @@ from fourfold.hardware.schema import (
     brief,
     check,
     check_calibration,
-    check_tiers,
+    check_levels,
 )
 from fourfold.hardware.size import resize
-from fourfold.hardware.types import Cluster, Device, Tier
+from fourfold.hardware.types import Cluster, Device, Level
 
 MAX_FILE_BYTES = 2 * 2**20
 MAX_LINE_DOTS = 50
@@ -46,7 +46,7 @@ def load_cluster(name: str) -> Cluster:
     """The cluster `name`: one of `cluster_names` or the path of a `.toml` file, either with `:DEVICES` behind it for another
     number of its devices.
 
-    Fewer devices: blocks of the network that are not needed fall away. More: where the outermost tier is `scalable`. See `resize`.
+    Fewer devices: blocks of the network that are not needed fall away. More: where the outermost level is `scalable`. See `resize`.
     Raises `UserError` for an unknown name (with the nearest), a file that is wrong (with the key), a number that does not fit."""
     base, devices = _split(name)
     text, where = _find(base, "clusters")
@@ -93,10 +93,10 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
     key = PurePath(where).stem
     stated = {name: value for name, value in table.items() if name not in CLUSTER_EXTRA}
     cluster = check(ClusterTable, stated, where, CLUSTER_EXTRA)
-    check_tiers(cluster.tiers, where)
+    check_levels(cluster.levels, where)
     device = _device_of(table, where, key)
     calibration = check_calibration(table.get("calibration", {}), where)
-    tiers = tuple(Tier(**{**t.model_dump(), "dimensions": tuple(t.dimensions)}) for t in cluster.tiers)
+    levels = tuple(Level(**{**t.model_dump(), "dimensions": tuple(t.dimensions)}) for t in cluster.levels)
     wanted = cluster.devices if devices is None else devices
     return Cluster(
         key=key if wanted == cluster.devices else f"{key}:{wanted}",
@@ -104,20 +104,20 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
         source=cluster.source,
         device=device,
         devices=wanted,
-        tiers=resize(tiers, wanted, where),
+        levels=resize(levels, wanted, where),
         dollars_per_device_hour=cluster.dollars_per_device_hour,
         mean_hours_between_failures_per_device=cluster.mean_hours_between_failures_per_device,
         watts_per_device=cluster.watts_per_device,
         calibration=calibration,
-        whole=tiers,
+        whole=levels,
     )
 
 
 def resized(cluster: Cluster, devices: int) -> Cluster:
     """The same cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
     base = cluster.key.partition(":")[0]
-    tiers = resize(cluster.all_tiers, devices, base)
-    return replace(cluster, key=f"{base}:{devices}", devices=devices, tiers=tiers)
+    levels = resize(cluster.all_levels, devices, base)
+    return replace(cluster, key=f"{base}:{devices}", devices=devices, levels=levels)
 
 
 def _device_of(table: dict[str, Any], where: str, key: str) -> Device:

@@ -51,8 +51,8 @@ class DeviceTable(Section):
     power_watts: Positive | None = None
 
 
-class TierTable(Section):
-    """One `[[tiers]]` table. Units: bytes per second, seconds."""
+class LevelTable(Section):
+    """One `[[levels]]` table. Units: bytes per second, seconds."""
 
     name: Name
     kind: Literal["switch", "torus", "shared"]
@@ -68,7 +68,7 @@ class TierTable(Section):
     @classmethod
     def _short(cls, value: str) -> str:
         if len(value) > 40:
-            raise ValueError("a tier's name should have at most 40 characters")
+            raise ValueError("a level's name should have at most 40 characters")
         return value
 
 
@@ -78,7 +78,7 @@ class ClusterTable(Section):
     name: Name
     source: Source
     devices: Devices
-    tiers: Annotated[list[TierTable], Field(min_length=1, max_length=8)]
+    levels: Annotated[list[LevelTable], Field(min_length=1, max_length=8)]
     dollars_per_device_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
     mean_hours_between_failures_per_device: Positive | None = None
     watts_per_device: Positive | None = None
@@ -104,7 +104,7 @@ _EXAMPLES: dict[str, str] = {
     "wrap_multiple": "4",
     "part_multiple": "4",
     "scalable": "true",
-    "tiers": 'a table [[tiers]] with name = "nvlink", kind = "switch", devices = 8, ...',
+    "levels": 'a table [[levels]] with name = "nvlink", kind = "switch", devices = 8, ...',
     "dollars_per_device_hour": "2.5",
     "mean_hours_between_failures_per_device": "50_000",
     "watts_per_device": "1275",
@@ -127,7 +127,7 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
     last = next((part for part in reversed(location) if isinstance(part, str)), "")
     if item["type"] == "extra_forbidden":
-        fields = TierTable if location[0] == "tiers" else kind
+        fields = LevelTable if location[0] == "levels" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
         near = nearest(last, allowed)
         return f"unknown key {brief(key)}; " + (f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}")
@@ -146,45 +146,45 @@ def brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def check_tiers(tiers: list[TierTable], where: str) -> None:
-    """Checks tiers against each other: each joins whole blocks of the one below, only the innermost may be a torus or used in
+def check_levels(levels: list[LevelTable], where: str) -> None:
+    """Checks levels against each other: each joins whole blocks of the one below, only the innermost may be a torus or used in
     part, only the outermost may grow. Raises `UserError` naming the key."""
     below = 1
-    for index, tier in enumerate(tiers):
-        key = f"{where}: tiers[{index}]"
-        if tier.devices % below or (index and tier.devices == below):
+    for index, level in enumerate(levels):
+        key = f"{where}: levels[{index}]"
+        if level.devices % below or (index and level.devices == below):
             raise UserError(
-                f"{key}.devices = {tier.devices}: tier {tier.name!r} should join a multiple of the {below} devices of "
-                f"the tier below, and more than it; a value that works: {max(2, tier.devices // below + 1) * below}"
+                f"{key}.devices = {level.devices}: level {level.name!r} should join a multiple of the {below} devices of "
+                f"the level below, and more than it; a value that works: {max(2, level.devices // below + 1) * below}"
             )
-        below = tier.devices
-        if tier.scalable and (index < len(tiers) - 1 or tier.kind == "torus"):
+        below = level.devices
+        if level.scalable and (index < len(levels) - 1 or level.kind == "torus"):
             raise UserError(
-                f"{key}.scalable = true: allowed for the outermost tier alone, and not for a torus; a value that works: false"
+                f"{key}.scalable = true: allowed for the outermost level alone, and not for a torus; a value that works: false"
             )
-        if tier.part_multiple and (index or tier.kind == "torus" or tier.devices % tier.part_multiple):
+        if level.part_multiple and (index or level.kind == "torus" or level.devices % level.part_multiple):
             raise UserError(
-                f"{key}.part_multiple = {tier.part_multiple}: allowed for the innermost tier alone, not for a torus, and a "
-                f"divisor of its devices = {tier.devices}; leave it out, or state 1"
+                f"{key}.part_multiple = {level.part_multiple}: allowed for the innermost level alone, not for a torus, and a "
+                f"divisor of its devices = {level.devices}; leave it out, or state 1"
             )
-        if tier.kind == "torus":
-            _check_torus(tier, index, key)
-        elif tier.dimensions or tier.wrap_multiple != 1:
-            name = "dimensions" if tier.dimensions else "wrap_multiple"
-            raise UserError(f'{key}.{name}: a {tier.kind} has none; leave it out, or state kind = "torus"')
+        if level.kind == "torus":
+            _check_torus(level, index, key)
+        elif level.dimensions or level.wrap_multiple != 1:
+            name = "dimensions" if level.dimensions else "wrap_multiple"
+            raise UserError(f'{key}.{name}: a {level.kind} has none; leave it out, or state kind = "torus"')
 
 
-def _check_torus(tier: TierTable, index: int, key: str) -> None:
+def _check_torus(level: LevelTable, index: int, key: str) -> None:
     if index:
-        raise UserError(f'{key}.kind = "torus": allowed for the innermost tier alone; a value that works: "switch"')
-    if not tier.dimensions:
+        raise UserError(f'{key}.kind = "torus": allowed for the innermost level alone; a value that works: "switch"')
+    if not level.dimensions:
         raise UserError(
-            f"{key}.dimensions is missing: a torus needs its shape; for example dimensions = [{tier.devices}]"
+            f"{key}.dimensions is missing: a torus needs its shape; for example dimensions = [{level.devices}]"
         )
-    if math.prod(tier.dimensions) != tier.devices:
+    if math.prod(level.dimensions) != level.devices:
         raise UserError(
-            f"{key}.dimensions = {tier.dimensions}: their product should be the tier's devices = {tier.devices}; "
-            f"a value that works: [{tier.devices}]"
+            f"{key}.dimensions = {level.dimensions}: their product should be the level's devices = {level.devices}; "
+            f"a value that works: [{level.devices}]"
         )
 
 

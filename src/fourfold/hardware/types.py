@@ -1,4 +1,4 @@
-"""Devices, tiers of the network and clusters: figures with units, and the peak of a number format."""
+"""Devices, interconnect levels and clusters: figures with units, and the peak of a number format."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,13 +28,13 @@ class Device:
     `key`: the file's stem, as in `"h100-sxm"`. `source`: where the figures are from; "from memory" marks what was not read there.
 
     `memory_bytes`: the capacity on the label. Makers of accelerators write GB for 2**30 bytes, and so is it read here: "80 GB" is
-    80 x 2**30. What a framework can allocate is some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
+    80 x 2**30. A framework can allocate some 0.5 to 3 % less; that belongs to the framework's overhead, not to the device.
     `memory_bytes_per_second`: peak of that memory, reads and writes together, GB = 1e9.
 
-    `peak_flops_per_second`: dense matrix products, never with structured sparsity, by format of the operands (`PEAK_BITS`); a
+    `peak_flops_per_second`: dense matmuls, never with structured sparsity, by format of the operands (`PEAK_BITS`); a
     multiply-add counts 2. `fp32` is the rate without reduction to tf32; `fp64` that of tensor or matrix units where they have it.
 
-    `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matrix product are spread over.
+    `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matmul are spread over.
     `power_watts`: the maker's thermal or board limit of the device alone."""
 
     key: str
@@ -47,7 +47,7 @@ class Device:
     power_watts: float | None = None
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of a matrix product whose operands are `dtype`.
+        """FLOP/s of a matmul whose operands are `dtype`.
 
         A format that is not stated runs in the nearest that is: fp4 in fp8, fp8 in bf16 (A100), bf16 in fp16 (V100) and the other
         way round, 16 bits in tf32 or fp32, tf32 in fp32. Where only narrower formats are stated, the widest of them is
@@ -67,26 +67,26 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Tier:
-    """One level of the network: how blocks of `devices` devices are joined.
+class Level:
+    """One interconnect level: how blocks of `devices` devices are joined.
 
     `name`: nvlink, rail, leaf, spine, pod, ici, pcie, loopback, ...
 
     `kind`: `switch`, every device has `bytes_per_second` of its own, to any other; `torus`, neighbours are linked along
     `dimensions`, with wrap-around; `shared`, one medium that all devices below divide (a PCIe host bridge, a machine's loopback).
 
-    `devices`: how many devices one block joins, a multiple of the tier below.
+    `devices`: how many devices one block joins, a multiple of the level below.
 
     `bytes_per_second`: what the makers state, one direction, before any loss to protocol. `switch`: per device; oversubscription
     shows as a lower figure. `torus`: per link and direction, two links a device and dimension. `shared`: of the whole medium.
 
-    `latency_seconds`: of one small message between two devices through this tier, protocol included, the launch of a kernel not.
+    `latency_seconds`: of one small message between two devices through this level, protocol included, the launch of a kernel not.
 
     `dimensions`: a torus's shape, else empty. `wrap_multiple`: a dimension has wrap-around links where its extent is a multiple of
     this; a part of the torus without them has half the rate along that dimension, and `bytes_per_second` is then the mean.
 
-    `part_multiple`: innermost tier of a cluster of several blocks: a block may be used in part, by multiples of this many devices
-    (an NVL72 rack by trays of 4); None: whole. `scalable`: more than `devices` can be joined in the same way (outermost tier)."""
+    `part_multiple`: innermost level of a cluster of several blocks: a block may be used in part, by multiples of this many devices
+    (an NVL72 rack by trays of 4); None: whole. `scalable`: more than `devices` can be joined in the same way (outermost level)."""
 
     name: str
     kind: Literal["switch", "torus", "shared"]
@@ -103,14 +103,14 @@ class Tier:
 class Cluster:
     """Devices of one kind and the network that joins them.
 
-    `key`: the file's stem, with `:DEVICES` where another number than the file's was asked for. `tiers`: innermost first,
-    each of more devices than the one before; the last joins all `devices`. A cluster of one device keeps its innermost tier.
+    `key`: the file's stem, with `:DEVICES` where another number than the file's was asked for. `levels`: innermost first,
+    each of more devices than the one before; the last joins all `devices`. A cluster of one device keeps its innermost level.
 
     `dollars_per_device_hour`: a price, as `source` says whose. `mean_hours_between_failures_per_device`: device hours per
     interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
     system (hosts, fans, switches inside), at its maker's maximum. None: no source states it.
 
-    `whole`: the tiers of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
+    `whole`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
     `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
 
     key: str
@@ -118,19 +118,19 @@ class Cluster:
     source: str
     device: Device
     devices: int
-    tiers: tuple[Tier, ...]
+    levels: tuple[Level, ...]
     dollars_per_device_hour: float | None = None
     mean_hours_between_failures_per_device: float | None = None
     watts_per_device: float | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    whole: tuple[Tier, ...] = ()
+    whole: tuple[Level, ...] = ()
 
     @property
-    def all_tiers(self) -> tuple[Tier, ...]:
-        """The tiers of all of the file's devices."""
-        return self.whole or self.tiers
+    def all_levels(self) -> tuple[Level, ...]:
+        """The levels of all of the file's devices."""
+        return self.whole or self.levels
 
     @property
     def node_devices(self) -> int:
-        """Devices that the innermost tier joins."""
-        return self.tiers[0].devices
+        """Devices that the innermost level joins."""
+        return self.levels[0].devices

@@ -1,4 +1,4 @@
-"""What one microbatch costs on the ranks that share it, whatever the pipeline and the data parallelism around them.
+"""Cost of one microbatch on the ranks that share it, whatever the pipeline and the data parallelism around them.
 
 Everything of a layout that changes what a segment computes: tensor and context parallelism, experts, the microbatch's size, the
 recompute policy. There are some hundreds of such shapes and millions of layouts, so each is priced once, by the segments' own work.
@@ -23,7 +23,7 @@ _PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
 
 @dataclass(frozen=True)
 class BlockPrice:
-    """Of all segments of the model, one microbatch, one rank of each pipeline stage together.
+    """Costs of all segments of the model, one microbatch, one rank of each pipeline stage together.
 
     `forward_seconds`, `backward_seconds` (recomputation included), `weight_seconds`: that part of the latter that can be put off.
     `saved_bytes`: what blocks keep for backward, their inputs included; `transient_bytes`: the most that one block needs besides.
@@ -69,7 +69,7 @@ class BlockPricer:
         self._passes: dict[tuple[str, BlockShape], _Passes] = {}
 
     def price(self, shape: BlockShape) -> BlockPrice:
-        """Of all segments."""
+        """The price of all segments."""
         total = BlockPrice()
         for segment, count in self._kinds:
             total = total.joined(self._segment(segment, shape), count)
@@ -97,8 +97,8 @@ class BlockPricer:
 
 @dataclass(frozen=True)
 class _Passes:
-    """Of one segment on one microbatch, as in `BlockPrice`. `kept_bytes` beside the input: from forward to backward, or, where all
-    is recomputed, during the backward alone."""
+    """Price of one segment on one microbatch, as in `BlockPrice`. `kept_bytes` beside the input: from forward to backward, or,
+    where all is recomputed, during the backward alone."""
 
     forward: float
     backward: float
@@ -136,14 +136,14 @@ def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
         backward=seconds(footprint.backward),
         weight=seconds(weight_gradient_work(segment, spec.model, spec.shape)),
         input_bytes=footprint.output_bytes,
-        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.stack),
+        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.software),
         workspace_bytes=footprint.backward_workspace_bytes,
     )
 
 
 def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
-    """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a stack
-    hides what goes to experts beside the other pass of a pair: no schedule hides more."""
+    """One replica without a pipeline: the data axes beside it change nothing inside a segment. The schedule does where a software
+    profile hides what goes to experts beside the other pass of a pair: no schedule hides more."""
     model = request.model
     layout = Layout(
         pp=1,
@@ -152,7 +152,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         cp=shape.cp,
         tp=shape.tp,
         zero=0,
-        schedule=_PAIRED if request.stack.overlap_experts else usual_schedule(1).name,
+        schedule=_PAIRED if request.software.overlap_experts else usual_schedule(1).name,
         microbatch_sequences=shape.microbatch_sequences,
         num_microbatches=1,
         sequence_length=request.sequence_length,

@@ -1,4 +1,4 @@
-"""What a layout costs at least: vectorised over every pipeline and every data parallelism around one shape of a replica.
+"""Lower bounds of a layout's cost: vectorised over every pipeline and every data parallelism around one shape of a replica.
 
 Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, or the traffic of gradients
 and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and optimizer states divided evenly, and the
@@ -25,11 +25,12 @@ from fourfold.plan.space import Pipeline
 from fourfold.program.schedule import usual_schedule
 
 EVEN_SHARE = 0.95
-"""Of the mean over ranks that the fullest rank holds at least: it has fewer segments than the mean where the head's are dear."""
+"""Share of the mean over ranks that the fullest rank has at least: it has fewer segments than the mean where the head's are
+dear."""
 
 
 class Parts(NamedTuple):
-    """Of a bound: what the pipeline computes, traffic that this may hide, what comes after."""
+    """Parts of a bound: the pipeline's computation, traffic that this may hide, what comes after."""
 
     compute: float
     beside: float
@@ -42,8 +43,9 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic that it
-    may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another (`placement`)."""
+    """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
+    that it may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another
+    (`placement`)."""
 
     outermost: Outermost
     shape: BlockShape
@@ -157,23 +159,23 @@ class Bounder:
 
     @staticmethod
     def _idle_seconds(price: BlockPrice, backward_seconds: float, table: Arrangements) -> Column:
-        """What a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The first
-        stage, which has the embedding, may be a block shorter than the mean."""
+        """Seconds that a rank idles at least while a microbatch passes the other stages, whose backward takes so long in all. The
+        first stage, which has the embedding, may be a block shorter than the mean."""
         pp = table.pp
         total = price.forward_seconds + price.backward_seconds
         stages = pp - 1 - np.minimum(1.0, price.block_seconds * pp * table.virtual_stages / total)
         first = table.idle_forward * price.forward_seconds / pp
-        filled = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
-        return np.maximum(0.0, stages) * (first + np.maximum(0.0, filled))
+        busy = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
+        return np.maximum(0.0, stages) * (first + np.maximum(0.0, busy))
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
-        """The optimizer's pass over its shard, and what the stack adds to every step."""
+        """The optimizer's pass over its shard, and what the software adds to every step."""
         request, precision, sharded = self.request, self.request.precision, table.zero > 0
         numbers = self._shard_numel(shape, table.pp, np.where(sharded, table.dp_shard * shape.cp, 1.0), sharded)
         formats = (precision.compute, precision.master_format, precision.gradients_format)
         moved = numbers * request.optimizer.spec.update_bytes(*formats)
         rate = request.cluster.device.memory_bytes_per_second * request.kernels.memory_share
-        return moved / rate + request.stack.step_seconds
+        return moved / rate + request.software.step_seconds
 
     def _head_rank_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
         """One microbatch on the rank that holds the head: besides it at least a segment, which is the embedding on a V, for each of
@@ -192,7 +194,7 @@ class Bounder:
         return np.maximum.reduce([beside for beside, _ in both]), np.maximum.reduce([after for _, after in both])
 
     def _domain_seconds(self, numbers: Column, over: float, stride: int, table: Arrangements) -> tuple[Column, Column]:
-        """Of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
+        """Seconds of parameters that dp_shard x `over` ranks share, which lie `stride` apart."""
         zero, microbatches = table.zero, table.microbatches
         gradients, values = numbers * self.request.gradient_bytes, numbers * self.request.element_bytes
         degrees, row = table.degrees
@@ -224,8 +226,8 @@ class Bounder:
         """Parameters whose optimizer state a rank holds. `dense`: ranks over which dense ones are sharded."""
         experts = shape.ep * shape.etp
         over = np.where(sharded, np.maximum(1.0, dense * shape.tp / experts), 1.0)
-        whole_dense, whole_experts = self.parameters
-        return whole_dense / (pp * shape.tp * dense) + whole_experts / (pp * experts * over)
+        full_dense, full_experts = self.parameters
+        return full_dense / (pp * shape.tp * dense) + full_experts / (pp * experts * over)
 
     def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
         request, pp, zero = self.request, table.pp, table.zero
@@ -235,7 +237,7 @@ class Bounder:
         states = np.where(zero == 3, shard, whole) * request.element_bytes
         states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request)
         gradients = np.where(zero >= 2, shard, whole) * request.gradient_bytes
-        stack = request.stack
+        software = request.software
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         units = 1 + min(1, request.prefetch)
         gathered = np.where(zero == 3, units * request.element_bytes, 0) + np.where(
@@ -249,14 +251,14 @@ class Bounder:
         peak = np.where(steady, gradients + full, np.maximum(full, gradients + full - each))
         transient = np.where(steady, price.transient_bytes + 0.9 * block * gathered, 0.0)
         held = share * (states + peak) + transient
-        return held * (1 + stack.slack) + stack.context_bytes
+        return held * (1 + software.fragmentation) + software.context_bytes
 
 
 def _optimizer_bytes(request: Request) -> float:
     """Bytes a parameter of master weights, where they are a copy, and of optimizer states."""
-    stack, spec = request.stack, request.optimizer.spec
-    master: float = request.master_bytes if stack.master_bytes is None else stack.master_bytes
+    software, spec = request.software, request.optimizer.spec
+    master: float = request.master_bytes if software.master_bytes is None else software.master_bytes
     state: float = spec.state_bytes(request.precision.master_format)
-    if stack.optimizer_bytes is not None:
-        state = len(spec.state) * stack.optimizer_bytes
+    if software.optimizer_bytes is not None:
+        state = len(spec.state) * software.optimizer_bytes
     return (master if request.mixed else 0) + state

@@ -11,19 +11,19 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.program.schedule import find_schedule, usual_schedule
 
-Said = tuple[str, list[str]]
-"""The text, and what it leaves out or changes."""
+Export = tuple[str, list[str]]
+"""The text, and the settings that it leaves out or changes."""
 
 
 def _own_code(request: Request) -> list[str]:
-    """What their files cannot name: another optimizer than theirs, a person's own block."""
+    """Settings that their files cannot name: another optimizer than theirs, a person's own block."""
     name, block = request.optimizer.name, request.model.block
     optimizer = f"optimizer {name}: is priced here, but not stated there: state it"
     own = f"model.block = {block!r}: is priced here; their model has to have the same block"
     return ([] if name == AdamWSection.spec.name else [optimizer]) + ([] if block is None else [own])
 
 
-def megatron(request: Request, layout: Candidate) -> Said:
+def megatron(request: Request, layout: Candidate) -> Export:
     """Command-line flags of `pretrain_gpt.py`."""
     missing = _own_code(request)
     flags = [
@@ -100,7 +100,7 @@ def _every_block_instead(layout: Candidate) -> str:
     return f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead"
 
 
-def torchtitan(request: Request, layout: Candidate) -> Said:
+def torchtitan(request: Request, layout: Candidate) -> Export:
     """The sections of a job's TOML file."""
     missing = _own_code(request)
     if layout.zero in (0, 1):
@@ -162,7 +162,7 @@ def torchtitan(request: Request, layout: Candidate) -> Said:
     return "\n".join(lines), missing
 
 
-def deepspeed(request: Request, layout: Candidate) -> Said:
+def deepspeed(request: Request, layout: Candidate) -> Export:
     """The JSON configuration; degrees beside data parallelism are the client's."""
     missing = _own_code(request)
     if layout.pp > 1:
@@ -206,7 +206,7 @@ def deepspeed(request: Request, layout: Candidate) -> Said:
     return json.dumps(table, indent=2), missing
 
 
-EXPORTS: dict[str, Callable[[Request, Candidate], Said]] = {
+EXPORTS: dict[str, Callable[[Request, Candidate], Export]] = {
     "megatron": megatron,
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,

@@ -13,7 +13,7 @@ from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.search import Progress, search
 
-Said = list[str]
+Lines = list[str]
 LONGEST = 2**24
 PARTS, MOST_TIMES = 8, 16
 """Models are tried in eighths of the width that was asked for, up to so many times it."""
@@ -23,7 +23,7 @@ SIMULATIONS = 40
 
 def cheapest(
     request: Request, tokens: float, dollars_per_hour: float, budget_seconds: float, progress: Progress | None
-) -> tuple[Request, Said]:
+) -> tuple[Request, Lines]:
     """The number of devices on which training `tokens` costs least: of doubled ones, then of some about the cheapest."""
     head = f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"
     known: dict[int, tuple[float, Request, str]] = {}
@@ -58,22 +58,22 @@ def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Clust
 
 def fewest(
     request: Request, tokens: float, deadline_seconds: float, budget_seconds: float, progress: Progress | None
-) -> tuple[Request, Said]:
+) -> tuple[Request, Lines]:
     """The smallest number of devices that train `tokens` in time: of doubled ones, then of some between the last two."""
-    said = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
+    lines = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
 
     def in_time(smaller: Request, priced: Priced) -> bool:
         seconds = tokens / request.tokens * priced.seconds
-        said.append(f"  {smaller.devices:>7} devices: {seconds / 86_400:8.1f} days")
+        lines.append(f"  {smaller.devices:>7} devices: {seconds / 86_400:8.1f} days")
         return seconds <= deadline_seconds
 
     late = 0
     for smaller, priced in _by_size(request, budget_seconds, progress):
         if in_time(smaller, priced):
-            return _between(request, late, smaller, in_time, budget_seconds, progress), said
+            return _between(request, late, smaller, in_time, budget_seconds, progress), lines
         late = smaller.devices
     raise UserError(
-        "\n".join([*said, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
+        "\n".join([*lines, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
     )
 
 
@@ -98,9 +98,9 @@ def _between(
     return enough
 
 
-def longest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Said]:
+def longest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Lines]:
     """The longest sequence, doubled from the one asked for, of which a step fits; the batch keeps its tokens."""
-    said = ["the longest sequence that fits:"]
+    lines = ["the longest sequence that fits:"]
     best = request
     length, model = request.sequence_length, request.model
     while length <= (model.max_position if model.positions == "learned" else LONGEST):
@@ -112,12 +112,12 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
         if not found.best:
             break
         best = longer
-        said.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
+        lines.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
         length *= 2
-    return best, said
+    return best, lines
 
 
-def largest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Said]:
+def largest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Lines]:
     """The largest model of the given one's proportions of which a step fits."""
     sizes = [model for n in range(1, PARTS * MOST_TIMES + 1) if (model := _scaled(request.model, n)) is not None]
     requests = [replace(request, model=model) for model in sizes]

@@ -1,4 +1,4 @@
-"""Where the axes of a mesh lie on a cluster's tiers: the order in which ranks are numbered.
+"""Where the axes of a mesh lie on a cluster's interconnect levels: the order in which ranks are numbered.
 
 With the stages of a pipeline outermost, ranks that read different data are as near as can be, and messages between stages travel
 farthest. Any other order brings stages nearer and data farther apart: it can win no more than what ranks wait for those messages,
@@ -19,7 +19,7 @@ TRIED = 2
 
 def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
     """Those that put some rank elsewhere, on a cluster where it matters."""
-    if candidate.pp == 1 or request.devices <= request.cluster.tiers[0].devices:
+    if candidate.pp == 1 or request.devices <= request.cluster.levels[0].devices:
         return
     for outermost in ORDERS:
         moved = {"pp": 1, "dp_replicate": candidate.dp_replicate, "dp": candidate.dp}[outermost]

@@ -77,5 +77,5 @@ class Pool:
         return self.tables[int(origin[0])].candidate(int(origin[1]))
 
     def parts(self, origin: np.ndarray) -> Parts:
-        """Of a layout's bound."""
+        """The parts of a layout's bound."""
         return self.tables[int(origin[0])].parts(int(origin[1]))

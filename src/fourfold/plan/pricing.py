@@ -27,7 +27,7 @@ class Priced:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device that holds the most."""
+        """Memory of the fullest device."""
         return max(self.device_bytes)
 
 
@@ -101,7 +101,7 @@ class Pricer:
         return bound * self._ratios[key]
 
     def _compiled(self, candidate: Candidate, spec: StepSpec) -> CompiledStages:
-        """What was compiled for the first layout of the same computation, as long as that is kept."""
+        """The stages compiled for the first layout of the same computation, as long as that is kept."""
         key = _computation(candidate)
         if key in self._recent:
             self._recent.move_to_end(key)

@@ -1,4 +1,4 @@
-"""What is asked of the planner: a model, a cluster, a batch; and what a layout is before it is one."""
+"""A request to the planner: a model, a cluster, a batch; and what a layout is before it is one."""
 
 from dataclasses import dataclass, replace
 
@@ -9,17 +9,17 @@ from fourfold.config.schema import LayoutSection, PrecisionSection
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.masks import Windows, share_left
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate
 from fourfold.program.spec import Transport, resolve_step
-from fourfold.simulate.run_prices import NOTHING_SAID, Said, prices_for, transport_on
+from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, prices_for, transport_on
 
 BF16 = PrecisionSection(compute="bf16")
 ADAMW = AdamWSection()
 MEMORY_SHARE = 0.94
-"""Of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
+"""Share of a device's memory that a layout may fill: the rest is the driver's, and what an allocator cannot use."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Request:
 
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
     `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
-    have: by their share of its work. `said`: of the software beside its name.
+    have: by their share of its work. `software_overrides`: what replaces constants of the software profile.
     """
 
     model: ModelConfig
@@ -42,7 +42,7 @@ class Request:
     document_tokens: int | None = None
     prefetch: int = 1
     windows: Windows | None = None
-    said: Said = NOTHING_SAID
+    software_overrides: SoftwareOverrides = NO_OVERRIDES
     optimizer: OptimizerSection = ADAMW
 
     @classmethod
@@ -53,16 +53,16 @@ class Request:
         sequence_length: int,
         global_sequences: int,
         precision: PrecisionSection = BF16,
-        stack: str | None = None,
+        software: str | None = None,
         memory_share: float = MEMORY_SHARE,
         document_mask: bool = False,
         document_tokens: int | None = None,
         prefetch: int = 1,
         windows: Windows | None = None,
-        said: Said = NOTHING_SAID,
+        software_overrides: SoftwareOverrides = NO_OVERRIDES,
         optimizer: OptimizerSection = ADAMW,
     ) -> "Request":
-        """With the constants that ship for that cluster's device and `stack` (default: fourfold's own). `document_tokens`: a
+        """With the constants that ship for that cluster's device and `software` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
         transport = transport_on(cluster)
         config = _run(
@@ -73,11 +73,11 @@ class Request:
         everywhere = replace(
             spec.layout, dp_shard=cluster.devices
         )  # a machine that was measured: as when all ranks compute
-        template = prices_for(config, replace(spec, layout=everywhere), cluster, stack, said)
+        template = prices_for(config, replace(spec, layout=everywhere), cluster, software, software_overrides)
         memory_bytes = int(cluster.device.memory_bytes * memory_share)
         data = (document_mask, transport, document_tokens)
         asked = cls(model, template, sequence_length, global_sequences, memory_bytes, precision, *data, prefetch)
-        return replace(asked, windows=windows, said=said, optimizer=optimizer)._masked()
+        return replace(asked, windows=windows, software_overrides=software_overrides, optimizer=optimizer)._masked()
 
     def on(self, cluster: Cluster) -> "Request":
         """The same on another number of the cluster's devices. Raises `UserError`."""
@@ -87,12 +87,12 @@ class Request:
             self.sequence_length,
             self.global_sequences,
             self.precision,
-            self.stack.name,
+            self.software.name,
             document_mask=self.document_mask,
             document_tokens=self.document_tokens,
             prefetch=self.prefetch,
             windows=self.windows,
-            said=self.said,
+            software_overrides=self.software_overrides,
             optimizer=self.optimizer,
         )
         return replace(asked, memory_bytes=self.memory_bytes)
@@ -104,7 +104,7 @@ class Request:
         return asked._masked()
 
     def _masked(self) -> "Request":
-        """With what masks leave of attention's work at this length."""
+        """The same with the share of attention's work that masks leave at this length."""
         documents = self.document_tokens if self.document_mask else None
         share = share_left(self.sequence_length, documents, self.windows)
         return replace(self, template=replace(self.template, masked_share=share))
@@ -118,8 +118,8 @@ class Request:
         return self.template.kernels
 
     @property
-    def stack(self) -> Stack:
-        return self.template.stack
+    def software(self) -> SoftwareProfile:
+        return self.template.software
 
     @property
     def devices(self) -> int:
@@ -127,12 +127,12 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         return self.global_sequences * self.sequence_length
 
     @property
     def element_bytes(self) -> int:
-        """Of the compute format."""
+        """Bytes of an element in the compute format."""
         return self.template.element_bytes
 
     @property

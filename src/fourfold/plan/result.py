@@ -1,4 +1,4 @@
-"""What a plan says: the layouts found, what the usual prescription would have chosen, why asked layouts lost."""
+"""The result of a plan: the layouts found, the heuristic baseline, why asked layouts lost."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from fourfold.simulate.summary import StepSummary
 
 @dataclass(frozen=True)
 class Plan:
-    """`prescription`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here.
+    """`heuristic_baseline`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here.
     `closer`: the best layout's step."""
 
     found: Found
-    prescription: Priced | None
+    heuristic_baseline: Priced | None
     explanations: tuple[Explanation, ...] = ()
     enough: int | None = None
     closer: StepSummary | None = None
@@ -32,8 +32,8 @@ class Plan:
     @property
     def front(self) -> list[Priced]:
         """Throughput against memory."""
-        lean = self.found.lean
-        return pareto([*self.found.best, *([lean] if lean else [])])
+        low_memory = self.found.low_memory
+        return pareto([*self.found.best, *([low_memory] if low_memory else [])])
 
     def tokens_per_second(self, priced: Priced) -> float:
         """Per device."""
@@ -43,5 +43,5 @@ class Plan:
         """FLOPs a token (`model.spec.step_flops_per_token`) x tokens/s of a device / its peak in the compute format."""
         request = self.request
         flops = step_flops_per_token(request.model, request.sequence_length)
-        peak = request.cluster.device.peak(request.template.product_dtype)
+        peak = request.cluster.device.peak(request.template.gemm_dtype)
         return flops * self.tokens_per_second(priced) / peak

@@ -16,8 +16,8 @@ from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.bound import Bounder
 from fourfold.plan.candidate import BlockShape, Candidate
-from fourfold.plan.lean import CLEARLY, Lean
-from fourfold.plan.lighter import WORTH, lighter, mended
+from fourfold.plan.low_memory import CLEARLY, LowMemory
+from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer, family
@@ -26,13 +26,13 @@ from fourfold.plan.space import block_shapes
 from fourfold.simulate.collection import without_collection
 
 Progress = Callable[[str, float], None]
-"""What is being done, and the share of it that is."""
+"""Called with what is being done, and the share of it that is done."""
 
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
 not simulated yet, and the most that is of a timeline."""
 BOUND_SHARE = 2 / 3
-"""Of the time budget that bounds may take."""
+"""Share of the time budget that bounds may take."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
@@ -54,15 +54,15 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `lean`: one that
-    holds clearly less than the best."""
+    """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
+    one that holds clearly less than the best."""
 
     request: Request
     best: tuple[Priced, ...]
     counts: Counts
     seconds: float
     smallest: tuple[Candidate, float] | None = None
-    lean: Priced | None = None
+    low_memory: Priced | None = None
 
 
 def search(
@@ -172,22 +172,22 @@ def _search(
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
-    lean = None
+    low_memory = None
     if best and time.monotonic() - started < budget_seconds:
         held = min(best, key=_time).memory_bytes
         if held > small.limit:
-            lean = small.fastest(pricer, CLEARLY * held)
+            low_memory = small.fastest(pricer, CLEARLY * held)
         best += _partial(pricer, best, outgrown, fixed)
         if "outermost" not in fixed:
             best = placed(pricer, best)
-    every = {priced.candidate: priced for priced in (*best, *([lean] if lean else []))}.values()
+    every = {priced.candidate: priced for priced in (*best, *([low_memory] if low_memory else []))}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
     counts.timelines = pricer.drawn
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    return Found(request, tuple(best), counts, time.monotonic() - started, least or pool.smallest, lean)
+    return Found(request, tuple(best), counts, time.monotonic() - started, least or pool.smallest, low_memory)
 
 
 def _time(priced: Priced) -> float:
@@ -202,18 +202,18 @@ def _partial(
     if "recompute" in fixed or not best:
         return []
     first = min(best, key=_time)
-    found = [lighter(pricer, first)]
+    found = [partially_recomputed(pricer, first)]
     faster = [p for p in outgrown if p.candidate.recompute == "none" and p.seconds < WORTH * first.seconds]
     if faster:
-        found.append(mended(pricer, min(faster, key=_time)))
+        found.append(made_to_fit(pricer, min(faster, key=_time)))
     return [p for p in found if p is not None]
 
 
 def _bound_all(
     request: Request, counts: Counts, deadline: float, progress: Progress | None, fixed: Mapping[str, int | str]
-) -> tuple[Pool, Lean]:
+) -> tuple[Pool, LowMemory]:
     """Bounds of all layouts, those of plain shapes first in case the time runs out."""
-    pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), Lean.of(request)
+    pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), LowMemory.of(request)
     shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
     shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
     for index, shape in enumerate(shapes):

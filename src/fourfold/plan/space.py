@@ -74,7 +74,7 @@ def block_shapes(request: Request) -> Iterator[BlockShape]:
 
 
 def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
-    """Of the mixed ones that whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
+    """The mixed method whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
     if cp == 1:
         return ["ring"]
     if request.model.block is not None:
@@ -108,7 +108,7 @@ def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
 
 
 def _worth(segments: int, pp: int, stages: int) -> bool:
-    """Of the numbers of stages that give a stage the same number of blocks, the least; and powers of two."""
+    """The least number of stages for every number of blocks a stage; and powers of two."""
     size = -(-segments // (pp * stages))
     return stages & (stages - 1) == 0 or -(-segments // (pp * (stages - 1))) > size
 

@@ -1,4 +1,4 @@
-"""A plan in words and as a document: the best layouts, what the usual prescription loses, why others lost."""
+"""A plan in words and as a document: the best layouts, what the heuristic baseline loses, why others lost."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def plan_lines(plan: Plan) -> list[str]:
     front = plan.front
     if len(front) > 1:
         lines += ["", "less memory for less speed:", *(_row(plan, "", each) for each in front[1:])]
-    lines += ["", *_closer(plan), "", *_prescription(plan), *_explanations(plan)]
+    lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
 
 
@@ -74,14 +74,14 @@ def _row(plan: Plan, name: str, priced: Priced) -> str:
     )
 
 
-def _prescription(plan: Plan) -> list[str]:
-    name = "the usual prescription (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
-    if plan.prescription is None:
+def _heuristic_baseline(plan: Plan) -> list[str]:
+    name = "the heuristic baseline (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
+    if plan.heuristic_baseline is None:
         return [f"{name}: no such layout fits or divides"]
     assert plan.best is not None
-    slower = plan.prescription.seconds / plan.best.seconds - 1
+    slower = plan.heuristic_baseline.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
-    return [f"{name} {verdict}:", _row(plan, "", plan.prescription)]
+    return [f"{name} {verdict}:", _row(plan, "", plan.heuristic_baseline)]
 
 
 def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
@@ -148,10 +148,10 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "cluster": request.cluster.key,
         "device": request.cluster.device.key,
         "devices": request.devices,
-        "stack": request.stack.name,
-        "products": request.template.product_dtype,
-        "context_bytes": int(request.stack.context_bytes),
-        "allocator_slack": request.stack.slack,
+        "software": request.software.name,
+        "gemm_dtype": request.template.gemm_dtype,
+        "context_bytes": int(request.software.context_bytes),
+        "allocator_fragmentation": request.software.fragmentation,
         "global_sequences": request.global_sequences,
         "sequence_length": request.sequence_length,
         "tokens": request.tokens,
@@ -159,7 +159,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "best": [_priced(plan, each) for each in plan.found.best],
         "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
-        "prescription": _priced(plan, plan.prescription) if plan.prescription is not None else None,
+        "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
         "explanations": [
             {
                 "asked": dict(each.asked),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.report.units import format_bytes, format_count, sparkline
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import IDLE
@@ -87,7 +87,7 @@ def late_lines(summary: StepSummary) -> list[str]:
 def _hint(summary: StepSummary) -> str | None:
     """Names what takes most beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.spec.layout
-    arithmetic = ("matrix products", "attention")
+    arithmetic = ("matmuls", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
     idle = sum(rank.get(IDLE, 0.0) for rank in summary.spent) / len(summary.spent)
     kind, seconds = max(costs.items(), key=lambda item: item[1], default=("", 0.0))
@@ -99,14 +99,14 @@ def _hint(summary: StepSummary) -> str | None:
     if seconds < 0.03 * summary.seconds:
         return None
     helps = {
-        "passes over memory": "fused kernels, or more tp with sequence parallelism",
+        "memory-bound kernels": "fused kernels, or more tp with sequence parallelism",
         "recomputation": "selective or no recomputation where memory allows (layout.recompute)",
         "transfers between stages": "stages whose neighbours share a faster link, fewer stages a rank, or smaller microbatches",
         "host": "larger microbatches, or fewer and larger kernels",
         "optimizer": "sharding it over more ranks (layout.zero = 1)",
     }
     what = helps.get(kind)
-    if kind.endswith("inside segments"):
+    if kind.startswith("exposed "):
         what = "a smaller or nearer group (less tp, cp or ep; inside a node), or larger microbatches"
     elif kind.endswith(" reduce"):
         once = layout.zero >= 2 and layout.num_microbatches > 1
@@ -160,7 +160,7 @@ def communication_lines(summary: StepSummary) -> list[str]:
     rows = [
         [
             each.axes,
-            ", ".join(each.tiers),
+            ", ".join(each.levels),
             format_bytes(each.sent_bytes),
             seconds_text(each.busy_seconds),
             seconds_text(each.exposed_seconds),
@@ -191,8 +191,8 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
     )
     hint = [] if summary.fits else [_too_much(summary)]
-    overhead = format_overhead(simulation.prices.stack)
-    beside = [f"overhead   {overhead} (--context-bytes, --slack), in what is held"] if overhead else []
+    overhead = format_overhead(simulation.prices.software)
+    beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), in what is held"] if overhead else []
     return [
         verdict,
         *hint,
@@ -201,20 +201,22 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     ]
 
 
-def format_overhead(stack: Stack) -> str:
+def format_overhead(software: SoftwareProfile) -> str:
     """Memory of a device beside the program's buffers; empty where none is counted."""
     context = (
-        [f"{format_bytes(int(stack.context_bytes))} context and communication buffers"] if stack.context_bytes else []
+        [f"{format_bytes(int(software.context_bytes))} context and communication buffers"]
+        if software.context_bytes
+        else []
     )
-    slack = [f"{per_cent(stack.slack)} allocator slack"] if stack.slack else []
-    return ", ".join([*context, *slack])
+    fragmentation = [f"{per_cent(software.fragmentation)} allocator fragmentation"] if software.fragmentation else []
+    return ", ".join([*context, *fragmentation])
 
 
 def format_software(prices: Prices) -> str:
-    """Whose software, and the format of its products where that is not the compute format."""
-    scales = " with a scale a block" if prices.stack.fine_scales else ""
-    products = f", products in {prices.product_dtype}{scales}" if prices.product_dtype != prices.dtype else ""
-    return f"{prices.stack.name}{products}"
+    """The software profile, and the format of its matmuls where that is not the compute format."""
+    scales = " with a scale a block" if prices.software.fine_scales else ""
+    gemm_dtype = f", matmuls in {prices.gemm_dtype}{scales}" if prices.gemm_dtype != prices.dtype else ""
+    return f"{prices.software.name}{gemm_dtype}"
 
 
 def _too_much(summary: StepSummary) -> str:
@@ -251,9 +253,9 @@ def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 
             if size < 0.001 * peak.bytes:
                 continue
             lines.append(f"    {KINDS.get(kind, kind):<30} {format_bytes(size):>9}  {per_cent(size / peak.bytes):>6}")
-        beside = device_bytes(peak.bytes, simulation.prices.stack) - peak.bytes
+        beside = device_bytes(peak.bytes, simulation.prices.software) - peak.bytes
         if beside:
-            lines.append(f"    {'context and slack':<30} {format_bytes(beside):>9}")
+            lines.append(f"    {'context and fragmentation':<30} {format_bytes(beside):>9}")
     return lines
 
 

@@ -15,8 +15,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
     document: dict[str, Any] = {
         "cluster": prices.cluster.key,
         "device": prices.cluster.device.key,
-        "stack": prices.stack.name,
-        "products": prices.product_dtype,
+        "software": prices.software.name,
+        "gemm_dtype": prices.gemm_dtype,
         "devices": summary.devices,
         "num_microbatches": summary.num_microbatches,
         "simulated_microbatches": layout.num_microbatches,
@@ -34,7 +34,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "communication": [
             {
                 "axes": each.axes,
-                "tiers": list(each.tiers),
+                "levels": list(each.levels),
                 "sent_bytes": each.sent_bytes,
                 "busy_seconds": each.busy_seconds,
                 "exposed_seconds": each.exposed_seconds,
@@ -52,8 +52,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
             }
             for rank, peak in enumerate(simulation.peaks)
         ],
-        "context_bytes": int(simulation.prices.stack.context_bytes),
-        "allocator_slack": simulation.prices.stack.slack,
+        "context_bytes": int(simulation.prices.software.context_bytes),
+        "allocator_fragmentation": simulation.prices.software.fragmentation,
         "device_memory_bytes": summary.device.memory_bytes,
         "fits": summary.fits,
     }

@@ -6,8 +6,8 @@ from fourfold.hardware import Cluster
 from fourfold.simulate.failures import best_interval, daly_interval, efficiency, spares_for, young_interval
 
 STORAGE_BYTES_PER_SECOND_A_NODE = 1e9
-"""What a node writes to storage, where no checkpoint time is given: Llama 3's 2 TB/s over some 2,000 nodes (Llama Team 2024,
-section 3.3.1)."""
+"""Bytes that a node writes to storage per second, where no checkpoint time is given: Llama 3's 2 TB/s over some 2,000 nodes (Llama
+Team 2024, section 3.3.1)."""
 RESTART_SECONDS = 600.0
 """From a failure until training goes on where spares stand by: noticing, starting the processes, loading. An estimate."""
 REPAIR_SECONDS = 4 * 3600.0
@@ -16,7 +16,7 @@ REPAIR_SECONDS = 4 * 3600.0
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a run's length depends on beside the step. None: not known, and what needs it is left out.
+    """Assumptions about a run beside its step. None: not known, and what needs it is left out.
 
     `failure_hours`: device hours for each interruption. `checkpoint_seconds`: while training stands still.
     `dollars_per_device_hour`, `watts_per_device` as in `Cluster`.
@@ -81,7 +81,7 @@ class Campaign:
 
     @property
     def device_hours(self) -> float:
-        """Of the devices that train, failures and checkpoints included, spares not."""
+        """Hours of the devices that train, failures and checkpoints included, spares not."""
         return self.devices * self.seconds / 3600
 
     @property

@@ -49,7 +49,7 @@ class CriticalPath:
 
 
 def critical_path(simulation: Simulation) -> CriticalPath:
-    """Of the step as simulated."""
+    """The critical path of the step as simulated."""
     return CriticalPath(tuple(reversed(list(_Walk(simulation).links()))))
 
 
@@ -118,7 +118,7 @@ class _Walk:
         return None, PathLink(rank, index, min(asked, begin), until, parts)
 
     def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
-        """What ran on the same stream until `begin`."""
+        """The instruction that ran on the same stream until `begin`."""
         step = self.steps[rank][index]
         if step.op in SENDS | RECEIVES:
             return None
@@ -137,7 +137,7 @@ class _Walk:
         return None
 
     def _reasons(self, rank: int, step: Instruction, seconds: float) -> tuple[tuple[str, float], ...]:
-        """What an instruction's own time went into; parts of kernels as far as they are in it."""
+        """Kinds of time of one instruction; parts of kernels as far as they are in it."""
         if step.op is Op.UPDATE:
             return (("optimizer", seconds),)
         if step.op is Op.WAIT:
@@ -149,9 +149,9 @@ class _Walk:
         parts = {kind: busy * share for kind, busy in cost.busy.items()}
         if step.op is Op.RECOMPUTE:
             parts = {"recomputation": sum(parts.values())}
-        parts[f"{'+'.join(cost.communication) or 'collectives'} inside segments"] = cost.exposed * share
+        parts[f"exposed {'+'.join(cost.communication) or 'other'} communication"] = cost.exposed * share
         parts["host"] = cost.host * share
-        parts["kernels slowed by collectives"] = seconds - cost.seconds * share
+        parts["compute/communication contention"] = seconds - cost.seconds * share
         return tuple((kind, part) for kind, part in parts.items() if part > 0)
 
 

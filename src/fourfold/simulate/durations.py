@@ -25,7 +25,7 @@ class Durations:
     def _cost(self, work: Work, is_head: bool) -> PhaseCost:
         if not is_head:
             return phase_cost(work, self.prices)
-        return phase_cost(whole(work) if self.prices.stack.whole_head else work, self.prices.plain)
+        return phase_cost(whole(work) if self.prices.software.unchunked_head else work, self.prices.plain)
 
     def phase(self, step: Instruction) -> PhaseCost:
         """A computing instruction, its own collectives included."""
@@ -42,7 +42,7 @@ class Durations:
     def collectives(self, step: Instruction) -> float:
         """The collectives of one instruction, one after the other."""
         seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in step.collectives)
-        return seconds + (self.prices.stack.host_collective_seconds if step.collectives else 0.0)
+        return seconds + (self.prices.software.host_collective_seconds if step.collectives else 0.0)
 
     def local(self, step: Instruction) -> float:
         """An instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""

@@ -10,32 +10,32 @@ from collections import deque
 
 from fourfold.config import UserError
 from fourfold.program.instruction import COMPUTE_OPS
-from fourfold.simulate.play import Play, Rank, Times
+from fourfold.simulate.state import Rank, SimulationState, Times
 
 
-def simulate_times(play: Play) -> Times:
+def simulate_times(state: SimulationState) -> Times:
     """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
-    ready = deque(play.ranks)
+    ready = deque(state.ranks)
     idle = 0
     while ready:
         rank = ready.popleft()
         before = rank.at
-        _advance(rank, play)
+        _advance(rank, state)
         if rank.at < len(rank.steps):
             ready.append(rank)
         idle = idle + 1 if rank.at == before else 0
         if idle > len(ready) + 1:
-            stuck = [play.waits_for(each) for each in sorted(ready, key=lambda each: each.index)]
+            stuck = [state.waits_for(each) for each in sorted(ready, key=lambda each: each.index)]
             raise UserError("\n".join(["the programs wait for each other:", *stuck]))
-    return play.times()
+    return state.times()
 
 
-def _advance(rank: Rank, play: Play) -> None:
+def _advance(rank: Rank, state: SimulationState) -> None:
     """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them."""
-    steps, times, contention = rank.steps, rank.times, play.prices.stack.contention
+    steps, times, contention = rank.steps, rank.times, state.prices.software.contention
     while rank.at < len(steps):
         start = rank.now
-        seconds = play.take(rank)
+        seconds = state.take(rank)
         if seconds is None:
             return
         if seconds:

@@ -8,10 +8,10 @@ from fourfold.simulate.step import Simulation
 
 @dataclass(frozen=True)
 class MemoryOverTime:
-    """Of one device, in spans of time of equal length: `ends` of the spans in seconds, the most `bytes` held in each, and what they
-    were by kind of buffer at that moment (`by_kind[kind][span]`; `workspace` lives only while an instruction runs).
+    """Memory of one device, in spans of time of equal length: `ends` of the spans in seconds, the most `bytes` held in each, and
+    what they were by kind of buffer at that moment (`by_kind[kind][span]`; `workspace` lives only while an instruction runs).
 
-    The process's context and the allocator's slack are not in it: `cost.memory.device_bytes` adds them.
+    The process's context and the allocator's fragmentation are not in it: `cost.memory.device_bytes` adds them.
     """
 
     ends: tuple[float, ...]
@@ -25,7 +25,7 @@ class MemoryOverTime:
 
 
 def memory_over_time(simulation: Simulation, rank: int, spans: int = 120) -> MemoryOverTime:
-    """Of a pipeline rank's device, in at most `spans` spans. The highest is the peak that `Simulation.peaks` names."""
+    """Memory of a pipeline rank's device, in at most `spans` spans. The highest is the peak that `Simulation.peaks` names."""
     program = simulation.held[rank]
     starts, makespan = simulation.times.ranks[rank].starts, simulation.times.makespan
     spans = max(1, min(spans, len(starts)))

@@ -8,53 +8,61 @@ from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
 
-OWN_STACK = "fourfold"
-Products = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
-PEAK_FORMATS: dict[Products, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-"""Formats of matrix products, and whose peak they have; all but the first have a scale for every block of numbers."""
+OWN_SOFTWARE = "fourfold"
+GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
+PEAK_FORMATS: dict[GemmDtype, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Formats of low-precision GEMMs, and the peak that each has; all but the first have a scale for every block of numbers."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """What is said of the software beside its name; None: as its constants have it.
+class SoftwareOverrides:
+    """Overrides of a software profile. None: as the profile has it.
 
-    `products`: the format of its matrix products but the head's. `context_bytes`: what a process holds on its device before
-    anything is allocated (the driver's context, the buffers of communication). `slack`: what its allocator reserves beyond what is
-    live, as a share."""
+    `gemm_dtype`: the format of its matmuls but the head's. `context_bytes`: what a process holds on its device before
+    anything is allocated (the driver's context, the buffers of communication). `fragmentation`: what its allocator reserves beyond
+    what is live, as a share."""
 
-    products: Products | None = None
+    gemm_dtype: GemmDtype | None = None
     context_bytes: int | None = None
-    slack: float | None = None
+    fragmentation: float | None = None
 
-    def of(self, stack: Stack) -> Stack:
-        if self.products is not None:
-            stack = replace(stack, products=PEAK_FORMATS[self.products], fine_scales=self.products != "fp8")
-        context = stack.context_bytes if self.context_bytes is None else self.context_bytes
-        return replace(stack, context_bytes=context, slack=stack.slack if self.slack is None else self.slack)
+    def applied_to(self, software: SoftwareProfile) -> SoftwareProfile:
+        if self.gemm_dtype is not None:
+            software = replace(software, gemm_dtype=PEAK_FORMATS[self.gemm_dtype], fine_scales=self.gemm_dtype != "fp8")
+        context = software.context_bytes if self.context_bytes is None else self.context_bytes
+        return replace(
+            software,
+            context_bytes=context,
+            fragmentation=software.fragmentation if self.fragmentation is None else self.fragmentation,
+        )
 
 
-NOTHING_SAID = Said()
+NO_OVERRIDES = SoftwareOverrides()
 
 
 def prices_for(
-    config: RunConfig, spec: StepSpec, cluster: Cluster, stack_name: str | None = None, said: Said = NOTHING_SAID
+    config: RunConfig,
+    spec: StepSpec,
+    cluster: Cluster,
+    software_name: str | None = None,
+    overrides: SoftwareOverrides = NO_OVERRIDES,
 ) -> Prices:
-    """Of every kernel, collective and transfer of the run. `stack_name`: whose software runs it, one of `stack_names`; left out,
-    fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises `UserError` for a name that is
-    not there, and for products in a format that the device does not have."""
-    stack, compute = said.of(stack_named(stack_name)), config.precision.compute
-    if stack.name == OWN_STACK and spec.shape.compute == spec.shape.gradients:
-        stack = replace(stack, gradient_bytes=0.0)  # the product adds itself to the sum
-    measured = calibrated_prices(cluster, spec.layout, compute) if stack.name == OWN_STACK else None
-    _check_products(said, cluster, compute, measured is not None)
+    """The prices of every kernel, collective and transfer of the run. `software_name`: whose software runs it, one of
+    `software_names`; left out, fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises
+    `UserError` for a name that is not there, and for matmuls in a format that the device does not have."""
+    software, compute = overrides.applied_to(software_named(software_name)), config.precision.compute
+    if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
+        software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
+    measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
+    _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
-        measured = replace(measured, stack=said.of(measured.stack))
-    prices = measured or fitted_prices(fitted(), cluster, spec, stack, compute, stack.products or compute)
+        measured = replace(measured, software=overrides.applied_to(measured.software))
+    prices = measured or fitted_prices(fitted(), cluster, spec, software, compute, software.gemm_dtype or compute)
     return replace(prices, masked_share=document_share(config))
 
 
@@ -64,38 +72,36 @@ def document_share(config: RunConfig) -> float:
     return share_left(config.batch.sequence_length, data.document_tokens if data.document_mask else None)
 
 
-def _check_products(said: Said, cluster: Cluster, compute: str, measured: bool) -> None:
-    if said.products is None:
+def _check_gemm_dtype(overrides: SoftwareOverrides, cluster: Cluster, compute: str, measured: bool) -> None:
+    if overrides.gemm_dtype is None:
         return
     if measured:
         raise UserError(
-            f"--products {said.products}: the machine {cluster.key} was measured in its own formats; leave --products out"
+            f"--gemm-dtype {overrides.gemm_dtype}: {cluster.key} was measured in its own formats; leave --gemm-dtype out"
         )
     if compute != "bf16":
         raise UserError(
-            f"--products {said.products}: go with computation in 16 bits, and this one is in {compute}; what works: "
+            f"--gemm-dtype {overrides.gemm_dtype}: go with computation in 16 bits, and this one is in {compute}; what works: "
             "precision.compute=bf16, or plan's --dtype bf16"
         )
     device = cluster.device
-    if PEAK_FORMATS[said.products] not in device.peak_flops_per_second:
+    if PEAK_FORMATS[overrides.gemm_dtype] not in device.peak_flops_per_second:
         has = [name for name, peak in PEAK_FORMATS.items() if peak in device.peak_flops_per_second]
-        allowed = (
-            f"allowed there: {', '.join(has)}" if has else "it has none in fewer bits than 16; leave --products out"
-        )
-        raise UserError(f"--products {said.products}: {device.name} has no such products; {allowed}")
+        allowed = f"allowed there: {', '.join(has)}" if has else "it has none below 16 bits; leave --gemm-dtype out"
+        raise UserError(f"--gemm-dtype {overrides.gemm_dtype}: {device.name} has no such matmuls; {allowed}")
 
 
 def fitted_prices(
-    constants: Fitted, cluster: Cluster, spec: StepSpec, stack: Stack, dtype: str, product_dtype: str
+    constants: Fitted, cluster: Cluster, spec: StepSpec, software: SoftwareProfile, dtype: str, gemm_dtype: str
 ) -> Prices:
-    """With the constants of the cluster's device, of its links and of the stack."""
+    """Prices with the constants of the cluster's device, of its links and of the software."""
     return Prices(
         cluster=cluster,
         layout=spec.layout,
-        kernels=constants.kernels(cluster.device.key, stack),
-        stack=stack,
+        kernels=constants.kernels(cluster.device.key, software),
+        software=software,
         dtype=dtype,
-        product_dtype=product_dtype,
+        gemm_dtype=gemm_dtype,
         element_bytes=spec.shape.element_bytes,
         link_share=constants.link_share,
         top_k=max(1, spec.model.top_k),
@@ -104,22 +110,22 @@ def fitted_prices(
     )
 
 
-def stack_names() -> list[str]:
+def software_names() -> list[str]:
     """Software whose constants are known, beside fourfold's own."""
-    return sorted(name for name in fitted().stacks if name not in ("default", OWN_STACK))
+    return sorted(name for name in fitted().profiles if name not in ("default", OWN_SOFTWARE))
 
 
-def stack_named(name: str | None) -> Stack:
-    """A stack by its name; of a known framework, any year will do. Raises `UserError`."""
+def software_named(name: str | None) -> SoftwareProfile:
+    """A software profile by its name; of a known framework, any year will do. Raises `UserError`."""
     constants = fitted()
-    if name is None or name == OWN_STACK:
-        return constants.stack(OWN_STACK)
-    allowed = [OWN_STACK, *stack_names()]
-    if name in allowed or framework_of(name) in map(framework_of, stack_names()):
-        return constants.stack(name)
+    if name is None or name == OWN_SOFTWARE:
+        return constants.software(OWN_SOFTWARE)
+    allowed = [OWN_SOFTWARE, *software_names()]
+    if name in allowed or framework_of(name) in map(framework_of, software_names()):
+        return constants.software(name)
     near = nearest(name, allowed)
     hint = f"did you mean {near}? " if near else ""
-    raise UserError(f"--stack {name[:100]}: no such software; {hint}allowed: {', '.join(allowed)}")
+    raise UserError(f"--software {name[:100]}: no such software; {hint}allowed: {', '.join(allowed)}")
 
 
 def transport_on(cluster: Cluster) -> Transport:

@@ -1,13 +1,13 @@
 """The event simulation where ranks share cores: a stage computes faster while others wait. One clock for all pipeline ranks.
 
-What ranks start, join and enter is the engine's (`engine.py`); here time passes for all of them at once, and each computes at the
+The engine (`engine.py`) starts, joins and enters; here time passes for all of them at once, and each computes at the
 pace that was measured for as many ranks as compute at that moment.
 """
 
 from collections.abc import Sequence
 
 from fourfold.config import UserError
-from fourfold.simulate.play import Play, Rank, Times
+from fourfold.simulate.state import Rank, SimulationState, Times
 
 ROUNDING = 1e-12
 
@@ -16,14 +16,14 @@ class _Cores:
     """All ranks of a step on their way, at one moment. `left[i]`: seconds of work that rank i has before it, at the pace of a
     machine on which all ranks compute; 0: it waits."""
 
-    def __init__(self, play: Play, paces: Sequence[float]) -> None:
-        self.play = play
-        self.ranks = self.play.ranks
+    def __init__(self, state: SimulationState, relative_speeds: Sequence[float]) -> None:
+        self.state = state
+        self.ranks = self.state.ranks
         self.left = [0.0] * len(self.ranks)
         self.begun = [0.0] * len(self.ranks)
         self.clock = 0.0
-        self.measured, self.contention = paces, play.prices.stack.contention
-        self.each = play.layout.world_size // play.layout.pp
+        self.measured, self.contention = relative_speeds, state.prices.software.contention
+        self.each = state.layout.world_size // state.layout.pp
 
     def run(self) -> Times:
         while True:
@@ -32,7 +32,7 @@ class _Cores:
             if all(rank.at == len(rank.steps) for rank in self.ranks):
                 break
             self._pass(self._until_next())
-        return self.play.times()
+        return self.state.times()
 
     def _go(self, rank: Rank) -> bool:
         """Instructions that take no work, until the next that does or that waits. Whether there were any."""
@@ -40,7 +40,7 @@ class _Cores:
         while rank.at < len(rank.steps) and not self.left[rank.index] and rank.now <= self.clock + ROUNDING:
             rank.now = max(rank.now, self.clock)
             start = rank.now
-            work = self.play.take(rank)
+            work = self.state.take(rank)
             if work is None:
                 break
             if work:
@@ -55,34 +55,34 @@ class _Cores:
         rank.times.ends.append(rank.now)
         rank.at += 1
 
-    def _paces(self) -> list[float]:
-        """Of each rank that computes; slower while what it has started is under way."""
+    def _speeds(self) -> list[float]:
+        """Speed of each rank that computes; slower while what it has started is under way."""
         busy = sum(left > 0 for left in self.left)
-        pace = self.measured[min(len(self.measured), max(1, busy * self.each)) - 1]
-        slowed = pace / (1 + self.contention)
-        return [slowed if rank.in_flight > self.clock + ROUNDING else pace for rank in self.ranks]
+        speed = self.measured[min(len(self.measured), max(1, busy * self.each)) - 1]
+        slowed = speed / (1 + self.contention)
+        return [slowed if rank.in_flight > self.clock + ROUNDING else speed for rank in self.ranks]
 
     def _until_next(self) -> float:
         """Seconds until some rank's work is done, a rank goes on, or what it has started comes to its end."""
-        paces, clock = self._paces(), self.clock
-        moments = [left / pace for left, pace in zip(self.left, paces, strict=True) if left]
+        relative_speeds, clock = self._speeds(), self.clock
+        intervals = [left / speed for left, speed in zip(self.left, relative_speeds, strict=True) if left]
         ranks = [rank for rank in self.ranks if rank.at < len(rank.steps)]
-        moments += [rank.now - clock for rank in ranks if not self.left[rank.index] and rank.now > clock + ROUNDING]
-        moments += [rank.in_flight - clock for rank in ranks if rank.in_flight > clock + ROUNDING]
-        if not moments:
-            lines = [self.play.waits_for(rank) for rank in ranks]
+        intervals += [rank.now - clock for rank in ranks if not self.left[rank.index] and rank.now > clock + ROUNDING]
+        intervals += [rank.in_flight - clock for rank in ranks if rank.in_flight > clock + ROUNDING]
+        if not intervals:
+            lines = [self.state.waits_for(rank) for rank in ranks]
             raise UserError("\n".join(["the programs wait for each other:", *lines]))
-        return min(moments)
+        return min(intervals)
 
     def _pass(self, seconds: float) -> None:
         """Lets so much time pass."""
-        paces = self._paces()
+        relative_speeds = self._speeds()
         self.clock += seconds
-        for rank, pace in zip(self.ranks, paces, strict=True):
+        for rank, speed in zip(self.ranks, relative_speeds, strict=True):
             left = self.left[rank.index]
             if not left:
                 continue
-            left -= seconds * pace
+            left -= seconds * speed
             if left > ROUNDING:
                 self.left[rank.index] = left
                 continue
@@ -91,7 +91,7 @@ class _Cores:
             self._note(rank, self.begun[rank.index])
 
 
-def shared_times(play: Play, paces: Sequence[float]) -> Times:
-    """Runs the programs of all pipeline ranks to their end. `paces`: of a rank while 1, 2, ... ranks compute. Raises `UserError`
-    where they wait for each other for ever."""
-    return _Cores(play, paces).run()
+def shared_times(state: SimulationState, relative_speeds: Sequence[float]) -> Times:
+    """Runs the programs of all pipeline ranks to their end. `relative_speeds`: of a rank while 1, 2, ... ranks compute. Raises
+    `UserError` where they wait for each other for ever."""
+    return _Cores(state, relative_speeds).run()

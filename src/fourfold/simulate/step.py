@@ -24,12 +24,12 @@ from fourfold.program.view import RankView
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.engine import simulate_times
-from fourfold.simulate.play import Play, Times
 from fourfold.simulate.shared_cores import shared_times
+from fourfold.simulate.state import SimulationState, Times
 
-IDLE = "waiting for other stages"
-_BESIDE = {Op.UPDATE: "optimizer", Op.PARAMETER_ALL_GATHER: "kernels slowed by collectives"}
-"""What time of an instruction that computes nothing went to, where that is not a sum over ranks."""
+IDLE = "pipeline bubble"
+_BESIDE = {Op.UPDATE: "optimizer", Op.PARAMETER_ALL_GATHER: "compute/communication contention"}
+"""Kinds of time of instructions that compute nothing and are no sums over ranks."""
 
 
 @dataclass
@@ -54,12 +54,12 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """Of the step: the program's, and what the stack adds to every step."""
-        return self.times.makespan + self.prices.stack.step_seconds
+        """Seconds of the step: the program's, and what the software adds to every step."""
+        return self.times.makespan + self.prices.software.step_seconds
 
     @cached_property
     def passes(self) -> tuple[tuple[Passes, ...], ...]:
-        """Of every pipeline rank, what it computes, those that are alike together."""
+        """Passes of every pipeline rank, those that are alike together."""
         return tuple(self._passes(rank) for rank in range(len(self.programs)))
 
     def _passes(self, rank: int) -> tuple[Passes, ...]:
@@ -77,8 +77,8 @@ class Simulation:
 
     @cached_property
     def spent(self) -> tuple[dict[str, float], ...]:
-        """Of every pipeline rank, where its seconds went: kinds of kernels, communication that was waited for by its group,
-        waiting for other stages and for transfers from and to them, the optimizer. They sum to the makespan."""
+        """Seconds of every pipeline rank by kind: kernels, exposed communication by its group, the pipeline bubble with transfers
+        between stages, the optimizer. They sum to the makespan."""
         return tuple(self._spent(rank) for rank in range(len(self.programs)))
 
     def _spent(self, rank: int) -> dict[str, float]:
@@ -91,7 +91,7 @@ class Simulation:
                 sums[kind] = sums.get(kind, 0.0) + seconds
 
         def before_others(step: Instruction, index: int, start: float, end: float) -> float:
-            """Of the time from start to end, that in which other stages had not come to what all enter."""
+            """Seconds between start and end in which other stages had not come to what all enter."""
             if index not in times.streams or not any("pp" in c.axes or "tied" in c.axes for c in step.collectives):
                 return 0.0
             return max(0.0, min(end, times.streams[index][0]) - start)
@@ -117,9 +117,9 @@ class Simulation:
             cost, number = durations.phase(alike.step), alike.number
             for kind, each in cost.busy.items():
                 add("recomputation" if alike.step.op is Op.RECOMPUTE else kind, number * each)
-            add(f"{'+'.join(cost.communication) or 'collectives'} inside segments", number * cost.exposed)
+            add(f"exposed {'+'.join(cost.communication) or 'other'} communication", number * cost.exposed)
             add("host", number * cost.host)
-            add("kernels slowed by collectives", alike.seconds - number * cost.seconds)
+            add("compute/communication contention", alike.seconds - number * cost.seconds)
         add(IDLE, self.times.makespan - sum(sums.values()))
         return sums
 
@@ -131,21 +131,21 @@ class Simulation:
 
     @cached_property
     def held(self) -> tuple[Program, ...]:
-        """The programs with their buffers as large as the stack's."""
+        """The programs with their buffers as large as the software's."""
         return tuple(
-            held_program(program, view, self.prices.stack)
+            held_program(program, view, self.prices.software)
             for program, view in zip(self.programs, self.views, strict=True)
         )
 
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
-        """Of every pipeline rank, by liveness of its program's buffers, which are as large as the stack's."""
+        """Memory peak of every pipeline rank, by liveness of its program's buffers, which are as large as the software's."""
         return tuple(map(memory_peak, self.held))
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """What the devices of every pipeline rank hold."""
-        return tuple(device_bytes(peak_bytes(program), self.prices.stack) for program in self.held)
+        """Memory of the devices of every pipeline rank."""
+        return tuple(device_bytes(peak_bytes(program), self.prices.software) for program in self.held)
 
 
 def simulate(
@@ -160,9 +160,9 @@ def simulate(
         views = compiled.views(spec)
         lowered = tuple(programs if programs is not None else each_program(compiled, views))
         durations = Durations(prices)
-        play = Play(lowered, durations, spec.layout, prices)
+        state = SimulationState(lowered, durations, spec.layout, prices)
         shared = isinstance(prices, CalibratedPrices) and prices.shares_cores and spec.layout.pp > 1
-        times = shared_times(play, prices.crowd.paces) if shared else simulate_times(play)  # type: ignore[attr-defined]
+        times = shared_times(state, prices.contention_profile.relative_speeds) if shared else simulate_times(state)  # type: ignore[attr-defined]
         return Simulation(spec, prices, views, lowered, durations, times)
 
 
@@ -189,7 +189,7 @@ class StepPrediction:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """What the devices of every pipeline rank hold at most."""
+        """Peak memory of the devices of every pipeline rank."""
         last = self.simulation.device_bytes
         if self.earlier is None:
             return last
@@ -209,7 +209,7 @@ class StepPrediction:
 
 
 def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> StepPrediction:
-    """The whole step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
+    """The full step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
     wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
     most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
     if most == wanted:
@@ -222,8 +222,8 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
 
 
 def predict_memory(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> Iterator[int]:
-    """What the devices of every pipeline rank hold at most, as in `predict_step`, from programs alone, each lowered when it is
-    asked for. What a rank holds does not grow with the number of microbatches from the steady state on, unless the schedule has
+    """Peak memory of the devices of every pipeline rank, as in `predict_step`, from programs alone, each lowered when it is
+    asked for. A rank's memory does not grow with the number of microbatches from the steady state on, unless the schedule has
     ever more of them in flight, as GPipe."""
     compiled = compiled or CompiledStages(spec)
     layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
@@ -236,7 +236,7 @@ def predict_memory(spec: StepSpec, prices: Prices, compiled: CompiledStages | No
     short = spec.with_microbatches(few)
     views = compiled.views(short)
     for view, program in zip(views, each_program(compiled, views), strict=True):
-        yield device_bytes(peak_bytes(held_program(program, view, prices.stack)), prices.stack)
+        yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
 
 
 def simulated_microbatches(spec: StepSpec) -> int:

@@ -15,10 +15,10 @@ ONCE = "the software, once a step"
 @dataclass(frozen=True)
 class AxesTraffic:
     """Communication of the groups along `axes`, on average over devices: bytes sent, seconds on the link, seconds waited for.
-    `tiers`: of links that they cross, innermost first."""
+    `levels`: of links that they cross, innermost first."""
 
     axes: str
-    tiers: tuple[str, ...]
+    levels: tuple[str, ...]
     sent_bytes: float
     busy_seconds: float
     exposed_seconds: float
@@ -41,7 +41,7 @@ class StepSummary:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Tokens of a step."""
         layout = self.step.simulation.spec.layout
         return self.num_microbatches * layout.microbatch_sequences * layout.data_degree * layout.sequence_length
 
@@ -55,18 +55,19 @@ class StepSummary:
 
     @property
     def peak_flops_per_second(self) -> float:
-        """Of one device, in the format of the matrix products."""
-        return self.device.peak(self.step.simulation.prices.product_dtype)
+        """FLOP/s of one device, in the format of the matmuls."""
+        return self.device.peak(self.step.simulation.prices.gemm_dtype)
 
     @cached_property
     def flops_per_token(self) -> float:
-        """What a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's `metrics.jsonl`."""
+        """FLOPs that a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's
+        `metrics.jsonl`."""
         spec = self.step.simulation.spec
         return step_flops_per_token(spec.model, spec.layout.sequence_length)
 
     @property
     def model_flops_per_second(self) -> float:
-        """Of one device."""
+        """Model FLOP/s of one device."""
         return self.flops_per_token * self.tokens_per_second / self.devices
 
     @property
@@ -76,7 +77,7 @@ class StepSummary:
 
     @cached_property
     def executed_flops(self) -> float:
-        """What all devices compute in a step: what every instruction declares, recomputation and attention's second look at its
+        """FLOPs of all devices in a step: what every instruction declares, recomputation and attention's second look at its
         scores included."""
         simulation = self.step.simulation
         once = sum(step.flops for program in simulation.programs for step in program.instructions)
@@ -90,8 +91,8 @@ class StepSummary:
 
     @cached_property
     def spent(self) -> list[dict[str, float]]:
-        """Of every pipeline rank, seconds by what they went into; each sums to `seconds`."""
-        once = self.step.simulation.prices.stack.step_seconds
+        """Seconds of every pipeline rank by what they went into; each sums to `seconds`."""
+        once = self.step.simulation.prices.software.step_seconds
         ranks = self.step.along(lambda simulation: simulation.spent)
         return [{**rank, **({ONCE: once} if once else {})} for rank in ranks]
 
@@ -105,9 +106,9 @@ class StepSummary:
         """By axes, the most exposed first."""
         ranks = self.step.along(traffic)
         mean = {key: sum(rank.get(key, 0.0) for rank in ranks) / len(ranks) for rank in ranks for key in rank}
-        tiers = self.step.simulation.prices.tiers
+        levels = self.step.simulation.prices.levels
         found = [
-            AxesTraffic(axes, tiers(axes), *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
+            AxesTraffic(axes, levels(axes), *(mean.get((axes, what), 0.0) for what in (BYTES, BUSY, EXPOSED)))
             for axes in dict.fromkeys(axes for axes, _ in mean)
         ]
         return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))
@@ -117,7 +118,7 @@ class StepSummary:
         """Seconds on the critical path by reason, most first; they sum to `seconds`."""
         last = self.step.simulation
         found = self.step.along(lambda each: [(self._critical if each is last else critical_path(each)).reasons])[0]
-        once = self.step.simulation.prices.stack.step_seconds
+        once = self.step.simulation.prices.software.step_seconds
         if once:
             found[ONCE] = once
         return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -129,7 +130,7 @@ class StepSummary:
 
     @cached_property
     def _critical(self) -> CriticalPath:
-        """Of the simulation that the step ends with; asked for its reasons and for its crossings."""
+        """The critical path of the simulation that the step ends with; asked for its reasons and for its crossings."""
         return critical_path(self.step.simulation)
 
     @property

@@ -55,7 +55,7 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
     yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
     for name, track in {"computation": COMPUTE_TRACK, **tracks}.items():
         yield track_name("thread_name", rank, track, name)
-    held = memory_curve(held_program(simulation.programs[rank], simulation.views[rank], simulation.prices.stack))
+    held = memory_curve(held_program(simulation.programs[rank], simulation.views[rank], simulation.prices.software))
     before = -1
     for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
         if held[index] != before:
@@ -73,7 +73,7 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
 
 
 def category(step: Instruction) -> str:
-    """Of an instruction on the track of computation."""
+    """Category of an instruction on the track of computation."""
     return "computation" if step.op in COMPUTE_OPS else "wait" if step.op is Op.WAIT else "other"
 
 

@@ -1,6 +1,6 @@
 """Communication of a simulated step by the axes of its groups: bytes sent, seconds on the links, seconds waited for.
 
-What a segment's own collectives expose is divided among their axes by their seconds.
+The exposed time of a segment's own collectives is divided among their axes by their seconds.
 """
 
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
@@ -13,8 +13,8 @@ Sums = dict[tuple[str, str], float]
 
 
 def traffic(simulation: Simulation) -> list[Sums]:
-    """Of a device of every pipeline rank: by (axes, one of BYTES, BUSY, EXPOSED). A transfer counts where it is sent; while it is
-    on its way, whoever waits for it is exposed to it, but not before."""
+    """Traffic of a device of every pipeline rank: by (axes, one of BYTES, BUSY, EXPOSED). A transfer counts where it is sent;
+    while it is on its way, whoever waits for it is exposed to it, but not before."""
     return [_rank_traffic(simulation, rank) for rank in range(len(simulation.programs))]
 
 
@@ -64,7 +64,7 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
 
 
 def _seconds(step: Instruction, durations: Durations) -> dict[str, float]:
-    """Of an instruction's collectives, by axes."""
+    """Seconds of an instruction's collectives, by axes."""
     seconds: dict[str, float] = {}
     for each in step.collectives:
         seconds[each.axes] = seconds.get(each.axes, 0.0) + durations.prices.collective(each.kind, each.axes, each.bytes)

@@ -104,7 +104,7 @@ class Case:
     def group(self) -> Hashable:
         """Cases with the same value differ in their layouts alone."""
         run, cluster = self.run, self.cluster
-        machine = (cluster.device.key, cluster.tiers, self.num_devices)
+        machine = (cluster.device.key, cluster.levels, self.num_devices)
         return (
             self.model,
             machine,

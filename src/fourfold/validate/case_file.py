@@ -14,7 +14,7 @@ from fourfold.config.schema import DataSection
 from fourfold.config.section import Section
 from fourfold.hardware import Cluster, is_path, load_cluster, parse_cluster
 from fourfold.huggingface import resolve_model
-from fourfold.simulate.run_prices import stack_names
+from fourfold.simulate.run_prices import software_names
 from fourfold.validate.case import RATES, Case, MeasuredStep
 from fourfold.validate.software import Software
 
@@ -109,11 +109,11 @@ def _cluster(stated: Any, path: Path) -> Cluster:
 
 def _check_software(software: Software, where: str) -> None:
     if not software.is_known:
-        near = nearest(software.name, stack_names())
+        near = nearest(software.name, software_names())
         hint = f"did you mean {near}? " if near else ""
         raise UserError(
             f"{where}: software.name = {software.name!r}: nothing is known of it; {hint}allowed: fourfold, unknown, "
-            f"{', '.join(stack_names())}"
+            f"{', '.join(software_names())}"
         )
     if software.is_own:
         general = ("name", "gemm_dtype", "context_bytes", "fragmentation")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.cost.prices import Prices
-from fourfold.cost.stack import Stack
+from fourfold.cost.software import SoftwareProfile
 from fourfold.layout import resolve_layout
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.view import rank_views
@@ -30,7 +30,7 @@ def predict_case(case: Case, constants: Fitted | None = None) -> Prediction:
         return Prediction(step.seconds + host)
     ranks, wanted = step.device_bytes, case.measured.memory_rank
     held = max(ranks) if wanted == "largest" else ranks[0 if wanted == "first" else -1]
-    return Prediction(step.seconds, counted_bytes(held, case.measured, prices.stack), _fits(max(ranks), prices))
+    return Prediction(step.seconds, counted_bytes(held, case.measured, prices.software), _fits(max(ranks), prices))
 
 
 def checked_prediction(case: Case) -> Prediction:
@@ -66,9 +66,9 @@ def case_prices(case: Case, spec: StepSpec, constants: Fitted) -> Prices:
     if software.is_own:
         prices = prices_for(run, spec, case.cluster, None, software.overrides)
     else:
-        stack = software.applied(constants.stack(software.name), case.cluster.device.key)
+        profile = software.applied(constants.software(software.name), case.cluster.device.key)
         compute = software.compute_dtype or run.precision.compute
-        prices = fitted_prices(constants, case.cluster, spec, stack, compute, stack.products or compute)
+        prices = fitted_prices(constants, case.cluster, spec, profile, compute, profile.gemm_dtype or compute)
         prices = replace(prices, masked_share=document_share(run))
     return prices if case.attention_share is None else replace(prices, masked_share=case.attention_share)
 
@@ -79,16 +79,16 @@ def host_update_seconds(spec: StepSpec) -> float:
     return max(rows) * HOST_UPDATE_BYTES / HOST_LINK
 
 
-def counted_bytes(held: int, measured: MeasuredStep, stack: Stack) -> float:
+def counted_bytes(held: int, measured: MeasuredStep, profile: SoftwareProfile) -> float:
     """The part of a device's memory that the case's figure counts: the allocator's peak, live or reserved, or all of it."""
     if measured.memory_counts == "device":
         return float(held)
-    reserved = max(1.0, held - stack.context_bytes)
-    return reserved if measured.memory_counts == "reserved" else reserved / (1 + stack.slack)
+    reserved = max(1.0, held - profile.context_bytes)
+    return reserved if measured.memory_counts == "reserved" else reserved / (1 + profile.fragmentation)
 
 
 def _fits(held: int, prices: Prices) -> bool:
     """An allocator that runs out gives back the blocks that it holds free: what is live and the context must have room."""
-    stack = prices.stack
-    live = (held - stack.context_bytes) / (1 + stack.slack)
-    return live + stack.context_bytes <= prices.cluster.device.memory_bytes
+    profile = prices.software
+    live = (held - profile.context_bytes) / (1 + profile.fragmentation)
+    return live + profile.context_bytes <= prices.cluster.device.memory_bytes

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fourfold.config.section import Section
-from fourfold.cost.fitted import fitted, framework_of, kin_of
-from fourfold.cost.stack import Dispatcher, Stack
-from fourfold.simulate.run_prices import OWN_STACK, Products, Said
+from fourfold.cost.fitted import ancestors_of, fitted, framework_of
+from fourfold.cost.software import Dispatcher, SoftwareProfile
+from fourfold.simulate.run_prices import OWN_SOFTWARE, GemmDtype, SoftwareOverrides
 
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "gh200", "h20"), ("b200", "b300", "gb200", "gb300")
 """Generations of devices, by the beginning of their keys."""
@@ -40,9 +40,9 @@ class Software(Section):
     `context_bytes`: what a process holds before it allocates; `fragmentation`: what its allocator reserves beyond what is live, a
     share. `offload`: what lies in the host's memory; the device's memory is then not predicted."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)] = OWN_STACK
+    name: Annotated[str, Field(min_length=1, max_length=100)] = OWN_SOFTWARE
     compute_dtype: Literal["fp16"] | None = None
-    gemm_dtype: Products | None = None
+    gemm_dtype: GemmDtype | None = None
     attention: Literal["flash", "unfused", "math"] | None = None
     attention_kernel: Literal["flash-2", "flash-3"] | None = None
     attention_dropout: bool | None = None
@@ -63,20 +63,20 @@ class Software(Section):
     @property
     def is_own(self) -> bool:
         """Whether fourfold itself runs the program: the program then says what runs, and most keys mean nothing."""
-        return self.name == OWN_STACK
+        return self.name == OWN_SOFTWARE
 
     @property
     def is_known(self) -> bool:
         """Whether there are constants of its framework, or of one that it is a fork of."""
-        known = {framework_of(name) for name in fitted().stacks} - {"default"}
-        return framework_of(self.name) == UNKNOWN or not known.isdisjoint(kin_of(self.name))
+        known = {framework_of(name) for name in fitted().profiles} - {"default"}
+        return framework_of(self.name) == UNKNOWN or not known.isdisjoint(ancestors_of(self.name))
 
     @property
-    def overrides(self) -> Said:
+    def overrides(self) -> SoftwareOverrides:
         """Overrides that hold for any software, fourfold's own too."""
-        return Said(self.gemm_dtype, self.context_bytes, self.fragmentation)
+        return SoftwareOverrides(self.gemm_dtype, self.context_bytes, self.fragmentation)
 
-    def applied(self, constants: Stack, device: str) -> Stack:
+    def applied(self, constants: SoftwareProfile, device: str) -> SoftwareProfile:
         """The constants of its name with what is stated. `device`: the key of the device."""
         stated: dict[str, Any] = {
             "attention_dropout": self.attention_dropout,
@@ -89,16 +89,16 @@ class Software(Section):
             "master_bytes": self.master_bytes,
         }
         if self.attention is not None:
-            stated |= {"fused_attention": self.attention == "flash", "wide_scores": self.attention == "math"}
-        stack = replace(constants, **{key: value for key, value in stated.items() if value is not None})
-        stack = self.overrides.of(stack)
+            stated |= {"fused_attention": self.attention == "flash", "fp32_scores": self.attention == "math"}
+        profile = replace(constants, **{key: value for key, value in stated.items() if value is not None})
+        profile = self.overrides.applied_to(profile)
         if self.attention_kernel is not None:
-            stack = replace(stack, attention_speed=self._attention_speed(stack.attention_speed, device))
+            profile = replace(profile, attention_speed=self._attention_speed(profile.attention_speed, device))
         if self.chunked_loss:
-            stack = replace(stack, logits_bytes=min(stack.logits_bytes, CHUNKED_LOGITS_BYTES))
+            profile = replace(profile, logits_bytes=min(profile.logits_bytes, CHUNKED_LOGITS_BYTES))
         if self.eager:
-            stack = replace(stack, fused=min(stack.fused, EAGER_FUSED))
-        return stack.without_host if self.cuda_graphs else stack
+            profile = replace(profile, fused=min(profile.fused, EAGER_FUSED))
+        return profile.without_host if self.cuda_graphs else profile
 
     def _attention_speed(self, usual: float, device: str) -> float:
         if not device.startswith((*HOPPER, *BLACKWELL)):

@@ -103,7 +103,7 @@ def test_chips_of_a_pod_are_predicted_alike_on_the_full_torus(tmp_path: Path) ->
     case = on_torus(8960)
     (tmp_path / "torus.toml").write_text(case_file_text([case_table(case)]))
     [again] = read_cases(tmp_path / "torus.toml")
-    assert (as_case(case).cluster.tiers[0].devices, again.cluster.tiers[0].devices) == (16, 8960)
+    assert (as_case(case).cluster.levels[0].devices, again.cluster.levels[0].devices) == (16, 8960)
     assert predict_case(again) == predict_case(as_case(case))
 
 

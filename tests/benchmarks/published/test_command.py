@@ -83,7 +83,7 @@ def test_a_row_is_explained(validate: Run) -> None:
     assert held == pytest.approx(document["predicted"]["memory_bytes"], rel=0.1)
     assert document["layout"]["tp"] == 2
     text = validate(ROWS, "--explain", "sweep:0")[1]
-    assert "matrix products" in text
+    assert "matmuls" in text
     assert "filled in" in text
     for name, reason in (("sweep:99", "sweep:"), ("papers:7", "is skipped")):
         code, _, err = validate(ROWS, "--explain", name)

@@ -25,9 +25,9 @@ def case(file: str, source: str) -> PublishedCase:
     return found
 
 
-def timed(rows: list[tuple[PublishedCase, float]], name: str = "product_speed") -> TimedRows:
-    """Rows whose time is inverse to one constant of the stack, and off by a factor."""
-    column = NAMES.index(("stack", name))
+def timed(rows: list[tuple[PublishedCase, float]], name: str = "gemm_speed") -> TimedRows:
+    """Rows whose time is inverse to one constant of the software, and off by a factor."""
+    column = NAMES.index(("software", name))
     slopes = np.zeros((len(rows), len(NAMES)))
     slopes[:, column] = -1.0
     constants = Constants(PRIOR)
@@ -39,19 +39,19 @@ def test_what_made_the_rows_is_found_and_a_framework_shares_it() -> None:
     rows = [(case(f"file{i}", f"torchtitan, {year}"), 1.04) for i in range(40) for year in (2024, 2026)]
     model = Model.of([timed(rows)], PRIOR)
     found = model.departures()
-    shared = found[Node("framework", "torchtitan", "product_speed")]
-    total = {year: shared + found[Node("stack", f"torchtitan-{year}", "product_speed")] for year in (2024, 2026)}
+    shared = found[Node("framework", "torchtitan", "gemm_speed")]
+    total = {year: shared + found[Node("software", f"torchtitan-{year}", "gemm_speed")] for year in (2024, 2026)}
     assert total[2024] == pytest.approx(np.log(1.04), rel=0.1), "slower by that factor: faster constants"
     assert total[2026] == pytest.approx(total[2024])
     assert shared > 0.005
     table = moved_by(PRIOR, found, {"torchtitan-2024", "torchtitan-2026"})
     before, after = Constants(PRIOR), Constants(table)
-    for stack in ("torchtitan-2024", "torchtitan-2026", "torchtitan-2030"):
-        assert after.value("stack", stack, "product_speed") > before.value("stack", stack, "product_speed") * 1.005, (
-            stack
-        )
-    assert after.value("stack", "nanotron-2025", "product_speed") == before.value(
-        "stack", "nanotron-2025", "product_speed"
+    for software in ("torchtitan-2024", "torchtitan-2026", "torchtitan-2030"):
+        assert (
+            after.value("software", software, "gemm_speed") > before.value("software", software, "gemm_speed") * 1.005
+        ), software
+    assert after.value("software", "nanotron-2025", "gemm_speed") == before.value(
+        "software", "nanotron-2025", "gemm_speed"
     )
 
 
@@ -59,18 +59,18 @@ def test_a_constant_ends_at_its_limit_and_the_rest_is_made_of_others() -> None:
     """Rows that two constants explain alike: what one may not take, the other takes."""
     rows = [(case(f"file{i}", "torchtitan, 2026"), 2.0) for i in range(60)]
     both, alone = timed(rows, "fused"), timed(rows, "fused")
-    both.slopes[:, NAMES.index(("stack", "product_speed"))] = -1.0
+    both.slopes[:, NAMES.index(("software", "gemm_speed"))] = -1.0
 
     def sums(part: TimedRows) -> dict[str, float]:
         found = Model.of([part], PRIOR).departures()
         names = {node.name for node in found}
         return {name: sum(each for node, each in found.items() if node.name == name) for name in names}
 
-    start = Constants(PRIOR).value("stack", "torchtitan-2026", "fused")
+    start = Constants(PRIOR).value("software", "torchtitan-2026", "fused")
     most = np.log(LIMITS["fused"][1] / start)
     assert sums(alone)["fused"] == pytest.approx(most, abs=2e-3)
     assert sums(both)["fused"] == pytest.approx(most, abs=2e-3)
-    assert sums(both)["product_speed"] > 0.1
+    assert sums(both)["gemm_speed"] > 0.1
 
 
 def test_a_limit_that_was_passed_on_the_way_alone_is_left_again() -> None:
@@ -78,8 +78,8 @@ def test_a_limit_that_was_passed_on_the_way_alone_is_left_again() -> None:
     draw = np.random.default_rng(81)
     rows = [(case(f"file{i}", "torchtitan, 2026"), float(np.exp(draw.normal(0, 1.5)))) for i in range(12)]
     part = timed(rows, "fused")
-    for name in ("fused", "product_speed", "attention_speed", "link_speed"):
-        part.slopes[:, NAMES.index(("stack", name))] = draw.normal(0, 1.5, 12)
+    for name in ("fused", "gemm_speed", "attention_speed", "link_speed"):
+        part.slopes[:, NAMES.index(("software", name))] = draw.normal(0, 1.5, 12)
     model = Model.of([part], PRIOR)
     found = np.array(list(model.departures().values()))
     spread = np.array([node.spread for node in model.nodes])
@@ -106,15 +106,15 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
     ]
     model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
     whole = fitted_table(model, held, PRIOR)
-    assert informed(whole, model.cases, held.cases)["stack"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
-    assert Constants(whole).value("stack", "halo-2026", "product_speed") > 0.91
+    assert informed(whole, model.cases, held.cases)["software"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
+    assert Constants(whole).value("software", "halo-2026", "gemm_speed") > 0.91
     without = fitted_table(model, held, PRIOR, "gone")
-    assert not [name for name in without["stack"] if name.startswith("halo")]
-    assert Constants(without).value("stack", "halo-2026", "product_speed") == PRIOR["stack"]["default"]["product_speed"]
+    assert not [name for name in without["software"] if name.startswith("halo")]
+    assert Constants(without).value("software", "halo-2026", "gemm_speed") == PRIOR["software"]["default"]["gemm_speed"]
 
 
 @pytest.mark.parametrize(
-    ("stack", "name"),
+    ("software", "name"),
     [
         ("megatron-fork-2023", "megatron-fork-2023"),
         ("megatron-2026", "megatron-2026"),
@@ -122,22 +122,22 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
         ("megatronlike-2023", "unknown-2023"),
     ],
 )
-def test_a_stack_that_is_left_out_is_what_its_name_begins_with_or_nobodys(stack: str, name: str) -> None:
+def test_a_software_profile_that_is_left_out_is_what_its_name_begins_with_or_nobodys(software: str, name: str) -> None:
     known = Fitted({}, {"default": {}, "megatron": {}, "megatron-2024": {}}, {})
-    assert named_as_known(replace(case("file", "torchtitan, 2024"), stack=stack), known).stack == name
+    assert named_as_known(replace(case("file", "torchtitan, 2024"), software=software), known).software == name
 
 
 def test_software_that_nobody_knows_is_not_fitted() -> None:
     model = Model.of([timed([(case("file", "somebody's trainer"), 1.5) for _ in range(20)])], PRIOR)
-    assert not [node for node in model.nodes if node.level in ("framework", "stack")]
-    assert not [name for name in fitted().stacks if name.startswith("unknown")]
+    assert not [node for node in model.nodes if node.level in ("framework", "software")]
+    assert not [name for name in fitted().profiles if name.startswith("unknown")]
 
 
 @pytest.mark.parametrize("moved", ["saved_bytes", "unit_bytes"])
 def test_memory_constants_are_recovered(moved: str) -> None:
     """Rows of several shapes made with more of one constant than the prior has."""
     one, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
-    wanted = {name: start.value("stack", one.stack, name) for name in UNITS}
+    wanted = {name: start.value("software", one.software, name) for name in UNITS}
     wanted[moved] += 2.0
     rows = []
     for activations, head, units in ((0.5, 0.1, 0.2), (0.1, 0.5, 0.1), (0.3, 0.3, 0.6), (0.6, 0.0, 0.0)) * 10:
@@ -147,7 +147,9 @@ def test_memory_constants_are_recovered(moved: str) -> None:
     table = copied(PRIOR)
     fit_memory(Held([one] * len(rows), np.array(rows)), PRIOR, table)
     for name in ("saved_bytes", "logits_bytes", "unit_bytes"):
-        assert Constants(table).value("stack", one.stack, name) == pytest.approx(wanted[name], rel=0.1, abs=0.2), name
+        assert Constants(table).value("software", one.software, name) == pytest.approx(
+            wanted[name], rel=0.1, abs=0.2
+        ), name
 
 
 @pytest.mark.parametrize(("failed", "moves"), [(False, -1), (True, 1)])
@@ -155,7 +157,7 @@ def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) ->
     """Predicted to need 1.3 x the memory, those that ran push down and those that failed say nothing; with 0.7 x, the reverse."""
     measured, start = case("file", "torchtitan, 2026"), Constants(PRIOR)
     bounded = replace(measured, measured=replace(measured.measured, memory_bytes=None, failed=failed))
-    was = {name: start.value("stack", measured.stack, name) for name in UNITS}
+    was = {name: start.value("software", measured.software, name) for name in UNITS}
 
     def fitted_share(needed: float) -> float:
         head = {"logits_bytes": 0.5 * needed * UNITS["logits_bytes"] / was["logits_bytes"]}
@@ -163,19 +165,22 @@ def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) ->
         table = copied(PRIOR)
         fit_memory(Held([bounded] * 20, np.array([parts] * 20)), PRIOR, table)
         constants = Constants(table)
-        now = [1.0, *(constants.value("stack", measured.stack, name) / UNITS[name] for name in UNITS)]
-        return float((1 + constants.value("stack", measured.stack, "extra")) * (parts @ now))
+        now = [1.0, *(constants.value("software", measured.software, name) / UNITS[name] for name in UNITS)]
+        return float((1 + constants.value("software", measured.software, "extra")) * (parts @ now))
 
-    extra = 1 + start.value("stack", measured.stack, "extra")
+    extra = 1 + start.value("software", measured.software, "extra")
     pushed, left = (1.3, 0.7) if moves < 0 else (0.7, 1.3)
     assert moves * (fitted_share(pushed) - pushed * extra) > 0.1
     assert fitted_share(left) == pytest.approx(left * extra)
 
 
 def test_what_ships_stands_within_the_limits() -> None:
-    tables = {"prior": PRIOR, "fitted": {"device": fitted().devices, "stack": fitted().stacks, "link": fitted().links}}
+    tables = {
+        "prior": PRIOR,
+        "fitted": {"device": fitted().devices, "software": fitted().profiles, "link": fitted().links},
+    }
     for name, table in tables.items():
-        for part in ("device", "stack"):
+        for part in ("device", "software"):
             for owner, entry in table[part].items():
                 if owner == "fourfold":  # its programs say what it does: nothing of it is fitted
                     continue

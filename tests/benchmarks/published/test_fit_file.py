@@ -28,7 +28,7 @@ def resolved(table: Table) -> dict[str, dict]:
     constants = constants_of(table)
     unlisted = ("unknown", "megatron-fork-2024", "nemo-2019", "nemo-2026.03", "nemo-2031", "torchtitan-rocm-2025")
     return {
-        "stack": {name: asdict(constants.stack(name)) for name in (*SHIPPED["stack"], *unlisted)},
+        "software": {name: asdict(constants.software(name)) for name in (*SHIPPED["software"], *unlisted)},
         "device": {name: asdict(constants.device(name)) for name in device_names()},
         "link": asdict(constants.link_constants) | {"share": constants.link_share},
     }
@@ -37,10 +37,10 @@ def resolved(table: Table) -> dict[str, dict]:
 def in_full(table: Table) -> Table:
     """Every entry with all of its constants, inherited or not."""
     constants, full = constants_of(table), copied(table)
-    for name in full["stack"]:
-        full["stack"][name] = {key: each for key, each in constants.entry(name).items() if each is not None}
+    for name in full["software"]:
+        full["software"][name] = {key: each for key, each in constants.entry(name).items() if each is not None}
     for name in full["device"]:
-        full["device"][name] = {key: getattr(constants.device(name), key) for key in ("low_share", "product_share")} | {
+        full["device"][name] = {key: getattr(constants.device(name), key) for key in ("low_share", "gemm_share")} | {
             **full["device"][name]
         }
     return full
@@ -65,7 +65,7 @@ def test_what_is_inherited_is_not_written_and_reads_back_the_same(table: Table, 
 
 def test_a_framework_of_one_year_has_that_years_constants() -> None:
     """Every other entry resolves as before, forks of the framework too."""
-    stacks = {
+    profiles = {
         "default": {"fused": 0.5, "link_speed": 0.9},
         "alone": {"fused": 0.6},
         "alone-2024": {"fused": 0.8, "dispatcher": "deepep"},
@@ -75,29 +75,29 @@ def test_a_framework_of_one_year_has_that_years_constants() -> None:
         "both-2025": {"fused": 0.3},
         "without-2024": {"fused": 0.4},
     }
-    table = {"link": {}, "device": {}, "stack": stacks}
+    table = {"link": {}, "device": {}, "software": profiles}
     before, after = constants_of(table), constants_of(departures(lone_years_joined(table)))
-    assert set(stacks) - set(after.stacks) == {"alone-2024", "without-2024"}
-    assert {name: after.entry(name) for name in stacks if name != "alone"} == {
-        name: before.entry(name) for name in stacks if name != "alone"
+    assert set(profiles) - set(after.profiles) == {"alone-2024", "without-2024"}
+    assert {name: after.entry(name) for name in profiles if name != "alone"} == {
+        name: before.entry(name) for name in profiles if name != "alone"
     }
     assert after.entry("alone") == after.entry("alone-2030") == before.entry("alone-2024")
-    assert after.stacks["without"] == {"fused": 0.4}
+    assert after.profiles["without"] == {"fused": 0.4}
     assert departures(lone_years_joined(SHIPPED)) == SHIPPED
 
 
 def test_a_year_that_gets_an_entry_does_what_it_did_before() -> None:
     """Only the constant that is set departs, and words and switches that were the nearest year's."""
     table, before = copied(SHIPPED), constants_of(SHIPPED).entry("nemo-2031")
-    put(table, "stack", "nemo-2031", "fused", 0.9)
+    put(table, "software", "nemo-2031", "fused", 0.9)
     assert constants_of(table).entry("nemo-2031") == {**before, "fused": 0.9}
-    assert set(departures(table)["stack"]["nemo-2031"]) == {"fused", "dispatcher", "fused_experts"}
+    assert set(departures(table)["software"]["nemo-2031"]) == {"fused", "dispatcher", "fused_experts"}
 
 
 def test_every_entry_says_its_rows() -> None:
     informed = json.loads(INFORMED.read_text(encoding="utf-8"))
-    for part in ("device", "stack"):
+    for part in ("device", "software"):
         assert set(informed[part]) == set(SHIPPED[part])
-    for entry in (informed["link"], *informed["device"].values(), *informed["stack"].values()):
+    for entry in (informed["link"], *informed["device"].values(), *informed["software"].values()):
         assert entry["rows"] >= 0
         assert bool(entry["files"]) == bool(entry["rows"])

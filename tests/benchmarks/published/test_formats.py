@@ -169,8 +169,8 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
         assert isinstance(case, PublishedCase)
         spec = case_spec(as_case(case))
         footprint = rank_view(spec).footprint(stage_map(spec).segments["b1"])
-        stack = prices_of(case).stack
-        return kept_bytes(footprint.saved_bytes, footprint.saved_parts, stack) / footprint.saved_bytes
+        software = prices_of(case).software
+        return kept_bytes(footprint.saved_bytes, footprint.saved_parts, software) / footprint.saved_bytes
 
     case = normalise(row)
     assert isinstance(case, PublishedCase)

@@ -127,7 +127,7 @@ def test_a_tpu_is_a_chip_of_one_torus() -> None:
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.network.nvlink_domain == 8960
-    assert [(tier.kind, tier.devices) for tier in cluster_of(case).tiers] == [("torus", case.num_devices)]
+    assert [(level.kind, level.devices) for level in cluster_of(case).levels] == [("torus", case.num_devices)]
     slices = normalise(replace(row, hardware=replace(hardware, devices_per_node=32)))
     assert isinstance(slices, PublishedCase)
     assert slices.network.nvlink_domain == 32
@@ -178,7 +178,7 @@ def test_a_network_that_is_not_stated_is_the_usual_one(device: str, per_node: in
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
     assert case.num_devices > per_node
-    assert cluster_of(case).tiers[-1].bytes_per_second == gigabytes * 1e9
+    assert cluster_of(case).levels[-1].bytes_per_second == gigabytes * 1e9
     assert any(entry.startswith("network = ") and DEFAULTS["network"] in entry for entry in case.defaults)
     alone = normalise(replace(row, hardware=replace(hardware, devices_per_node=case.num_devices, nvlink_domain=None)))
     assert isinstance(alone, PublishedCase)
@@ -191,11 +191,11 @@ def test_a_tile_is_a_device() -> None:
     case = normalise(replace(row, hardware=replace(row.hardware, device=name, peak_bf16_flops=None, memory_gb=64)))
     assert isinstance(case, PublishedCase)
     assert (case.device, case.hardware) == ("max-1550", load_device("max-1550"))
-    assert case.stack == "torchtitan-xpu-2024"
+    assert case.software == "torchtitan-xpu-2024"
 
 
 @pytest.mark.parametrize(
-    ("device", "framework", "stack"),
+    ("device", "framework", "software"),
     [
         ("MI300X", "Megatron-LM (2025)", "megatron-rocm-2025"),
         ("MI300X", "torchtitan (2025)", "torchtitan-2025"),
@@ -203,9 +203,11 @@ def test_a_tile_is_a_device() -> None:
         ("MI300X", "somebody's own (2025)", "unknown-2025"),
     ],
 )
-def test_a_platform_with_kernels_of_its_own_is_another_stack(device: str, framework: str, stack: str) -> None:
+def test_a_platform_with_kernels_of_its_own_is_another_software_profile(
+    device: str, framework: str, software: str
+) -> None:
     row = replace(ROWS["torchtitan:6"], source="a page", framework=framework, notes="")
     hardware = replace(row.hardware, device=device, peak_bf16_flops=None, memory_gb=None)
     case = normalise(replace(row, hardware=hardware))
     assert isinstance(case, PublishedCase)
-    assert case.stack == stack
+    assert case.software == software

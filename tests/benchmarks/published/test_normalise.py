@@ -25,7 +25,7 @@ def _reason(name: str) -> str:
     return skip.reason
 
 
-def _filled(name: str, setting: str) -> bool:
+def _imputed(name: str, setting: str) -> bool:
     return any(text.startswith(f"{setting} = ") for text in CASES[name].defaults)
 
 
@@ -61,9 +61,9 @@ def test_a_row_that_states_everything_is_taken_as_it_is() -> None:
     assert case.layout.sequence_parallel
     assert case.model.family == "llama"
     assert case.model.tie_embeddings
-    assert case.stack == "nanotron-2025"
+    assert case.software == "nanotron-2025"
     assert case.precision.name == "bf16"
-    assert not _filled("sweep:0", "recompute")
+    assert not _imputed("sweep:0", "recompute")
     assert not CASES["sweep:1"].layout.sequence_parallel
 
 
@@ -153,7 +153,7 @@ def test_a_public_model_is_its_preset() -> None:
 
 def test_vocabularies_are_padded_as_the_trainer_does() -> None:
     assert CASES["vendor:1"].model.vocab_size == 128512, "the least multiple of 128 x 4 from 128256 on"
-    assert _filled("vendor:13", "vocab_size")
+    assert _imputed("vendor:13", "vocab_size")
     assert CASES["flags:0"].model.vocab_size == 50304
     assert CASES["sweep:2"].model.vocab_size == 131072
 
@@ -167,7 +167,7 @@ def test_sharding() -> None:
     )
     assert (CASES["papers:19"].layout.dp_shard, CASES["papers:20"].layout.dp_shard) == (8, 64)
     assert CASES["vendor:10"].layout.zero == 1, "the vendor's recipes shard the optimizer"
-    assert _filled("vendor:10", "zero")
+    assert _imputed("vendor:10", "zero")
     assert CASES["flags:6"].layout.zero == 3
     for source, zero in (("Megatron-LM README, 2022", 0), ("Megatron-LM README, 2024", 1), ("DeepSpeed blog, 2024", 0)):
         row = replace(ROWS["vendor:10"], source=source, notes="")

@@ -47,7 +47,7 @@ def test_figures_of_a_row_agree() -> None:
     assert row.predicted_tokens_per_second_per_device == pytest.approx(256 * 4096 / (16 * 5))
     assert row.measured_mfu is not None
     assert row.predicted_mfu == pytest.approx(row.measured_mfu * 4 / 5)
-    assert (row.predicted_memory_bytes, row.stack, row.device) == (None, "nanotron-2025", "h100-sxm")
+    assert (row.predicted_memory_bytes, row.software, row.device) == (None, "nanotron-2025", "h100-sxm")
 
 
 def test_refusals_are_reasons() -> None:
@@ -73,7 +73,7 @@ def test_the_json_form_is_json() -> None:
     table = validate(ROWS, _measured, unread=UNREAD).to_json()
     again = json.loads(json.dumps(table, allow_nan=False))
     assert {"rows", "by_source", "overall", "unread"} == set(again)
-    needed = {"id", "predicted_step_seconds", "predicted_memory_bytes", "skipped", "defaults", "stack"}
+    needed = {"id", "predicted_step_seconds", "predicted_memory_bytes", "skipped", "defaults", "software"}
     assert all(needed <= set(row) for row in again["rows"])
     assert again["overall"]["metrics"]["fit"]["share"] == 1
     assert again["unread"][0]["file"] == "tables.json"

@@ -102,7 +102,7 @@ def test_a_step_started_as_one_graph_costs_the_host_nothing(source: str, notes: 
     assert isinstance(case, PublishedCase)
     assert case.graphed == graphed
     assert (DEFAULTS["graphs"] in case.defaults) == graphed
-    host = prices_of(case).stack
+    host = prices_of(case).software
     assert (host.host_launch_seconds == host.host_collective_seconds == host.host_route_seconds == 0) == graphed
 
 

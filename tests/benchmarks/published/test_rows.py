@@ -192,7 +192,7 @@ def test_words_that_a_row_has_under_keys_of_their_own_are_read_with_its_notes(tm
         assert isinstance(case, PublishedCase)
         assert (case.offloaded, case.eager) == (offloaded, eager), more
     (tmp_path / "one.json").write_text(json.dumps([{**row, "source": "a page", "notes": "", "framework": "nanotron"}]))
-    assert normalise(read_rows([tmp_path / "one.json"])[0][0]).stack.startswith("nanotron")  # type: ignore[union-attr]
+    assert normalise(read_rows([tmp_path / "one.json"])[0][0]).software.startswith("nanotron")  # type: ignore[union-attr]
 
 
 def test_mfu_is_read_as_percents_or_as_a_share_and_tokens_of_all_devices_under_both_names(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from software import Trainer, stack_of, usual_stack
+from software import Trainer, trainer_of, usual_trainer
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from software import Trainer, stack_of, usual_stack
         ("SimuMax, measured on B200 (Megatron-LM), 2025", "megatron-simumax-2025"),
     ],
 )
-def test_stacks_come_from_the_source_alone(source: str, name: str) -> None:
-    assert stack_of(source).name == name
+def test_trainers_come_from_the_source_alone(source: str, name: str) -> None:
+    assert trainer_of(source).name == name
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_stacks_come_from_the_source_alone(source: str, name: str) -> None:
     ],
 )
 def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> None:
-    assert stack_of(source).name == name
+    assert trainer_of(source).name == name
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_the_year_is_the_one_that_the_source_states(source: str, name: str) -> N
 def test_what_a_row_calls_its_framework_comes_first_and_papers_date_trainers(
     framework: str, source: str, name: str
 ) -> None:
-    assert stack_of(source, "", framework).name == name
+    assert trainer_of(source, "", framework).name == name
 
 
-def test_what_notes_deny_is_no_stack() -> None:
-    assert stack_of("a blog, 2023", "plain DDP, no FSDP or DeepSpeed").name == "unknown-2023"
-    assert stack_of("a blog, 2023", "DeepSpeed ZeRO-2").name == "deepspeed-2023"
+def test_what_notes_deny_is_no_trainer() -> None:
+    assert trainer_of("a blog, 2023", "plain DDP, no FSDP or DeepSpeed").name == "unknown-2023"
+    assert trainer_of("a blog, 2023", "DeepSpeed ZeRO-2").name == "deepspeed-2023"
 
 
-def test_releases_that_changed_much_are_stacks_of_their_own() -> None:
+def test_releases_that_changed_much_are_profiles_of_their_own() -> None:
     page = 'NVIDIA-NeMo/Megatron-Bridge docs/performance-summary.md "{}" / Pre-Training Performance'
     names = [
-        stack_of(page.format(f"{release} NeMo Container")).name for release in ("25.11", "26.04.01", "26.06", "26.08")
+        trainer_of(page.format(f"{release} NeMo Container")).name for release in ("25.11", "26.04.01", "26.06", "26.08")
     ]
     assert names == ["nemo-2025", "nemo-2026", "nemo-2026.06", "nemo-2026.06"]
-    assert stack_of("NVIDIA/NeMo-Framework-Launcher README.md (NeMo Framework 23.07 and before)").name == "nemo-2023"
-    assert stack_of("exercises; Megatron-Bridge, NeMo 25.11, 2025-2026").name == "nemo-2025"
+    assert trainer_of("NVIDIA/NeMo-Framework-Launcher README.md (NeMo Framework 23.07 and before)").name == "nemo-2023"
+    assert trainer_of("exercises; Megatron-Bridge, NeMo 25.11, 2025-2026").name == "nemo-2025"
 
 
 @pytest.mark.parametrize(
@@ -105,4 +105,4 @@ def test_a_trainer_without_a_name_is_known_by_what_it_does(
     device: str, devices: int, degrees: tuple[int, int, bool], name: str
 ) -> None:
     tp, pp, fsdp = degrees
-    assert usual_stack(Trainer("unknown", 0), device, devices, tp, pp, fsdp).name == name
+    assert usual_trainer(Trainer("unknown", 0), device, devices, tp, pp, fsdp).name == name

@@ -1,4 +1,4 @@
-"""Recomputation of the first blocks alone: what a policy for all of them leaves on the table.
+"""Partial recomputation: the first blocks alone recompute.
 
 A block that is recomputed costs its forward once more. The first stages hold the most microbatches, so that recomputing the first N
 blocks is what a 1F1B pipeline needs least of. The least N that fits is found by halving, each step the memory of a program;
@@ -13,16 +13,16 @@ from fourfold.plan.pricing import Priced, Pricer
 PROBES = 4
 """Programs a layout: N is found to within a sixteenth of the blocks."""
 WORTH = 0.98
-"""Of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
+"""Share of the best time: a layout that does not fit without recomputation is looked at where it would take no more."""
 
 
-def lighter(pricer: Pricer, priced: Priced) -> Priced | None:
+def partially_recomputed(pricer: Pricer, priced: Priced) -> Priced | None:
     """A layout that recomputes every block, with as few of them as fit; None where that is no faster."""
     found = _fewest(pricer, priced.candidate)
     return found if found is not None and found.seconds < priced.seconds else None
 
 
-def mended(pricer: Pricer, too_large: Priced) -> Priced | None:
+def made_to_fit(pricer: Pricer, too_large: Priced) -> Priced | None:
     """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
     for policy in ("selective", "full"):
         every = replace(too_large.candidate, recompute=policy)
@@ -42,9 +42,9 @@ def _fewest(pricer: Pricer, candidate: Candidate) -> Priced | None:
         count = (fewest + most) // 2
         if count in (fewest, most):
             break
-        lighter = replace(candidate, recompute=f"{policy}:{count}")
-        if pricer.fits(lighter):
-            best, most = lighter, count
+        fewer = replace(candidate, recompute=f"{policy}:{count}")
+        if pricer.fits(fewer):
+            best, most = fewer, count
         else:
             fewest = count
     priced = pricer.price(best) if best != candidate else None

@@ -9,7 +9,7 @@ from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.exports import megatron, torchtitan
-from fourfold.plan.lighter import lighter, mended
+from fourfold.plan.partial_recompute import made_to_fit, partially_recomputed
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -41,7 +41,7 @@ def asked(share: float) -> tuple[Request, Priced]:
 @pytest.mark.parametrize(("share", "most"), [(0.3, 12), (0.7, 6), (0.95, 2)])
 def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
     request, full = asked(share)
-    found = lighter(Pricer(request), full)
+    found = partially_recomputed(Pricer(request), full)
     assert found is not None
     policy, _, count = found.candidate.recompute.partition(":")
     assert policy == "full"
@@ -53,23 +53,23 @@ def test_the_more_memory_the_fewer_blocks(share: float, most: int) -> None:
     assert fewer.memory_bytes > request.memory_bytes, "the least that fits"
 
 
-def test_nothing_is_lighter_than_none_and_the_last_block_need_never_be_recomputed() -> None:
+def test_no_recomputation_is_left_as_it_is_and_the_last_block_need_never_be_recomputed() -> None:
     request, full = asked(0.5)
-    assert lighter(Pricer(request), replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
-    least = lighter(Pricer(replace(request, memory_bytes=full.memory_bytes)), full)
+    assert partially_recomputed(Pricer(request), replace(full, candidate=replace(LAYOUT, recompute="none"))) is None
+    least = partially_recomputed(Pricer(replace(request, memory_bytes=full.memory_bytes)), full)
     assert least is not None
     assert least.candidate.recompute == "full:15", "its activations are held where the recomputed block's would be"
 
 
-def test_what_does_not_fit_is_mended_with_as_little_as_does() -> None:
+def test_what_does_not_fit_recomputes_as_little_as_makes_it_fit() -> None:
     request, full = asked(0.5)
     none = Pricer(request).price(replace(LAYOUT, recompute="none"))
     assert isinstance(none, Priced)
-    found = mended(Pricer(request), none)
+    found = made_to_fit(Pricer(request), none)
     assert found is not None
     assert found.memory_bytes <= request.memory_bytes < none.memory_bytes
     assert none.seconds < found.seconds < full.seconds
-    assert mended(Pricer(replace(request, memory_bytes=full.memory_bytes // 2)), none) is None
+    assert made_to_fit(Pricer(replace(request, memory_bytes=full.memory_bytes // 2)), none) is None
 
 
 def test_other_trainers_say_what_they_can_of_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.plan.bound import Bounder, Bounds
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.lean import CLEARLY, SHARE, Lean
+from fourfold.plan.low_memory import CLEARLY, SHARE, LowMemory
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
@@ -28,46 +28,46 @@ def tables(asked: Request) -> list[Bounds]:
     return [table for table in found if table is not None]
 
 
-def _lean(asked: Request, tables: list[Bounds]) -> Lean:
-    lean = Lean.of(asked)
+def _low_memory(asked: Request, tables: list[Bounds]) -> LowMemory:
+    low_memory = LowMemory.of(asked)
     for table in tables:
-        lean.add(table)
-    return lean
+        low_memory.add(table)
+    return low_memory
 
 
 def test_the_best_bound_of_every_pipeline_is_kept_if_it_holds_little(asked: Request, tables: list[Bounds]) -> None:
-    lean, best = _lean(asked, tables), {}
+    low_memory, best = _low_memory(asked, tables), {}
     for table in tables:
         for row in np.flatnonzero(table.memory_bytes <= SHARE * asked.memory_bytes):
             pipeline, seconds = table.pipelines[table.pipeline[row]], float(table.seconds[row])
             best[pipeline] = min(best.get(pipeline, seconds), seconds)
-    assert len(lean.by_pipeline) > 3
-    for pipeline, small in lean.by_pipeline.items():
+    assert len(low_memory.by_pipeline) > 3
+    for pipeline, small in low_memory.by_pipeline.items():
         assert small.seconds == best[pipeline]
     first = min(best, key=best.__getitem__)
-    assert lean.by_pipeline[first].seconds == best[first]
+    assert low_memory.by_pipeline[first].seconds == best[first]
 
 
 def test_the_best_timeline_is_simulated_not_the_best_bound(
     asked: Request, tables: list[Bounds], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lean, pricer = _lean(asked, tables), Pricer(asked)
-    fewest = max(small.candidate.pp for small in lean.by_pipeline.values())
+    low_memory, pricer = _low_memory(asked, tables), Pricer(asked)
+    fewest = max(small.candidate.pp for small in low_memory.by_pipeline.values())
 
     def timeline(self: Pricer, candidate: object, bound: float) -> float:
         return bound if candidate.pp == fewest else 100 * bound  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Pricer, "timeline", timeline)
-    found = lean.fastest(pricer, asked.memory_bytes)
+    found = low_memory.fastest(pricer, asked.memory_bytes)
     assert found is not None
     assert found.candidate.pp == fewest
-    like = [small for small in lean.by_pipeline.values() if small.candidate.pp == fewest]
+    like = [small for small in low_memory.by_pipeline.values() if small.candidate.pp == fewest]
     assert found.candidate == min(like, key=lambda small: small.seconds).candidate
-    second = lean.fastest(pricer, found.memory_bytes - 1)
+    second = low_memory.fastest(pricer, found.memory_bytes - 1)
     assert second is None or second.memory_bytes < found.memory_bytes, (
         "what holds more than was asked for is passed over"
     )
-    assert lean.fastest(pricer, 0) is None
+    assert low_memory.fastest(pricer, 0) is None
 
 
 def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> None:
@@ -75,9 +75,9 @@ def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> Non
     tight = replace(asked, memory_bytes=int(1.1 * search(roomy, keep=1).best[0].memory_bytes))
     found = search(tight, keep=2)
     assert found.best[0].memory_bytes > SHARE * tight.memory_bytes
-    assert found.lean is not None
-    assert found.lean.memory_bytes <= CLEARLY * found.best[0].memory_bytes
-    assert search(roomy, keep=1).lean is None, "the best holds little itself"
+    assert found.low_memory is not None
+    assert found.low_memory.memory_bytes <= CLEARLY * found.best[0].memory_bytes
+    assert search(roomy, keep=1).low_memory is None, "the best holds little itself"
 
 
 def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:

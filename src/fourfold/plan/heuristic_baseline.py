@@ -1,4 +1,4 @@
-"""The usual prescription: tensor or expert parallelism inside the node, a pipeline across nodes, data parallelism for the rest.
+"""The heuristic baseline: tensor or expert parallelism inside the node, a pipeline across nodes, data parallelism for the rest.
 
 As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
 links are fast, as many stages as the memory needs and no more, at least as many microbatches as stages where the batch has them,
@@ -19,8 +19,8 @@ MICROBATCHES = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
 
 
-def prescribed(request: Request) -> Priced | None:
-    """The fastest, over recompute policies and microbatches, of the first layouts of the prescription that fit; None if none."""
+def heuristic_baseline(request: Request) -> Priced | None:
+    """The fastest of the baseline's layouts that fit, over recompute policies and microbatches; None if none fits."""
     node, model = request.cluster.node_devices, request.model
     tensor = max(
         d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
@@ -53,7 +53,7 @@ def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
 
 
 def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
-    """What a device holds at least; 0 where there is no bound."""
+    """Lower bound of a device's memory; 0 where there is no bound."""
     shape = candidate.shape
     bounds = bounder.bounds(shape)
     of = {name: value for name, value in vars(candidate).items() if name not in vars(shape)}

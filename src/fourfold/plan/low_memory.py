@@ -1,4 +1,4 @@
-"""Layouts that hold clearly less than the fastest: one of them stands beside it, for those who want headroom more than speed."""
+"""Low-memory alternative: a layout with clearly less memory than the fastest, for those who want headroom more than speed."""
 
 import math
 from contextlib import suppress
@@ -16,17 +16,17 @@ from fourfold.plan.request import Request
 from fourfold.plan.space import Pipeline
 
 SHARE = 0.4
-"""Of the memory limit: what such a layout holds at most by its bound."""
+"""Memory limit of the low-memory alternative by its bound, as a share of the request's limit."""
 REACH = 1.5
 """How much worse than the best of such bounds another pipeline's may be: what schedules add to their bounds differs."""
 TRIES = 4
 """Layouts that are simulated at most."""
 CLEARLY = 0.75
-"""Of what the best layout holds: what one that holds clearly less does at most."""
+"""Memory limit of the low-memory alternative, as a share of the best layout's peak."""
 
 
 class Small(NamedTuple):
-    """A layout that holds little, and the parts of its bound."""
+    """A layout with little memory, and the parts of its bound."""
 
     seconds: float
     parts: Parts
@@ -34,14 +34,14 @@ class Small(NamedTuple):
 
 
 @dataclass
-class Lean:
-    """Of each pipeline, the layout with the best bound of those that hold at most `limit` bytes by theirs."""
+class LowMemory:
+    """The layout with the best bound of each pipeline, among those whose memory bound is at most `limit` bytes."""
 
     limit: float
     by_pipeline: dict[Pipeline, Small] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request) -> "Lean":
+    def of(cls, request: Request) -> "LowMemory":
         return cls(SHARE * request.memory_bytes)
 
     def add(self, bounds: Bounds) -> None:

@@ -16,8 +16,8 @@ Place = tuple[int, int]
 
 @dataclass
 class RankTimes:
-    """Of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with other
-    ranks (collectives, transfers), from when to when it ran.
+    """Times of one rank: when each instruction had its turn and when the rank went on; of what runs beside computation or with
+    other ranks (collectives, transfers), from when to when it ran.
 
     `causes[i]`: what instruction i waited for, if for anything but the one before it: where several ranks meet, the one that came
     last. `joins[i]`: what the WAIT at i joined.
@@ -32,7 +32,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Times:
-    """Of all pipeline ranks. `makespan`: seconds from the first instruction to the last rank's end, streams included."""
+    """Times of all pipeline ranks. `makespan`: seconds from the first instruction to the last rank's end, streams included."""
 
     ranks: tuple[RankTimes, ...]
     makespan: float
@@ -48,14 +48,14 @@ class Rank:
         self.now = 0.0
         self.times = RankTimes()
         self.free: dict[str, float] = {}
-        self.pending: dict[str, float | Meeting] = {}
+        self.pending: dict[str, float | Rendezvous] = {}
         self.origin: dict[str, Place] = {}
         self.in_flight = 0.0
         self.ahead = 0.0
         self.ordinals: dict[str, int] = {}
 
 
-class Meeting:
+class Rendezvous:
     """A transfer between two ranks, or what all pipeline ranks enter: known when everyone is there."""
 
     __slots__ = ("arrived", "end", "expected", "last", "start")
@@ -67,7 +67,7 @@ class Meeting:
         self.last: Place | None = None
 
 
-class Play:
+class SimulationState:
     """All ranks of a step, and what is between them."""
 
     def __init__(self, programs: Sequence[Program], durations: Durations, layout: Layout, prices: Prices) -> None:
@@ -75,7 +75,7 @@ class Play:
         self.durations = durations
         self.prices = prices
         self.layout = layout
-        self._meetings: dict[object, Meeting] = {}
+        self._rendezvous: dict[object, Rendezvous] = {}
         self._links: dict[tuple[int, int], float] = {}
         self._sides: dict[tuple[int, int, bool], int] = {}
 
@@ -110,7 +110,7 @@ class Play:
         if handle not in rank.pending:
             raise UserError(f"pp {rank.index} at #{index} `{step.short}` joins what has not been started")
         end, origin = rank.pending[handle], rank.origin[handle]
-        if isinstance(end, Meeting):
+        if isinstance(end, Rendezvous):
             if end.end < 0:
                 return False
             if end.end > rank.now and end.last is not None and end.last[0] != rank.index:
@@ -131,19 +131,19 @@ class Play:
         channel = (rank.index, step.peer) if sends else (step.peer, rank.index)
         ordinal = self._sides.get((*channel, sends), 0)
         self._sides[*channel, sends] = ordinal + 1
-        meeting = self._meetings.setdefault((*channel, ordinal), Meeting(2))
-        meeting.arrived.append((rank.now, rank.index, index))
+        rendezvous = self._rendezvous.setdefault((*channel, ordinal), Rendezvous(2))
+        rendezvous.arrived.append((rank.now, rank.index, index))
         handle = step.short
-        rank.pending[handle] = meeting
+        rank.pending[handle] = rendezvous
         rank.origin[handle] = (rank.index, index)
-        if len(meeting.arrived) == 2:
+        if len(rendezvous.arrived) == 2:
             seconds = self.prices.transfer(step.collectives[0].bytes, *channel)
-            first, latest = meeting.arrived
+            first, latest = rendezvous.arrived
             if first[0] > latest[0] or (first[0] == latest[0] and first[1] == channel[0]):
                 latest = first
             begin = max(latest[0], self._links.get(channel, 0.0))
             self._links[channel] = begin + seconds
-            self._hold(meeting, begin, seconds, latest)
+            self._hold(rendezvous, begin, seconds, latest)
 
     def start(self, rank: Rank) -> None:
         """A collective beside computation; where several pipeline ranks take part, once all of them have started it."""
@@ -151,8 +151,8 @@ class Play:
         seconds = self.durations.collectives(step)
         handle = step.short
         rank.origin[handle] = (rank.index, index)
-        if step.op is Op.PARAMETER_ALL_GATHER and self.prices.stack.publish_ahead:
-            self._publish_ahead(rank, handle, seconds)
+        if step.op is Op.PARAMETER_ALL_GATHER and self.prices.software.overlap_param_gather:
+            self._gather_ahead(rank, handle, seconds)
             return
         expected = self._ranks_in(step)
         if expected > 1:
@@ -170,18 +170,18 @@ class Play:
 
     def _overlaps(self, step: Instruction) -> bool:
         """Whether a collective that is started runs beside computation."""
-        stack = self.prices.stack
+        software = self.prices.software
         whole = step.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
-        return stack.overlap_data or (stack.overlap_all_reduce and whole)
+        return software.overlap_data or (software.overlap_all_reduce and whole)
 
-    def _publish_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
+    def _gather_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
         """A unit's parameters may arrive until the next step uses them, which it does as long after its start as this one did; what
         its kernels lose meanwhile is this step's."""
         step = rank.steps[rank.at]
         use = self._first_use(rank, step.segment or "")
         begin = max(rank.now, rank.free.get(step.stream, 0.0), rank.ahead)
         rank.ahead = begin + seconds
-        rank.now += self.prices.stack.contention * min(seconds, use)
+        rank.now += self.prices.software.contention * min(seconds, use)
         end = max(rank.now, rank.ahead - use)
         rank.times.streams[rank.at] = (rank.now, end)
         rank.pending[handle] = end
@@ -203,48 +203,48 @@ class Play:
             rank.now += seconds
             return True
         key = f"{step.short} entered"
-        meeting = rank.pending.get(key)
-        if meeting is None:
-            meeting = rank.pending[key] = self._meet(rank, expected, seconds)
-        assert isinstance(meeting, Meeting)
-        if meeting.end < 0:
+        rendezvous = rank.pending.get(key)
+        if rendezvous is None:
+            rendezvous = rank.pending[key] = self._meet(rank, expected, seconds)
+        assert isinstance(rendezvous, Rendezvous)
+        if rendezvous.end < 0:
             return False
         del rank.pending[key]
-        if meeting.last is not None and meeting.last[0] != rank.index:
-            rank.times.causes[index] = meeting.last
-        rank.now = max(rank.now, meeting.end)
+        if rendezvous.last is not None and rendezvous.last[0] != rank.index:
+            rank.times.causes[index] = rendezvous.last
+        rank.now = max(rank.now, rendezvous.end)
         return True
 
     def waits_for(self, rank: Rank) -> str:
         """Where a rank stands, and for whom: a transfer for the rank at its other end, what all enter for those not there yet."""
         step = rank.steps[rank.at]
-        meeting = rank.pending.get(step.handle or f"{step.short} entered")
+        rendezvous = rank.pending.get(step.handle or f"{step.short} entered")
         missing = "others"
-        if isinstance(meeting, Meeting):
-            there = {each[1] for each in meeting.arrived}
-            key = next(key for key, value in self._meetings.items() if value is meeting)
+        if isinstance(rendezvous, Rendezvous):
+            there = {each[1] for each in rendezvous.arrived}
+            key = next(key for key, value in self._rendezvous.items() if value is rendezvous)
             if isinstance(key, tuple) and len(key) == 3:
                 missing = f"pp {next(each for each in key[:2] if each not in there)}"
             else:
-                missing = f"{meeting.expected - len(there)} more beside pp {', '.join(map(str, sorted(there)))}"
+                missing = f"{rendezvous.expected - len(there)} more beside pp {', '.join(map(str, sorted(there)))}"
         return f"pp {rank.index} at #{rank.at} `{step.short}` waits for {missing}"
 
-    def _meet(self, rank: Rank, expected: int, seconds: float) -> Meeting:
+    def _meet(self, rank: Rank, expected: int, seconds: float) -> Rendezvous:
         step = rank.steps[rank.at]
         ordinal = rank.ordinals[step.op.value] = rank.ordinals.get(step.op.value, 0) + 1
-        meeting = self._meetings.setdefault((step.op, ordinal), Meeting(expected))
-        meeting.arrived.append((rank.now, rank.index, rank.at))
-        if len(meeting.arrived) == expected:
-            latest = max(meeting.arrived)
-            self._hold(meeting, latest[0], seconds, latest)
-        return meeting
+        rendezvous = self._rendezvous.setdefault((step.op, ordinal), Rendezvous(expected))
+        rendezvous.arrived.append((rank.now, rank.index, rank.at))
+        if len(rendezvous.arrived) == expected:
+            latest = max(rendezvous.arrived)
+            self._hold(rendezvous, latest[0], seconds, latest)
+        return rendezvous
 
-    def _hold(self, meeting: Meeting, begin: float, seconds: float, last: tuple[float, int, int]) -> None:
+    def _hold(self, rendezvous: Rendezvous, begin: float, seconds: float, last: tuple[float, int, int]) -> None:
         """Everyone is there: when it runs, for all who take part."""
-        meeting.start, meeting.end = begin, begin + seconds
-        meeting.last = last[1:]
-        for _, rank, index in meeting.arrived:
-            self.ranks[rank].times.streams[index] = (meeting.start, meeting.end)
+        rendezvous.start, rendezvous.end = begin, begin + seconds
+        rendezvous.last = last[1:]
+        for _, rank, index in rendezvous.arrived:
+            self.ranks[rank].times.streams[index] = (rendezvous.start, rendezvous.end)
 
     def _ranks_in(self, step: Instruction) -> int:
         """How many pipeline ranks take part."""

@@ -1,0 +1,145 @@
+"""Software profiles: what the software that runs a program overlaps, what its host costs, its memory beside the program."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fourfold.model.work import ElementwisePart
+
+Dispatcher = Literal["alltoall", "deepep", "hybridep"]
+"""Token dispatch to experts and back. `alltoall`: one copy for each expert. `deepep`: one to every node and rank that has
+experts of its, by kernels that read and write the tokens where they are (DeepEP, 2025). `hybridep`: so, and sorted by expert on the
+way (HybridEP, 2026)."""
+
+
+@dataclass(frozen=True)
+class SoftwareProfile:
+    """A framework of a year, on a platform. `fourfold` itself is the default. A constant "beside" another one is a factor of a
+    device's or a link's constant."""
+
+    name: str = "fourfold"
+
+    # Overlap
+
+    overlap_inside: bool = True
+    """A segment's own collectives run while its kernels do, as the operators are written; else they are waited for."""
+    overlap_data: bool = True
+    """Gathers and reductions of ZeRO and data parallelism run beside computation."""
+    overlap_all_reduce: bool = False
+    """Where they do not, those of unsharded gradients without a pipeline still do (hooks of torch's DDP)."""
+    overlap_param_gather: bool = False
+    """The parameter all-gather of ZeRO-1 and 2 runs beside the next step's first forward, each unit until it is used (Megatron's
+    overlap_param_gather)."""
+    contention: float = 0.1
+    """Contention factor: the share of the time beside a collective that a kernel loses."""
+
+    # The host
+
+    host_launch_seconds: float = 5e-6
+    """Seconds to start a kernel. A pass over a segment takes at least the sum of what the host needs for it."""
+    host_collective_seconds: float = 20e-6
+    """Seconds to start a collective."""
+    host_crowded_seconds: float = 0.0
+    """Seconds that a segment's collective adds for each rank of its group while stages send to one another between nodes."""
+    host_route_seconds: float = 0.0
+    """Seconds that a pass over routed experts adds: the choice of experts, permutations, the wait for how many tokens each has."""
+    step_seconds: float = 0.0
+    """Host and data time of a step, in seconds."""
+
+    # Kernels and links
+
+    fused: float = 0.0
+    """How far memory-bound kernels are fused (1) rather than one operator after the other (0)."""
+    expert_launches: float = 0.0
+    """Cost of starting one more expert's GEMM beside starting a kernel (0: all are one grouped GEMM)."""
+    gradient_bytes: float = 0.0
+    """Memory traffic of adding a microbatch's gradient of a parameter to the sum, where the GEMM that makes it does not add it
+    itself."""
+    conversions: float = 1.0
+    """Bytes moved to bring tokens into a low-precision format, beside the device's."""
+    gemm_speed: float = 1.0
+    attention_speed: float = 1.0
+    link_speed: float = 1.0
+    """Speed of its GEMMs, attention and links, beside the device's and the links'."""
+    low_speed: float = 1.0
+    """Speed of its low-precision GEMMs, beside its others."""
+    network_hops: float = 1.0
+    """Cost of a hop between nodes, beside the links'."""
+    gemm_dtype: str | None = None
+    """The format of matmuls where it is not the compute format; the head's are in that."""
+    fine_scales: bool = False
+    """The scales of `gemm_dtype` are of blocks, not of tensors."""
+    fused_attention: bool = True
+    """Flash attention; else the matrix of scores is written."""
+    attention_recomputed: bool = False
+    """A matrix of scores that is written is made again in backward."""
+    attention_dropout: bool = True
+    """There is dropout on such a matrix."""
+    fp32_scores: bool = False
+    """Such a matrix is in fp32 (torch's own operators)."""
+
+    # Experts
+
+    dispatch_first: bool = False
+    """Tokens go to experts before they are gathered over `etp`, not after."""
+    dispatcher: Dispatcher = "alltoall"
+    fused_experts: bool = False
+    """In formats with a scale a block, the kernels between two grouped GEMMs of experts are part of them."""
+    overlap_experts: bool = False
+    """In schedules that pair a forward with a backward, dispatch to experts and back runs beside the other one's computation
+    (DualPipe, DeepSeek-AI 2024, section 3.2.1)."""
+    merged_experts: bool = False
+    """Half of the dispatch does so in every schedule (Megatron's merged 1F1B, 2025)."""
+
+    # Memory
+
+    context_bytes: int = 0
+    """Bytes that the process takes on the device before it allocates anything."""
+    extra: float = 0.0
+    """Memory of its own tensors beyond the program's, as a share of them."""
+    fragmentation: float = 0.0
+    """Memory that the allocator reserves beyond the allocated tensors, as a share of them."""
+    saved_bytes: float = 0.0
+    """Activations of a block beyond the declared, in bytes for each token and element of the hidden state."""
+    gathered_bytes: float = 0.0
+    """The same of all tokens where sequence parallelism splits them (inputs of GEMMs kept as they were gathered)."""
+    unit_bytes: float = 0.0
+    """Bytes of every parameter of embedding, head and four blocks that ZeRO-3's runtime keeps unsharded."""
+    saved_share: float = 1.0
+    """Share of the declared activations that a block keeps, where they are in narrower formats."""
+    narrow_operands: bool = False
+    """Activations that a low-precision GEMM reads are saved in its format (Transformer Engine)."""
+    logits_bytes: float = 0.0
+    """Live bytes of each logit when the loss is made of all tokens at once; 0: the head works chunk by chunk, as it does here, in
+    GEMMs of few rows."""
+    optimizer_bytes: float | None = None
+    """Bytes of an element of the optimizer states, where that is not in the master format."""
+    master_bytes: float | None = None
+    """The same of its copy of the parameters (0: there is none)."""
+
+    @property
+    def dispatches_once(self) -> bool:
+        """A token goes once to every node and rank that has experts of its."""
+        return self.dispatcher != "alltoall"
+
+    @property
+    def merged_passes(self) -> frozenset[ElementwisePart]:
+        """Memory-bound kernels that other kernels do on their way."""
+        done: dict[Dispatcher, tuple[ElementwisePart, ...]] = {"deepep": ("sent",), "hybridep": ("sent", "sorted")}
+        fused: tuple[ElementwisePart, ...] = ("experts",) if self.fused_experts and self.fine_scales else ()
+        return frozenset((*done.get(self.dispatcher, ()), *fused))
+
+    @property
+    def without_host(self) -> "SoftwareProfile":
+        """The same with all of a step's kernels started as one graph: the host has nothing to do."""
+        return replace(
+            self,
+            host_launch_seconds=0.0,
+            host_collective_seconds=0.0,
+            host_crowded_seconds=0.0,
+            host_route_seconds=0.0,
+        )
+
+    @property
+    def unchunked_head(self) -> bool:
+        """Whether the loss is made of all tokens of a microbatch at once."""
+        return self.logits_bytes > 0
