@@ -57,6 +57,10 @@ def _of_run_file(dtype: str) -> str:
 
 def _layout(case: PublishedCase) -> dict[str, Any]:
     layout: dict[str, Any] = {name: getattr(case.layout, name) for name in _DEGREES}
+    if case.layout.tp == 1:
+        del layout["sequence_parallel"]
+    if case.layout.virtual_stages == 1:
+        del layout["virtual_stages"]
     layout["recompute"] = case.layout.policies(case.model.num_layers)
     sizes = even_sizes(case)
     return layout if sizes is None else {**layout, "segments_per_stage": sizes}

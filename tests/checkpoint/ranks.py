@@ -61,9 +61,10 @@ class Run:
         """The flat buffer of a rank's part."""
         flat, own = self.flats[unit], self.layout.coordinates(rank)
         result = torch.zeros(flat.padded_numel)
-        for parameter, start, end in flat.ranges():
+        for parameter, start, _ in flat.ranges():
             box = tuple(slice(*interval) for interval in parameter.box(own))
-            result[start:end] = self.full[parameter.name][role][box].reshape(-1)
+            part = self.full[parameter.name][role][box].reshape(-1)
+            result[start : start + len(part)] = part
         return result
 
     def index(self, unit: str, rank: int) -> int:

@@ -37,6 +37,8 @@ LAYOUTS: dict[str, tuple[ModelConfig, dict[str, Any]]] = {
     "pp tied": (TIED, {"pp": 2, "dp_shard": 2}),
     "tp": (DENSE, {"tp": 2, "tp_head": 2}),
     "tp tied": (TIED, {"tp": 2, "tp_head": 2, "zero": 3, "dp_shard": 2}),
+    "tp of a padded vocabulary": (replace(DENSE, vocab_size=29), {"tp": 4, "tp_head": 2, "dp_shard": 2}),
+    "tp of a padded vocabulary, tied": (replace(TIED, vocab_size=31), {"tp": 2, "tp_head": 2, "zero": 0}),
     "tp with copies of kv heads": (DENSE, {"tp": 4, "tp_head": 2}),
     "tp of one kv head": (replace(DENSE, num_kv_heads=1), {"tp": 2, "tp_head": 1}),
     "zero 0": (DENSE, {"dp_shard": 2, "cp": 2, "zero": 0}),

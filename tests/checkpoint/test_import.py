@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fourfold.checkpoint import WeightFolder
@@ -31,3 +32,16 @@ def test_a_folder_with_experts(tmp_path: Path, family: str) -> None:
     assert model.num_experts == (4 if family == "mixtral" else 8)
     assert run.model.initial is not None
     WeightFolder(Path(run.model.initial)).check_against(build_segments(model))
+
+
+@pytest.mark.parametrize(("stated", "kept"), [(3, 3), ([4, 5], 4), (None, None)])
+def test_the_folders_end_of_text_is_kept(tmp_path: Path, stated: int | list[int] | None, kept: int | None) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = AutoConfig.for_model("llama", vocab_size=32, eos_token_id=stated, bos_token_id=None, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "hf")
+    words = {word: number for number, word in enumerate(["a", "b", "c", "<stop>", "<end>", "</s>"])}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a")).save(
+        str(tmp_path / "hf" / "tokenizer.json")
+    )
+    assert import_(tmp_path / "hf", out=tmp_path / "run.toml") == 0
+    assert load_run(tmp_path / "run.toml").data.eos == kept

@@ -163,6 +163,19 @@ def test_validation_is_fixed_in_order_and_of_the_size_asked_for(text_folder: Pat
             assert long.document_lengths[-1] == (S,)
 
 
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_rows_beyond_the_sequences_count_in_no_loss(
+    blended: PreparedData, prepared_with: Prepare, text_folder: Path, document_mask: bool
+) -> None:
+    for prepared in (blended, prepared_with(corpus=str(text_folder))):
+        batches = GlobalBatches(prepared, S, G, 0, document_mask)
+        exact, padded = batches.validation(5), batches.validation(5, 8)
+        assert same(padded.select(slice(5)), exact)
+        assert padded.tokens.shape == (8, S)
+        assert np.all(padded.targets[5:] == IGNORED)
+        assert padded.valid_tokens == exact.valid_tokens
+
+
 def test_validation_of_a_blend_follows_the_weights(blended: PreparedData) -> None:
     batch = GlobalBatches(blended, S, G, 0, False).validation(6)
     first, second = (blended.streams(part)[1] for part in blended.parts)

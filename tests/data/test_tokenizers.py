@@ -117,6 +117,18 @@ def test_the_usual_names_of_end_of_text_are_found(name: str, tmp_path: Path) -> 
     assert tokenizer.decode(tokenizer.encode_batch([name])[0]) == name
 
 
+def test_a_stated_end_of_text_is_taken(tmp_path: Path) -> None:
+    path = foreign_tokenizer(tmp_path, ["<pad>", "</s>", "<stop>"])
+    assert load_tokenizer(path, eos=258).eos == 258
+    spec = parse_tokenizer(str(path), 258)
+    assert spec.eos == 258
+    assert spec.identity != parse_tokenizer(str(path)).identity
+    with pytest.raises(UserError, match=r"data\.eos = 999: no token of .*one of its 259 tokens"):
+        load_tokenizer(path, eos=999)
+    with pytest.raises(UserError, match=r"data\.eos = 5: data\.tokenizer = 'bytes' makes its own"):
+        parse_tokenizer("bytes", 5)
+
+
 def test_a_foreign_tokenizers_own_padding_and_frame_are_not_used(tmp_path: Path) -> None:
     library = tokenizers.Tokenizer.from_file(str(foreign_tokenizer(tmp_path, ["<pad>", "</s>"])))
     library.enable_truncation(3)
@@ -128,7 +140,7 @@ def test_a_foreign_tokenizers_own_padding_and_frame_are_not_used(tmp_path: Path)
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no end-of-text token; it must hold one of <\|endoftext\|>, </s>"):
+    with pytest.raises(UserError, match=r"no end-of-text token that is known by its name \(<\|endoftext\|>, </s>"):
         load_tokenizer(foreign_tokenizer(tmp_path, ["<pad>"]))
 
 

@@ -99,3 +99,10 @@ def test_a_run_file_written_by_the_launcher_is_toml_for_everybody(tmp_path) -> N
     folder = RunFolder(tmp_path / "a")
     folder.write(run(), {})
     assert load_run(folder.run_file) == run()
+
+
+def test_the_advice_on_another_number_of_ranks_counts_every_axis(tmp_path) -> None:
+    degrees = {"pp": 2, "dp_replicate": 3, "cp": 2, "tp": 5}
+    old, new = (run(layout={**degrees, "dp_shard": shard}) for shard in (7, 14))
+    with pytest.raises(UserError, match=r"dp_shard = 14 here, 7 there; .* use --ranks 420 to go on"):
+        check_same_run(tmp_path, old, new)

@@ -32,7 +32,7 @@ def _resolve(model: dict[str, Any], length: int = 48, **layout: Any) -> None:
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DENSE, {"tp": 5}, "layout.tp = 5 does not divide model.num_heads = 12; a value that works: 4"),
     (DENSE, {"tp": 6}, "layout.tp = 6 neither divides model.num_kv_heads = 4 nor is a multiple of it; a value that works: 4"),
-    ({**DENSE, "vocab_size": 122}, {"tp": 4}, "layout.tp = 4 does not divide model.vocab_size = 122; a value that works: 2"),
+    ({**DENSE, "vocab_size": 5}, {"tp": 4}, "layout.tp = 4 leaves a rank without a row of model.vocab_size = 5; a value"),
     ({**DENSE, "ffn_size": 142}, {"tp": 4}, "layout.tp = 4 does not divide model.ffn_size = 142; a value that works: 2"),
     ({**SHARED, "moe_ffn_size": 7}, {"tp": 2}, "does not divide model.num_shared_experts x model.moe_ffn_size = 21"),
     (DENSE, {"cp": 5}, "batch.sequence_length = 48 is not a multiple of 2 x layout.cp = 10"),
@@ -59,6 +59,7 @@ def test_a_degree_that_does_not_divide_is_refused(model: dict[str, Any], layout:
     ("model", "layout"),
     [
         (DENSE, {"tp": 12}),  # a multiple of the key and value heads: copies
+        ({**DENSE, "vocab_size": 125}, {"tp": 12}),  # padded to 132
         (DENSE, {"tp": 4, "length": 42}),
         (DENSE, {"length": 45}),
         (DENSE, {"cp": 12, "cp_method": "ulysses", "length": 24}),

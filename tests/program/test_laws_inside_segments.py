@@ -28,7 +28,7 @@ def test_tensor_parallelism_all_reduces_twice_a_block_each_way(tp: int, cp: int)
     reduce-scatter, of the same bytes together; backward gathers the inputs of the column-split matmuls again for their weight
     gradients, since forward keeps a rank's part of them alone. (`cp` all_gather's own collectives are on other axes.)"""
     make = {"model": {"num_heads": 4, "num_kv_heads": 4}, "tp": tp, "cp": cp, "sequence_length": 64}
-    plain = make_spec(**make)  # type: ignore[arg-type]
+    plain = make_spec(**make, sequence_parallel=False)  # type: ignore[arg-type]
     full = plain.layout.tokens * plain.model.hidden_size * 4
     forward, backward = _of(plain, "tp", Op.FORWARD), _of(plain, "tp", Op.BACKWARD)
     assert forward == backward == {("all_reduce", "tp", full): 2}

@@ -15,8 +15,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "head-norms": {"qk_norm": True},
     "head-norms-copied": {"qk_norm": True, "num_kv_heads": 1, "tie_embeddings": True},
     "tied": {"tie_embeddings": True},
+    "padded": {"vocab_size": 97},
+    "padded-tied": {"vocab_size": 99, "tie_embeddings": True},
 }
-QUICK = {"plain", "biases", "head-norms-copied"}
+QUICK = {"plain", "biases", "head-norms-copied", "padded", "padded-tied"}
 named = pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=sweep) for name in MODELS])
 sequence_parallel = pytest.mark.parametrize("sequence", [False, True], ids=["whole", "sequence"])
 
@@ -31,6 +33,18 @@ def _tensor(tp: int, sequence: bool, **more: Any) -> dict[str, Any]:
 def test_architectures(tp: int, sequence: bool, name: str) -> None:
     """Key and value heads that divide by the ranks, and fewer of them than ranks."""
     check_split(tp, model=MODELS[name], layout=_tensor(tp, sequence))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_padded_vocabulary_under_zero_and_pipelines(zero: int, family: str) -> None:
+    """GPT-2's vocabulary of 50,257, in small: tied, and positions are learned. Its optimizer's eps is above the rounding of the key
+    biases' gradients, which are zero."""
+    gpt2 = {"family": "gpt2", "num_kv_heads": 4, "max_position": 32}
+    model = {"vocab_size": 67, **(gpt2 if family == "gpt2" else {})}
+    parts = {"pp": 2, "dp_shard": 1} if zero == 0 else {"dp_shard": 2, "zero": zero}
+    layout = _tensor(2, True, **{**parts, "microbatch_sequences": 2})
+    check_split(4, model=model, layout=layout, optimizer={"eps": 1e-4} if family == "gpt2" else {})
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

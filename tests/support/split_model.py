@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fourfold.config import ModelConfig
 from fourfold.layout import FlatLayout, Layout, flat_layouts
@@ -160,7 +161,9 @@ class SplitModel:
         self.units = {}
         for name, flat in self.flats.items():
             parts = [take_box(parameters[p.name], p.box(self.coordinates)).reshape(-1) for p in flat.parameters]
-            values = torch.cat(parts)
+            values = torch.cat(
+                [pad(part, (0, p.numel - len(part))) for part, p in zip(parts, flat.parameters, strict=True)]
+            )
             self.units[name] = FlatUnit(flat.parameters, values, torch.zeros_like(values, dtype=gradients))
         self.weights = {s.name: bind_weights(s, self.model, self.units) for s in self.segments}
 
@@ -172,7 +175,10 @@ class SplitModel:
             for axis, start, end in flat.sums:
                 gradients[start:end] = self._sum(axis, gradients[start:end])
             for parameter, start, end in flat.ranges():
-                result[parameter.name] = gradients[start:end].view(parameter.shape)
+                own = gradients[start:end].view(parameter.shape)
+                rows = parameter.box(self.coordinates)[0]
+                assert not own[rows[1] - rows[0] :].any(), f"the padding of {parameter.name} has a gradient"
+                result[parameter.name] = own[: rows[1] - rows[0]]
         return result
 
     def _sum(self, axis: str, part: Tensor) -> Tensor:

@@ -168,6 +168,22 @@ def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
     assert generate(out, "document", 5, 0.0, 0) == generate(out, "document", 5, 0.0, 1)
 
 
+def test_validation_loss_is_the_same_under_every_layout(tmp_path, corpus) -> None:
+    """Five sequences fill the rows of no layout here but the first."""
+    layouts = [
+        (1, {"microbatch_sequences": 1}),
+        (2, {"zero": 2, "microbatch_sequences": 2}),
+        (4, {"pp": 2, "microbatch_sequences": 4}),
+    ]
+    losses = []
+    for ranks, layout in layouts:
+        out = make_run(tmp_path / str(ranks), corpus, layout=layout, precision={"compute": "fp64"}, batch={"steps": 2})
+        codes, errors = finish(start(out, ranks))
+        assert codes == [0] * ranks, errors
+        losses.append(lines(out / "metrics.jsonl")[-1]["validation_loss"])
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
+
+
 def test_non_finite_gradients_are_skipped_and_counted(tmp_path, corpus) -> None:
     out = make_run(tmp_path / "run", corpus, optimizer={"lr": 1e30, "warmup_steps": 0}, batch={"steps": 4})
     codes, errors = finish(start(out, 2))

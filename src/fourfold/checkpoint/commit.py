@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from fourfold.checkpoint.boxes import box_numel
 from fourfold.checkpoint.manifest import (
     NAME,
     VERSION,
@@ -55,8 +56,10 @@ def _describe(shard: UnitShard) -> UnitRecord:
     """A unit with this shard's part alone, whose `shards` are for rank 0 to fill."""
     flat = shard.flat
     full = tuple(ParameterRecord(p.name, p.spec.shape) for p in flat.parameters)
-    ranges = flat.ranges()
-    boxes = tuple(PartParameter(box, start, end) for box, (_, start, end) in zip(shard.boxes, ranges, strict=True))
+    starts = [start for _, start, _ in flat.ranges()]
+    boxes = tuple(
+        PartParameter(box, start, start + box_numel(box)) for box, start in zip(shard.boxes, starts, strict=True)
+    )
     dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
     return UnitRecord(dtypes, full, {shard.part: PartRecord(flat.padded_numel, flat.num_shards, boxes, ())})
 

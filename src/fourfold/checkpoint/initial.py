@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fourfold.checkpoint.boxes import box_numel
 from fourfold.checkpoint.weight_folder import WeightFolder
 from fourfold.layout import FlatLayout
 
@@ -17,8 +18,9 @@ def fill_from_folder(
     """
     out.zero_()
     shard_start, shard_end = flat.shard_range(index)
-    for parameter, start, end in flat.ranges():
-        low, high = max(start, shard_start), min(end, shard_end)
+    for parameter, start, _ in flat.ranges():
+        box = parameter.box(coordinates)
+        low, high = max(start, shard_start), min(start + box_numel(box), shard_end)
         if low < high:
-            values = folder.box(parameter.name, parameter.box(coordinates), low - start, high - start)
+            values = folder.box(parameter.name, box, low - start, high - start)
             out[low - shard_start : high - shard_start] = values.to(out)

@@ -222,7 +222,7 @@ def _part_inconsistency(part: PartRecord, unit: UnitRecord, files: Mapping[str, 
     offset = 0
     for full, parameter in zip(unit.parameters, part.parameters, strict=True):
         size = parameter.end - parameter.start
-        if parameter.start != offset or size < 1 or any(low >= high for low, high in parameter.box):
+        if parameter.start < offset or size < 1 or any(low >= high for low, high in parameter.box):
             return f"parameter {full.name}: start, end and box do not agree"
         if size != box_numel(parameter.box):
             return f"parameter {full.name}: start, end and box do not agree"

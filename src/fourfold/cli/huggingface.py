@@ -8,6 +8,7 @@ import tomli_w
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
+from fourfold.huggingface.config_json import end_of_text, load_config
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
@@ -59,12 +60,16 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
     table = {"model": {"hf": str(folder)}, "batch": {"global_sequences": 8, "sequence_length": 1}}
     model = resolve_model(parse_run(table).model)
     own = folder / "tokenizer.json"
+    data: dict[str, str | int] = {"corpus": corpus}
     if tokenizer is None:
         if not own.is_file():
             raise UserError(
                 f'{own}: does not exist; state a tokenizer, for example --tokenizer tokenizer.json or "bytes"'
             )
         tokenizer = str(own.absolute())
+        eos = end_of_text(load_config(folder))
+        if eos is not None:
+            data["eos"] = eos
     length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
     weights: dict[str, str | int] = {"hf": str(folder), "initial": str(folder.absolute())}
     if model.mtp_layers:  # the folder's modules of multi-token prediction are not read
@@ -72,7 +77,7 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
     return parse_run(
         {
             "model": weights,
-            "data": {"corpus": corpus, "tokenizer": tokenizer},
+            "data": {**data, "tokenizer": tokenizer},
             "batch": {"global_sequences": 8, "sequence_length": length, "steps": 100},
             "optimizer": {"lr": 2e-5, "warmup_steps": 10},
         },

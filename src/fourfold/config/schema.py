@@ -25,6 +25,8 @@ class DataSection(Section):
     """`"stdlib"` (the Python standard library), a folder, a file, a glob, a Megatron `.bin`/`.idx` pair, or a weighted blend."""
     tokenizer: str = "bpe:4096"
     """`"bytes"`, `"bpe:N"` (trained on the corpus, N entries), or the path of a `tokenizer.json`."""
+    eos: Annotated[int, Field(ge=0)] | None = None
+    """Id of the end-of-text token in a `tokenizer.json`. Left out: the first usual name that the tokenizer holds."""
     text_key: str = "text"
     """Field of a JSON line, or column of a parquet file, that holds a document's text."""
     document_mask: bool = False
@@ -61,8 +63,8 @@ class LayoutSection(Section):
     """Pipeline parallelism: ranks that the segments are divided over."""
     schedule: str = "1f1b"
     """Pipeline schedule: a built-in name, `file:PATH` (a compute order as text), or `python:MODULE:FUNCTION` that yields one."""
-    virtual_stages: PositiveInt = 1
-    """Stages on each pipeline rank (virtual pipeline size, VPP)."""
+    virtual_stages: PositiveInt | None = None
+    """Stages on each pipeline rank (virtual pipeline size, VPP). Left out: the fewest that the schedule takes, 1 or 2."""
     segments_per_stage: list[PositiveInt] | None = None
     """Segments (embedding, blocks, head) of each stage in forward order. Left out: divided evenly by cost."""
     dp_replicate: PositiveInt = 1
@@ -80,8 +82,9 @@ class LayoutSection(Section):
     """`ring`, `all_gather`, `ulysses`, or `ring+ulysses:U` with Ulysses of degree U inside rings of degree `cp` / U."""
     tp: PositiveInt = 1
     """Tensor parallelism: ranks that share each matrix; innermost, so that a group lies inside a node."""
-    sequence_parallel: bool = False
-    """Whether norms and residuals are divided over the sequence among tensor-parallel ranks. Needs `tp` > 1."""
+    sequence_parallel: bool | None = None
+    """Whether norms and residuals are divided over the sequence among tensor-parallel ranks. Needs `tp` > 1. Left out: yes, where
+    `tp` > 1 divides the tokens of a microbatch."""
     ep: PositiveInt = 1
     """Expert parallelism: ranks that the experts are divided over. Divides `num_experts`."""
     etp: PositiveInt = 1
@@ -146,7 +149,7 @@ class RunSection(Section):
     evaluate_every: PositiveInt | None = None
     """Steps between two evaluations of the validation loss. Left out: one, at the end."""
     evaluate_sequences: PositiveInt = 32
-    """Sequences of one evaluation, rounded up to whole microbatches."""
+    """Sequences of one evaluation. Rows that fill the last microbatches are ignored: the loss is the same under every layout."""
     log: list[Literal["tensorboard", "wandb", "mlflow"]] = Field(default_factory=list)
     """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

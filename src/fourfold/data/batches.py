@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fourfold.config import UserError
+from fourfold.config import RunConfig, UserError
 from fourfold.data.blend import Blend, largest_remainder
 from fourfold.data.permutation import Permutation
 from fourfold.data.prepared import PreparedData
@@ -76,6 +76,12 @@ class GlobalBatches:
                 )
         self.windows_per_part = tuple((len(stream) - 1) // sequence_length for stream in self._train)
 
+    @classmethod
+    def of_run(cls, prepared: PreparedData, config: RunConfig) -> "GlobalBatches":
+        """The batches of a run. Raises `UserError` when a part is shorter than one window."""
+        batch = config.batch
+        return cls(prepared, batch.sequence_length, batch.global_sequences, config.run.seed, config.data.document_mask)
+
     def batch(self, step: int, rows: Sequence[int]) -> Batch:
         """The given rows (0 to global_sequences - 1, any subset, any order) of the global batch of a step (from 0)."""
         if step < 0 or any(not 0 <= row < self._global_sequences for row in rows):
@@ -97,17 +103,20 @@ class GlobalBatches:
             return self._global_sequences * self._sequence_length
         return self.batch(step, range(self._global_sequences)).valid_tokens
 
-    def validation(self, num_sequences: int) -> Batch:
-        """A fixed batch of exactly `num_sequences` rows from the validation tokens, in their order, parts by weight.
+    def validation(self, num_sequences: int, num_rows: int | None = None) -> Batch:
+        """A fixed batch of `num_sequences` sequences from the validation tokens, in their order, parts by weight.
 
-        Where a part's validation tokens do not suffice, its rows are filled up with end-of-text and the targets there are
-        ignored, so that the number of rows never depends on the corpus.
+        The batch has `num_rows` rows, at least `num_sequences` (default: as many). Rows beyond the sequences, and rows for which
+        a part has too few validation tokens, hold end-of-text with ignored targets: the loss depends neither on the number of
+        rows, which a layout rounds up, nor does the number of rows depend on the corpus.
         """
+        surplus = (num_sequences if num_rows is None else num_rows) - num_sequences
         counts = largest_remainder(self._weights, num_sequences)
         rows = [
             _read_padded(stream, count, self._sequence_length, self._eos)
             for stream, count in zip(self._validation, counts, strict=True)
         ]
+        rows.append((np.full((surplus, self._sequence_length + 1), self._eos, np.int64), np.zeros(surplus, np.int64)))
         windows = np.concatenate([windows for windows, _ in rows])
         num_targets = np.concatenate([targets for _, targets in rows])
         batch = _to_batch(windows, self._eos, self._document_mask, num_targets)

@@ -27,7 +27,7 @@ def prepare(section: DataSection, report: Report) -> PreparedData:
     tokens: every call reads the corpus to compute it, so that a changed file is a new folder. Any number of processes
     may call this at once. `report` is called with a line of text now and then. Raises `UserError` and `RunFailure`.
     """
-    spec = parse_tokenizer(section.tokenizer)
+    spec = parse_tokenizer(section.tokenizer, section.eos)
     stated = [CorpusPart(path=section.corpus)] if isinstance(section.corpus, str) else section.corpus
     if not stated:
         raise UserError(f"data.corpus = []: a blend has at least one part; {WORKS}")

@@ -70,7 +70,7 @@ class PreparedData:
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer with which the tokens were made."""
-        return load_tokenizer(self.tokenizer_path)
+        return load_tokenizer(self.tokenizer_path, self.eos)
 
     def streams(self, part: PreparedPart) -> tuple[TokenStream, TokenStream]:
         """(training tokens, validation tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""

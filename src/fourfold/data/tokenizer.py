@@ -103,10 +103,10 @@ class LibraryTokenizer:
         self._inner.save(str(path))
 
 
-def load_tokenizer(path: Path | str) -> Tokenizer:
-    """Reads a tokenizer.json, or the one in a folder.
+def load_tokenizer(path: Path | str, eos: int | None = None) -> Tokenizer:
+    """Reads a tokenizer.json, or the one in a folder. `eos`: its end-of-text token; None: the first usual name that it holds.
 
-    Raises `UserError` when there is none, when it is damaged, or when it has no end-of-text token.
+    Raises `UserError` when there is none, when it is damaged, or when it has no such token.
     """
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
@@ -130,13 +130,18 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         raise UserError(
             f"data.tokenizer: {file} is not a tokenizer of the tokenizers library ({error}); allowed: {SPEC_ALLOWED}"
         ) from None
+    if eos is not None:
+        if inner.id_to_token(eos) is None:
+            size = inner.get_vocab_size(with_added_tokens=True)
+            raise UserError(f"data.eos = {eos}: no token of {file}; allowed: the id of one of its {size} tokens")
+        return LibraryTokenizer(inner, eos)
     for name in END_OF_TEXT_NAMES:
-        eos = inner.token_to_id(name)
-        if eos is not None:
-            return LibraryTokenizer(inner, eos)
+        found = inner.token_to_id(name)
+        if found is not None:
+            return LibraryTokenizer(inner, found)
     raise UserError(
-        f"data.tokenizer: {file} has no end-of-text token; it must hold one of {', '.join(END_OF_TEXT_NAMES)} "
-        f"(add one to its added_tokens)"
+        f"data.tokenizer: {file} has no end-of-text token that is known by its name ({', '.join(END_OF_TEXT_NAMES)}); "
+        "state the id of the one it has, for example data.eos = 0"
     )
 
 

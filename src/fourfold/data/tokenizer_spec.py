@@ -1,7 +1,7 @@
 """Parses `data.tokenizer`: "bytes", "bpe:N" (trained here, on training documents alone), or a path."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -16,16 +16,30 @@ MIN_BPE_VOCAB, MAX_BPE_VOCAB = 300, 1_000_000
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A checked `data.tokenizer`. `identity`: a short name for it, safe in a file name, that changes when it changes."""
+    """A checked `data.tokenizer`. `identity`: a short name for it, safe in a file name, that changes when it changes.
+    `eos`: the id of a file's end-of-text token, where it is stated."""
 
     kind: Literal["bytes", "bpe", "file"]
     identity: str
     vocab_size: int = 0
     path: Path = Path()
+    eos: int | None = None
 
 
-def parse_tokenizer(value: str) -> TokenizerSpec:
-    """Checks `data.tokenizer`. Raises `UserError` naming what is allowed."""
+def parse_tokenizer(value: str, eos: int | None = None) -> TokenizerSpec:
+    """Checks `data.tokenizer`, and `data.eos` beside it. Raises `UserError` naming what is allowed."""
+    spec = _parse(value)
+    if eos is None:
+        return spec
+    if spec.kind != "file":
+        raise UserError(
+            f"data.eos = {eos}: data.tokenizer = {value!r} makes its own end-of-text token; leave data.eos out, or name a "
+            "tokenizer.json as data.tokenizer"
+        )
+    return replace(spec, identity=f"{spec.identity}-eos{eos}", eos=eos)
+
+
+def _parse(value: str) -> TokenizerSpec:
     if value == "bytes":
         return TokenizerSpec("bytes", "bytes", BYTES_VOCAB_SIZE)
     if value.startswith("bpe:"):

@@ -21,7 +21,7 @@ def make_tokenizer(spec: TokenizerSpec, training_texts: Iterable[str]) -> Tokeni
     """Loads or trains the tokenizer; the texts are read for a BPE alone."""
     if spec.kind == "bytes":
         return ByteTokenizer()
-    return load_tokenizer(spec.path) if spec.kind == "file" else train_bpe(training_texts, spec.vocab_size)
+    return load_tokenizer(spec.path, spec.eos) if spec.kind == "file" else train_bpe(training_texts, spec.vocab_size)
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> LibraryTokenizer:

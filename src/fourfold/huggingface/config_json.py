@@ -30,6 +30,13 @@ def load_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
+def end_of_text(raw: dict[str, Any]) -> int | None:
+    """The id of the end-of-text token, the first where several end a text; None where the folder states none."""
+    stated = raw.get("eos_token_id")
+    first = stated[0] if isinstance(stated, list) and stated else stated
+    return first if isinstance(first, int) and not isinstance(first, bool) and first >= 0 else None
+
+
 def parse_config(raw: dict[str, Any], source: str = "config.json") -> dict[str, Any]:
     """The dimensions in a parsed `config.json`. `source`: its name in messages. Raises `UserError` as `read_config`."""
     name = raw.get("model_type")
@@ -71,7 +78,7 @@ def to_config(model: ModelConfig, dtype: str = "float32", eos: int | None = None
         "dtype": dtype,
         "use_cache": True,
         **{key: allowed[0] for key, allowed in family.states.items()},
-        **{key.theirs: getattr(model, key.ours) for key in family.keys},
+        **{name: value for key in family.keys for name, value in key.write(getattr(model, key.ours)).items()},
         **family.constants,
         **(write_rope(model) if family.rope_types else {}),
         **family.write(model),

@@ -13,7 +13,8 @@ class Key:
     """A key that states one of our dimensions.
 
     `ours`: the field of `ModelConfig`. `theirs`: the key, and `aliases` other names of it. `kind`: int, float or bool. `default`:
-    the value that transformers takes where the key is left out. `zero`: whether 0 is allowed.
+    the value that transformers takes where the key is left out. `zero`: whether 0 is allowed. `switch`: another key, which must be
+    true for this one to count; the value is 0 elsewhere.
     """
 
     ours: str
@@ -22,9 +23,12 @@ class Key:
     default: Any = None
     zero: bool = False
     aliases: tuple[str, ...] = ()
+    switch: str = ""
 
     def read(self, raw: Mapping[str, Any], source: str) -> Any:
         """The value in `raw`, checked; None where it is null. Raises `UserError`."""
+        if self.switch and not raw.get(self.switch, False):
+            return self.kind(0)
         name = next((n for n in (self.theirs, *self.aliases) if n in raw), None)
         value = raw[name] if name is not None else self.default
         if value is None:
@@ -33,6 +37,10 @@ class Key:
             require({self.theirs: value}, self.theirs, (True, False), source)
             return value
         return number(value, name or self.theirs, source, self.kind, self.zero)
+
+    def write(self, value: Any) -> dict[str, Any]:
+        """The key with the value, and its switch."""
+        return {self.theirs: value, **({self.switch: value != 0} if self.switch else {})}
 
 
 _DECODER = (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
@@ -80,6 +81,7 @@ def prepare_run(
             f"--out {folder.path}: data.corpus = {config.data.corpus!r} has changed since this run began (it was {corpus_id[:16]}, "
             f"it is {prepared.corpus_id[:16]}); restore it, or name another folder, for example --out {folder.path}-2"
         )
+    GlobalBatches.of_run(prepared, config).validation(config.run.evaluate_sequences)
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
     _require_proof(resolved)
     if weights is not None:

@@ -80,6 +80,8 @@ def resolve_run(
         }
     )
     spec = resolve_step(complete, model, layout, transport)
+    chosen = {key: getattr(spec.layout, key) for key in ("virtual_stages", "sequence_parallel")}
+    complete = complete.model_copy(update={"layout": complete.layout.model_copy(update=chosen)})
     return ResolvedRun(complete, model, spec.layout, spec)
 
 
@@ -110,7 +112,7 @@ def stated_vocab_size(model: ModelSection, data: DataSection) -> int | None:
         return None
     from fourfold.data.tokenizer import load_tokenizer
 
-    return load_tokenizer(parse_tokenizer(data.tokenizer).path).vocab_size
+    return load_tokenizer(parse_tokenizer(data.tokenizer, data.eos).path, data.eos).vocab_size
 
 
 def _has_vocab_size(model: ModelSection) -> bool:

@@ -210,5 +210,7 @@ def _how_to_agree(key: str, value: Any, old: RunConfig) -> str:
     if value is None or isinstance(value, (list, dict)):
         return ""
     if key == "layout.dp_shard":
-        return f", or use --ranks {old.layout.dp_replicate * value} to go on with that run"
+        layout = old.layout
+        ranks = layout.pp * layout.dp_replicate * value * layout.cp * layout.tp
+        return f", or use --ranks {ranks} to go on with that run"
     return f", or state {key}={value if isinstance(value, str) else json.dumps(value)} to go on with that run"

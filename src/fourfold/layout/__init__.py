@@ -2,6 +2,15 @@
 
 from fourfold.layout.flat import FlatLayout, LocalParameter, flat_layout, flat_layouts
 from fourfold.layout.mesh import AXES, Layout
-from fourfold.layout.resolve import resolve_layout
+from fourfold.layout.resolve import check_stages, resolve_layout
 
-__all__ = ["AXES", "FlatLayout", "Layout", "LocalParameter", "flat_layout", "flat_layouts", "resolve_layout"]
+__all__ = [
+    "AXES",
+    "FlatLayout",
+    "Layout",
+    "LocalParameter",
+    "check_stages",
+    "flat_layout",
+    "flat_layouts",
+    "resolve_layout",
+]

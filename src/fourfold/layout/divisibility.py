@@ -1,15 +1,19 @@
 """Divisibility rules of a layout's degrees. Each rule stands once, for the check of a run file and for the planner."""
 
 from fourfold.config import ModelConfig
+from fourfold.model.local_parameter import part_size
 
 
 def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
-    """The first size, (key, value), that `tp` does not split evenly: heads, vocabulary, feed-forwards. Key and value heads may
-    also divide `tp`: several ranks then hold copies of them. A person's own block is never split. None: all are split."""
+    """The first size, (key, value), that `tp` does not split: heads and feed-forwards evenly, the vocabulary so that every rank has
+    a row. Key and value heads may also divide `tp`: several ranks then hold copies of them. A person's own block is never split.
+    None: all are split."""
     if model.block is not None:
         return ("model.block", 1) if tp > 1 else None
     kv = model.num_heads if model.is_latent else model.num_kv_heads
-    sizes = {"model.num_heads": model.num_heads, "model.vocab_size": model.vocab_size}
+    if part_size(model.vocab_size, tp) is None:
+        return "model.vocab_size", model.vocab_size
+    sizes = {"model.num_heads": model.num_heads}
     if model.has_dense_blocks:
         sizes["model.ffn_size"] = model.ffn_size
     if model.num_shared_experts:
@@ -21,7 +25,7 @@ def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
 
 
 def splits_tensors(model: ModelConfig, tp: int) -> bool:
-    """Whether heads, vocabulary and feed-forwards divide by `tp`."""
+    """Whether `tp` splits heads, vocabulary and feed-forwards."""
     return tensor_fault(model, tp) is None
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.schema import LayoutSection
@@ -25,7 +26,8 @@ CP_METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:U")
 def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = None) -> Layout:
     """Completes and checks the layout. `ranks`: the ranks there are; None: as many as the layout asks for.
 
-    Which stage has which segments, and on which rank, is for the program to say (`program.stages`).
+    The program says which stage has which segments, on which rank (`program.stages`), and how many virtual stages a schedule takes
+    where the run file states none; one stands here.
     """
     section, batch = config.layout, config.batch
     dp_shard = _dp_shard(config, ranks)
@@ -48,7 +50,8 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
             f"batch.sequence_length = {batch.sequence_length} exceeds model.sliding_window = {model.sliding_window}, and "
             f"sliding-window attention is not supported; a value that works: {model.sliding_window}"
         )
-    _check_stages(section, model)
+    virtual_stages = section.virtual_stages or 1
+    check_stages(section.pp, virtual_stages, model)
     _check_tensor(section, model)
     ulysses = _check_context(section, model, batch.sequence_length)
     _check_experts(section, model, dp_shard)
@@ -65,26 +68,29 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         sequence_length=batch.sequence_length,
         recompute=_recompute(section.recompute, model),
         prefetch=section.prefetch,
-        virtual_stages=section.virtual_stages,
+        virtual_stages=virtual_stages,
         cp_method=section.cp_method.partition(":")[0],
         cp_ulysses=ulysses,
-        sequence_parallel=section.sequence_parallel,
+        sequence_parallel=bool(section.sequence_parallel),
         ep=section.ep,
         etp=section.etp,
         outermost=section.outermost,
         tp_head=section.tp if model.is_latent else tensor_head_degree(section.tp, model.num_kv_heads),
     )
+    if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:
+        layout = replace(layout, sequence_parallel=True)
     _check_tokens(layout, model)
     return layout
 
 
-def _check_stages(section: LayoutSection, model: ModelConfig) -> None:
-    segments, stages = max_stages(model), section.pp * section.virtual_stages
+def check_stages(pp: int, virtual_stages: int, model: ModelConfig) -> None:
+    """Raises `UserError` where the model has fewer segments than the pipeline has stages."""
+    segments, stages = max_stages(model), pp * virtual_stages
     if stages > segments:
-        fit = segments // section.virtual_stages
-        works = f"layout.pp = {fit}" if fit else f"layout.pp = {min(segments, section.pp)}, layout.virtual_stages = 1"
+        fit = segments // virtual_stages
+        works = f"layout.pp = {fit}" if fit else f"layout.pp = {min(segments, pp)}, layout.virtual_stages = 1"
         raise UserError(
-            f"layout.pp x layout.virtual_stages = {section.pp} x {section.virtual_stages} = {stages} stages, but the model has "
+            f"layout.pp x layout.virtual_stages = {pp} x {virtual_stages} = {stages} stages, but the model has "
             f"only {segments} segments (embedding, {model.num_layers} blocks, head); a value that works: {works}"
         )
 
@@ -106,6 +112,8 @@ def _check_tensor(section: LayoutSection, model: ModelConfig) -> None:
         fit = f"a value that works: {_largest(tp, lambda d: splits_tensors(model, d))}"
         if key == "model.num_kv_heads":
             raise UserError(f"layout.tp = {tp} neither divides {key} = {size} nor is a multiple of it; {fit}")
+        if key == "model.vocab_size":
+            raise UserError(f"layout.tp = {tp} leaves a rank without a row of {key} = {size}; {fit}")
         raise UserError(f"layout.tp = {tp} does not divide {key} = {size}; {fit}")
     if section.sequence_parallel and tp == 1:
         raise UserError("layout.sequence_parallel = true needs layout.tp > 1; allowed: false")

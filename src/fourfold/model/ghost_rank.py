@@ -105,7 +105,7 @@ class GhostRank:
             ring = group("cp_ring", shape.cp_ring, ring_rank)
             context = ContextParallel(ring, group("cp_ulysses", shape.cp_ulysses), shape.cp_gather)
         return Parallel(
-            tp=group("tp", shape.tp),
+            tp=group("tp", shape.tp, shape.tp - 1),  # the last one has the vocabulary's padding
             sequence=shape.sequence_parallel,
             tp_copies=shape.tp_copies,
             context=context,

@@ -2,9 +2,11 @@
 
 The loss's divisor is known before backward (the one loss rule), so in training the head's forward and backward run as
 one: each chunk's logits are made once, turned into their own gradient in place, and dropped. Where the vocabulary is split
-over `tp`, no rank sees a full row of logits: three numbers a token are exchanged (Shoeybi et al. 2019, section 3).
+over `tp`, no rank sees a full row of logits: three numbers a token are exchanged (Shoeybi et al. 2019, section 3). Rows
+that pad the vocabulary have no probability, so that their gradients are zero.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -100,6 +102,9 @@ class Softmax:
 def _exponentiate(env: Environment, logits: Array, target: Array) -> Softmax:
     """Turns logits [tokens, this rank's vocabulary] into exp(logit - this rank's maximum) in place. target [tokens], -100: none."""
     columns, tp = logits.shape[-1], env.parallel.tp
+    own = env.model.vocab_size - (0 if tp is None else tp.index * columns)
+    if own < columns:  # the vocabulary's padding
+        logits[:, own:].fill_(-math.inf)
     valid = target >= 0
     column = target if tp is None else target - tp.index * columns
     here = valid if tp is None else valid & (column >= 0) & (column < columns)

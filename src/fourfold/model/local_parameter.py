@@ -11,7 +11,8 @@ from fourfold.model.spec import Domain, ParameterSpec
 class LocalParameter:
     """The full parameter, or an even part along some dims.
 
-    `splits`: (dim, axis, degree) of every dim that is split; the rank's coordinate on the axis says which part it has.
+    `splits`: (dim, axis, degree) of every dim that is split; the rank's coordinate on the axis says which part it has. A vocabulary
+    that does not divide is padded: `shape` is the same on every rank, `box` leaves the padding out, which is zero and stays zero.
     """
 
     spec: ParameterSpec
@@ -25,7 +26,7 @@ class LocalParameter:
     def shape(self) -> tuple[int, ...]:
         sizes = list(self.spec.shape)
         for dim, _, degree in self.splits:
-            sizes[dim] //= degree
+            sizes[dim] = part_size(sizes[dim], degree) or 0
         return tuple(sizes)
 
     @property
@@ -41,7 +42,18 @@ class LocalParameter:
         starts = [0] * len(self.shape)
         for dim, axis, _ in self.splits:
             starts[dim] = coordinates[axis] * self.shape[dim]
-        return tuple((start, start + size) for start, size in zip(starts, self.shape, strict=True))
+        sizes = zip(starts, self.shape, self.spec.shape, strict=True)
+        return tuple((start, min(start + size, full)) for start, size, full in sizes)
+
+
+def part_size(size: int, degree: int) -> int | None:
+    """Rows of `size` that each of `degree` ranks has, padding included: an even part, else a multiple of 128 where every rank has
+    a row of its own then, as Megatron-LM pads a vocabulary, else of a smaller power of two. None: some rank would have none."""
+    if size % degree == 0:
+        return size // degree
+    multiples = (2**power for power in range(7, -1, -1))
+    parts = (-(-size // (degree * multiple)) * multiple for multiple in multiples)
+    return next((part for part in parts if (degree - 1) * part < size), None)
 
 
 def local_parameter(spec: ParameterSpec, domain: Domain, degree: Callable[[str], int]) -> LocalParameter:

@@ -5,11 +5,11 @@ from typing import Literal
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
-from fourfold.layout import Layout
+from fourfold.layout import Layout, check_stages
 from fourfold.model.footprint import Shape
 from fourfold.model.spec import Segment, build_segments
 from fourfold.program.footprints import Footprints
-from fourfold.program.schedule import check_schedule, stage_ranks
+from fourfold.program.schedule import check_schedule, find_schedule, stage_ranks
 from fourfold.program.stages import stage_sizes
 
 Transport = Literal["exchange", "native"]
@@ -80,6 +80,9 @@ class StepSpec:
 def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transport: Transport = "exchange") -> StepSpec:
     """The step of a run, its layout complete with stages and their ranks. Raises `UserError` for a schedule that cannot be."""
     precision = config.precision
+    if config.layout.virtual_stages is None:
+        layout = replace(layout, virtual_stages=find_schedule(layout.schedule).min_virtual_stages)
+        check_stages(layout.pp, layout.virtual_stages, model)
     check_schedule(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches)
     spec = StepSpec(
         model,

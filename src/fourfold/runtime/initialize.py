@@ -37,7 +37,7 @@ def global_runs(
     local: LocalParameter, coordinates: Mapping[str, int], start: int, end: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Maps elements [start, end) of a rank's flattened part to runs [first, last) of the full parameter, flattened. Each run has
-    its place [low, high), counted from `start`."""
+    its place [low, high), counted from `start`. Padding is in no run."""
     if not local.splits:
         yield start, end, 0, end - start
         return
@@ -54,7 +54,9 @@ def global_runs(
             index, row = divmod(row, prod(local.shape[dim + 1 : inner]))
             first = first * shape[dim] + box[dim][0] + index
         first = (first * shape[inner] + box[inner][0]) * stride + within
-        yield first, first + taken, position - start, position - start + taken
+        own = min(taken, (box[inner][1] - box[inner][0]) * stride - within)
+        if own > 0:
+            yield first, first + own, position - start, position - start + own
         position += taken
 
 

@@ -60,14 +60,7 @@ class Training:
         self.steps = num_steps(self.config)
         self.tables = feed_tables(self.spec, context.device)
         prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
-        batch = self.config.batch
-        self.batches = GlobalBatches(
-            prepared,
-            batch.sequence_length,
-            batch.global_sequences,
-            self.config.run.seed,
-            self.config.data.document_mask,
-        )
+        self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
         _agree(
             context,
@@ -105,10 +98,13 @@ class Training:
         """The forward-only program over the validation rows, and this rank's share of them."""
         layout = self.spec.layout
         per_microbatch = layout.data_degree * layout.microbatch_sequences
-        microbatches = -(-self.config.run.evaluate_sequences // per_microbatch)
+        sequences = self.config.run.evaluate_sequences
+        microbatches = -(-sequences // per_microbatch)
         layout = replace(layout, num_microbatches=microbatches)
         self.evaluation_microbatches = microbatches
-        rows = self.batches.validation(microbatches * per_microbatch).select(rank_rows(layout, self.context.rank))
+        rows = self.batches.validation(sequences, microbatches * per_microbatch).select(
+            rank_rows(layout, self.context.rank)
+        )
         return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:

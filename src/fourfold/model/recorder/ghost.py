@@ -149,6 +149,9 @@ class Ghost(GhostView):
         self.recording.touch((), self)
         return self
 
+    def fill_(self, value: float) -> "Ghost":
+        return self.zero_()
+
     # Reductions, selections
 
     def sum(self, dim: int | None = None, keepdim: bool = False, dtype: str | None = None) -> "Ghost":
