@@ -1,4 +1,4 @@
-"""Attention split over ranks is whole attention: outputs and gradients, for every method, with any documents."""
+"""Attention split over ranks is full attention: outputs and gradients, for every method, with any documents."""
 
 import subprocess
 import sys

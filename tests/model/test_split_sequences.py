@@ -1,4 +1,4 @@
-"""Segments on a split sequence, alone and with split weights, equal whole segments; what they send is what footprints declare."""
+"""Segments on a split sequence, alone and with split weights, equal full segments; what they send is what footprints declare."""
 
 from dataclasses import replace
 from typing import Any

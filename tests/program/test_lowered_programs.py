@@ -58,7 +58,7 @@ def test_every_lowered_program_is_verified_at_length(spec: StepSpec) -> None:
 @SOME
 @given(lowerings())
 def test_every_segment_runs_once_forward_and_once_backward_for_every_microbatch(spec: StepSpec) -> None:
-    """On the pipeline rank that has it, backward whole or in halves; the head has no forward of its own and, like the embedding,
+    """On the pipeline rank that has it, backward in full or in halves; the head has no forward of its own and, like the embedding,
     no halves."""
     for program in lower_pipeline(spec):
         runs = Counter((s.op, s.segment, s.microbatch) for s in program.instructions if s.op in COMPUTE_OPS)

@@ -78,7 +78,7 @@ class Result:
 
 
 def inputs(case: Case) -> tuple[Tensor, ...]:
-    """q, k, v and the output's gradient over the whole sequence."""
+    """q, k, v and the output's gradient over the full sequence."""
     generator = torch.Generator().manual_seed(hash((case.batch, case.heads, case.sequence)) % 2**31)
     widths = (
         (case.heads, case.head_dim),
@@ -168,7 +168,7 @@ def run_cases(cases: Sequence[Case]) -> list[list[Result]]:
 
 
 def check_cases(cases: Sequence[Case], tolerance: float) -> list[list[Result]]:
-    """Outputs and gradients of every case are those of whole attention, relative to the largest element."""
+    """Outputs and gradients of every case are those of full attention, relative to the largest element."""
     everything = run_cases(cases)
     for case, results in zip(cases, everything, strict=True):
         expected = full_attention(case)

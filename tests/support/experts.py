@@ -88,7 +88,7 @@ def plain_choice(normed: Tensor, router: Tensor, bias: Tensor | None, model: Mod
 def plain_routed(
     x: Tensor, w: dict[str, Tensor], model: ModelConfig, bias: Tensor | None, parts: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [rows, length, hidden] of a whole global batch -> output, balance loss, z-loss, load [experts]. `parts`: the tokens (of x
+    """x [rows, length, hidden] of a full global batch -> output, balance loss, z-loss, load [experts]. `parts`: the tokens (of x
     laid flat) of each rank's microbatch, in its order, within which the capacity counts."""
     rows, length, hidden = x.shape
     flat = x.reshape(-1, hidden)
@@ -170,7 +170,7 @@ class Case:
 
 
 def shard(w: dict[str, Tensor], case: Case, rank: int) -> dict[str, Tensor]:
-    """One rank's part of whole tensors, or of their gradients (views)."""
+    """One rank's part of full tensors, or of their gradients (views)."""
     own = case.layout.coordinates(rank)
     parts = {"norm": w["norm"], "router": w["router"]}
     for name, dim in (("gate_up", 2), ("down", 2)):

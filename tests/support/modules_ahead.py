@@ -11,7 +11,7 @@ from fourfold.config import ModelConfig
 
 class ModulesAhead:
     """The modules, appended to a transformers model under the names of the released weights; `loss`: the mean over modules of each
-    one's mean token loss in the whole batch."""
+    one's mean token loss in the full batch."""
 
     def __init__(self, model: Any, config: ModelConfig, dtype: torch.dtype) -> None:
         self._model, self._depths = model, config.mtp_layers

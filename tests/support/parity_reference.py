@@ -34,7 +34,7 @@ class Record:
 
 
 def reference(table: dict[str, Any]) -> Record:
-    """transformers' model and the reference optimizer on the whole batch, nothing of the runtime.
+    """transformers' model and the reference optimizer on the full batch, nothing of the runtime.
 
     transformers computes norms and routers in fp32 whatever the model's format; torch's own RMSNorm takes the place of its
     norms, and in fp64 the routers' casts are to fp64.

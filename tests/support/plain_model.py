@@ -1,4 +1,4 @@
-"""A whole model run by its segments' functions alone, one microbatch, without program, runtime or ranks."""
+"""A full model run by its segments' functions alone, one microbatch, without program, runtime or ranks."""
 
 from typing import Any
 

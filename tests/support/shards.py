@@ -1,4 +1,4 @@
-"""Full tensors by name out of whole flat buffers."""
+"""Full tensors by name out of full flat buffers."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""A whole model's segments run by one rank of `tp` on its part of the weights, and the same model whole beside it."""
+"""A full model's segments run by one rank of `tp` on its part of the weights, and the same model whole beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ LINKS: Links = {}
 
 
 class CountingGroup:
-    """A group of `Parallel` that notes what it starts: (kind, bytes of the whole buffer), in order."""
+    """A group of `Parallel` that notes what it starts: (kind, bytes of the full buffer), in order."""
 
     def __init__(self, group: AxisGroup) -> None:
         self._group = group

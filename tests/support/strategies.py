@@ -143,7 +143,7 @@ def _experts(draw: st.DrawFn, model: dict[str, Any], mesh: dict[str, int]) -> di
 
 @st.composite
 def _division(draw: st.DrawFn, segments: int, stages: int) -> list[int]:
-    """So many segments among so many stages, however uneven, at least one each."""
+    """Divides this many segments among this many stages, however uneven, at least one each."""
     cuts = sorted(draw(st.sets(st.integers(1, segments - 1), min_size=stages - 1, max_size=stages - 1)))
     return [end - start for start, end in zip([0, *cuts], [*cuts, segments], strict=True)]
 

@@ -274,7 +274,7 @@ class _World:
                 need(wanted, f"{segment.name} m{m} never runs")
 
     def losses(self, rank: Rank, training: bool) -> Counter[tuple[int, str, int]]:
-        """The whole batch's: tensor-parallel ranks all know the head's, but each only its own part of the routers'."""
+        """The full batch's: tensor-parallel ranks all know the head's, but each only its own part of the routers'."""
         routers = rank.view.spec.model.num_experts > 0
         axes = ("pp", "dp_replicate", "dp_shard", "cp", *(("tp",) if routers else ()))
         result: Counter[tuple[int, str, int]] = Counter()
@@ -291,5 +291,5 @@ def _parameters(spec: StepSpec, halves: frozenset[Run]) -> Parameters:
 
 
 def run_symbolically(programs: Mapping[int, Program], spec: StepSpec) -> None:
-    """Raises `Wrong` unless the programs, run by all ranks, do one whole step and leave nothing behind."""
+    """Raises `Wrong` unless the programs, run by all ranks, do one full step and leave nothing behind."""
     _World(programs, spec).run()

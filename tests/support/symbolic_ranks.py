@@ -142,6 +142,6 @@ def _backward(rank: Rank, segment: Any, m: int, following: str, op: Op, paramete
 
 
 def counts_all(rank: Rank) -> bool:
-    """Whether the rank knows the valid targets of the whole batch: it has those of its own part of it by itself."""
+    """Whether the rank knows the valid targets of the full batch: it has those of its own part of it by itself."""
     own = rank.view.spec.layout.group_of(rank.number, ("dp_replicate", "dp_shard", "cp"))
     return (rank.counted or Counter([rank.number])) == Counter(own)

@@ -175,7 +175,7 @@ class Parameters:
             values[cell] = (place, version + 1)
 
     def _parts(self, number: int) -> frozenset[tuple[Any, ...]]:
-        """The parts of the whole model's gradient that the rank has in the end, by names that all ranks give them."""
+        """The parts of the full model's gradient that the rank has in the end, by names that all ranks give them."""
         own, result = self.layout.coordinates(number), set()
         for name in self._at(number).flats:
             for cell in self.owned(name, number):
@@ -304,7 +304,7 @@ def _splits(flat: FlatLayout, cell: Cell) -> tuple[str, ...]:
 
 def _makers(parameter: LocalParameter, flat: FlatLayout, sequence_parallel: bool) -> tuple[str, ...]:
     """Coordinates that the makers of one element's gradient have in common with its holder: what splits the parameter; and
-    tensor-parallel ranks each make the whole gradient of what they all hold, unless they see different tokens or heads."""
+    tensor-parallel ranks each make the full gradient of what they all hold, unless they see different tokens or heads."""
     spec = parameter.spec
     if flat.domain == "expert":
         return ("ep", "etp")

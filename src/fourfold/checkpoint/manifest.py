@@ -28,7 +28,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**53)]
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class ParameterRecord:
-    """One parameter, whole."""
+    """One full parameter."""
 
     name: str
     shape: tuple[_Count, ...]

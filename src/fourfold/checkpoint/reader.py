@@ -1,4 +1,4 @@
-"""A checkpoint's parameters as whole tensors, put together from all parts and shards, one at a time."""
+"""A checkpoint's parameters as full tensors, put together from all parts and shards, one at a time."""
 
 from collections.abc import Iterator
 from math import prod
@@ -47,7 +47,7 @@ class ParameterReader:
         return list(self.shapes)
 
     def get(self, name: str) -> Tensor:
-        """The whole parameter in the master format, in memory of its own. Raises `KeyError` for a name it has not."""
+        """The full parameter in the master format, in memory of its own. Raises `KeyError` for a name it has not."""
         return self.rows(name, 0, self.shapes[name][0])
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
@@ -93,7 +93,7 @@ class ParameterReader:
                 yield name, self.rows(name, start, min(start + step, shape[0]))
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of every parameter; one is in memory at a time."""
+        """(name, full tensor) of every parameter; one is in memory at a time."""
         for name in self.shapes:
             yield name, self.get(name)
 

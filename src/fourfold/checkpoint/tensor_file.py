@@ -119,7 +119,7 @@ class TensorFile:
         return _FP.get(code, code)
 
     def read(self, name: str) -> Tensor:
-        """The whole tensor."""
+        """The full tensor."""
         return self._guard(name, lambda: self._handle.get_tensor(name))
 
     def read_range(self, name: str, start: int, end: int) -> Tensor:

@@ -52,7 +52,7 @@ class WeightFolder:
         return self._shapes[name] if name in self._shapes else self._files[name].shape(name)
 
     def get(self, name: str) -> Tensor:
-        """The whole parameter (or tensor on disk), in the format that the file holds."""
+        """The full parameter (or tensor on disk), in the format that the file holds."""
         shape = self.shape(name)
         return self.range(name, 0, prod(shape)).view(shape)
 

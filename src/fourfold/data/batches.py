@@ -98,7 +98,7 @@ class GlobalBatches:
         return _to_batch(windows, self._eos, self._document_mask)
 
     def valid_tokens(self, step: int) -> int:
-        """Targets that count in the loss of a whole global batch: what every microbatch's loss is divided by."""
+        """Targets that count in the loss of a full global batch: what every microbatch's loss is divided by."""
         if not self._document_mask:
             return self._global_sequences * self._sequence_length
         return self.batch(step, range(self._global_sequences)).valid_tokens

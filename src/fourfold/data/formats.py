@@ -19,7 +19,7 @@ def read_documents(source: Source, text_key: str) -> Iterator[str]:
 
     `.jsonl`, `.ndjson`, and `.json.gz` / `.json.zst` hold one object a line; so does a bare `.json` whose first line is
     an object that holds `text_key` or is followed by another line. `.parquet` has a string column `text_key`. Anything
-    else is text, the whole file one document. `.gz` and `.zst` may follow any name but Parquet's.
+    else is text, with the file as one document. `.gz` and `.zst` may follow any name but Parquet's.
 
     Raises `NotTextError` for a binary text file, `UserError` naming file and line for everything else.
     """

@@ -113,7 +113,7 @@ def scan_text(name: str, text_key: str, validation_every: int, exclude: Path) ->
 
 
 def _recount(source: Source, file: FileRecord, split: Split, text_key: str) -> FileRecord:
-    """The validation documents of a file under a fallback rule, known only once the whole corpus has been seen.
+    """The validation documents of a file under a fallback rule, known only once the full corpus has been seen.
 
     Under the rule "tail" a document lies in both sets; it is counted as a training document.
     """

@@ -22,7 +22,7 @@ class Split:
     threshold: str = ""
 
     def is_validation(self, document: bytes) -> bool:
-        """Whether a whole document is for validation. Not for the rule "tail"."""
+        """Whether a document is for validation as a whole. Not for the rule "tail"."""
         digest = sha256(document).hexdigest()
         return digest >= self.threshold if self.rule == "last" else int(digest, 16) % self.every == 0
 

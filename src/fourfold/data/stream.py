@@ -34,7 +34,7 @@ class TokenStream:
         return np.concatenate([np.empty(0, np.int64), *pieces]).astype(np.int64, copy=False)
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """The whole stream in order, int64 [at most 4,194,304] at a time."""
+        """The full stream in order, int64 [at most 4,194,304] at a time."""
         for start in range(0, len(self), _CHUNK_TOKENS):
             yield self.read(start, _CHUNK_TOKENS)
 

@@ -161,7 +161,7 @@ def split_at_lines(text: str, piece_chars: int = _PIECE_CHARS) -> list[str]:
     """Cuts a long text into pieces that concatenate to it.
 
     A cut falls after a newline that has no other white space on either side: the pre-tokenizers of byte-level BPEs
-    never join across it, so the tokens are those of the whole text. A text without such a place is not cut.
+    never join across it, so the tokens are those of the full text. A text without such a place is not cut.
     """
     pieces, start = [], 0
     while len(text) - start > piece_chars:

@@ -24,7 +24,7 @@ _SHOWN_FAULTS = 5
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the whole run."""
+    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run."""
 
     resolved: ResolvedRun
     prepared: PreparedData

@@ -25,7 +25,7 @@ ORDERS: dict[Outermost, tuple[str, ...]] = {
     "dp_replicate": ("dp_replicate", "pp", "dp_shard", "cp", "tp"),
     "dp": ("dp_replicate", "dp_shard", "pp", "cp", "tp"),
 }
-"""Orders in which the axes lie on the devices, by what is farthest apart: the stages of a pipeline (Megatron-LM), whole replicas
+"""Orders in which the axes lie on the devices, by what is farthest apart: the stages of a pipeline (Megatron-LM), full replicas
 (one of HSDP's a pod), or all ranks that read different data (Llama 3, section 3.3.2)."""
 Recompute = Literal["none", "selective", "full"]
 
@@ -187,7 +187,7 @@ class Layout:
         return range(start, start + self.microbatch_sequences)
 
     def positions(self, rank: int) -> list[int]:
-        """Positions of a sequence that this rank has, in the order that it holds them: the whole sequence, or its parts of two
+        """Positions of a sequence that this rank has, in the order that it holds them: the full sequence, or its parts of two
         chunks, one from the front and one from the back, so that causal attention is balanced (zig-zag)."""
         if self.cp == 1:
             return list(range(self.sequence_length))

@@ -1,7 +1,7 @@
 """The head for several depths: the next token's loss, and those of the MTP modules, weighted.
 
 Loss = main loss + mtp_loss / D x the sum of the modules' losses (DeepSeek-V3, equations 24 and 25), where each depth's token losses
-are divided by the number of its own valid targets in the whole global batch.
+are divided by the number of its own valid targets in the full global batch.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 The loss's divisor is known before backward (the one loss rule), so in training the head's forward and backward run as
 one: each chunk's logits are made once, turned into their own gradient in place, and dropped. Where the vocabulary is split
-over `tp`, no rank sees a whole row of logits: three numbers a token are exchanged (Shoeybi et al. 2019, section 3). Rows
+over `tp`, no rank sees a full row of logits: three numbers a token are exchanged (Shoeybi et al. 2019, section 3). Rows
 that pad the vocabulary have no probability, so that their gradients are zero.
 """
 
@@ -50,7 +50,7 @@ def head_loss_backward(
     """The microbatch's loss sum and the gradient of (share * loss sum / num_targets) with respect to x; adds weight gradients,
     at once even while others are deferred.
 
-    `num_targets`: valid target tokens of the whole global batch, an integer scalar. Returns (scalar, [t, hidden]).
+    `num_targets`: valid target tokens of the full global batch, an integer scalar. Returns (scalar, [t, hidden]).
     """
     ops = env.ops
     normed, statistics = normalize(ops, x, w, env.model.norm_eps)

@@ -205,11 +205,11 @@ class Operations(Protocol):
         ...
 
     def host_counts(self, totals: Array, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
-        """An integer array on the host, cut in parts of so many numbers, each of which counts the same `rows` or fewer. A recorder
+        """An integer array on the host, cut in parts of these sizes, each of which counts the same `rows` or fewer. A recorder
         has no data: there each part divides all rows evenly."""
         ...
 
-    # What is said of the code itself
+    # Properties of the code itself
 
     def on_accelerator(self, x: Array) -> bool:
         """Whether x lies on an accelerator, which needs larger matmuls than a processor's cache wants."""

@@ -39,7 +39,7 @@ class Group(Protocol):
         received_rows: Sequence[int] | None = None,
         sent_rows: Sequence[int] | None = None,
     ) -> Pending:
-        """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Parts: so many rows each, or equal."""
+        """Part i of `sent` goes to rank i of the group, part i of `received` comes from it. Without their rows, parts are equal."""
         ...
 
     def shift(self, received: Sequence[Array], sent: Sequence[Array]) -> Pending:

@@ -16,7 +16,7 @@ POSITIONS = "model.embed_positions.weight"
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter, whole. `name` is its Hugging Face name; `init_std` None means ones (a norm's weight), 0.0 means zeros.
+    """One full parameter. `name` is its Hugging Face name; `init_std` None means ones (a norm's weight), 0.0 means zeros.
 
     Sharding rule: `tensor_dim` is the dim that tensor parallelism splits (`tp` for dense parameters, `etp` for experts'; None:
     replicated), `kv_heads` that its parts are key and value heads, which several ranks hold copies of where there are fewer heads

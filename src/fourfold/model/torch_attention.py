@@ -1,7 +1,7 @@
 """Attention between some queries and some keys: the kernel's output with its log-sum-exp, and its gradients from the global ones.
 
 A kernel's result on a part of the keys is merged with others by log-sum-exp (Liu, Zaharia & Abbeel 2023, ring attention; Dao
-2022). Backward needs no merging: with the whole row's output and log-sum-exp, a part's gradients are that part's exact share.
+2022). Backward needs no merging: with the full row's output and log-sum-exp, a part's gradients are that part's exact share.
 """
 
 from collections.abc import Sequence

@@ -178,7 +178,7 @@ class EmbeddingWeights:
 @dataclass(frozen=True)
 class AttentionWeights:
     """Grouped-query attention: qkv [(heads + 2 kv_heads) head_dim, hidden], output [hidden, heads head_dim], local heads.
-    `norm_bias`: of a LayerNorm; `output_bias` [hidden] is whole on every rank."""
+    `norm_bias`: of a LayerNorm; `output_bias` [hidden] is unsplit on every rank."""
 
     norm: Weight
     qkv: Weight
@@ -192,7 +192,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class MLAWeights:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1). Down projections are whole on every rank, the others per head:
+    """Multi-head latent attention (DeepSeek-V2, section 2.1). Down projections are unsplit on every rank, the others per head:
     query_up [heads head_dim, query_rank or hidden], key_value_down [key_value_rank + rope_head_dim, hidden],
     key_value_up [heads (nope_head_dim + value_head_dim), key_value_rank], output [hidden, heads value_head_dim]."""
 
@@ -220,7 +220,7 @@ class FeedForwardWeights:
 @dataclass(frozen=True)
 class PlainFeedForwardWeights:
     """A feed-forward without a gate: up [ffn, hidden], up_bias [ffn], down [hidden, ffn], this rank's part of ffn; down_bias
-    [hidden] is whole on every rank."""
+    [hidden] is unsplit on every rank."""
 
     norm: Weight
     up: Weight

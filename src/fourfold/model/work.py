@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """A matmul [rows, inner] x [inner, columns]. `accumulates`: added to what is there, as weight gradients are. `groups`:
-    its tokens, which are its rows or those of `inner` where it accumulates, are divided among so many experts."""
+    its tokens, which are its rows or those of `inner` where it accumulates, are divided among this many experts."""
 
     rows: int
     columns: int
@@ -176,7 +176,7 @@ def sends(*collectives: Collective) -> Work:
 
 
 def touches(size: int) -> Work:
-    """One elementwise kernel that reads and writes so many bytes."""
+    """One elementwise kernel that reads and writes this many bytes."""
     return Work((Elementwise(size, size),))
 
 

@@ -1,4 +1,4 @@
-"""The program of a rank's step: instructions, schedules, lowering passes, verifier, text form."""
+"""The program of a rank's step: instructions, schedules, compiler passes, verifier, text form."""
 
 from fourfold.model.work import Collective, sent_bytes
 from fourfold.program.instruction import Instruction, Op, Program

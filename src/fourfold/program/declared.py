@@ -83,7 +83,7 @@ def _over(view: RankView, kind: CollectiveKind, axes: tuple[str, ...], size: int
 
 
 def _then(size: int, collectives: tuple[Collective, ...] = ()) -> Work:
-    """An elementwise kernel over so many bytes, then collectives."""
+    """An elementwise kernel over this many bytes, then collectives."""
     return Work((Elementwise(size, size), *sends(*collectives).items))
 
 

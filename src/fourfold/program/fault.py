@@ -17,7 +17,7 @@ class Fault:
 
     @classmethod
     def at(cls, rank: int, program: Program, index: int, message: str, fix: str) -> "Fault":
-        """A fault of the instruction at `index`; of the whole list where it is empty."""
+        """A fault of the instruction at `index`; of the program itself where it has no instruction."""
         steps = program.instructions
         return cls(rank, max(index, 0), steps[index] if steps else None, message, fix)
 

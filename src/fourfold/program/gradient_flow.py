@@ -159,7 +159,7 @@ class _Flow:
             self.fault(index, f"the stages' gradients of {unit} are added without the whole of {segment} m{m}", fix)
 
     def _final(self, unit: str) -> Held:
-        """Where the unit's whole gradient comes to lie."""
+        """Where the unit's full gradient comes to lie."""
         return (self.shard if self.view.flats[unit].zero >= 2 else self.full).get(unit, {})
 
     def _wanted(self, unit: str) -> Counter[str]:
@@ -238,7 +238,7 @@ class _Flow:
                 )
 
     def _check_passed(self, last: int, segment: Segment, m: int) -> None:
-        """Every microbatch passes the segment forward once, and backward once, whole or in halves."""
+        """Every microbatch passes the segment forward once, and backward once, in full or in halves."""
         passed = {op for op in "FBIW" if self.passed[op, segment.name, m]}
         if self.program.kind != "train":
             wanted = {"F"}

@@ -1,4 +1,4 @@
-"""Lowering: from a schedule's compute order to a whole program, one small pass after another."""
+"""Compiles a schedule's compute order to a full program, by one small pass after another."""
 
 from collections.abc import Iterator, Sequence
 
@@ -45,7 +45,7 @@ def lower_pipeline(spec: StepSpec, kind: str = "train", compiled: CompiledStages
 
 
 def each_program(compiled: CompiledStages, views: Sequence[RankView]) -> Iterator[Program]:
-    """The training step of every pipeline rank, lowered when it is asked for."""
+    """The training step of every pipeline rank, each compiled when it is asked for."""
     for view, steps in zip(views, compiled.instructions(views), strict=True):
         yield _with_data_parallelism(steps, view)
 

@@ -52,7 +52,7 @@ class StepSpec:
         return numel * (DTYPE_BYTES[self.master] + self.optimizer.state_bytes(self.master))
 
     def update_bytes(self, numel: int) -> int:
-        """Bytes that the optimizer reads and writes to update so many parameters."""
+        """Bytes that the optimizer reads and writes to update this many parameters."""
         return numel * self.optimizer.update_bytes(self.compute, self.master, self.gradients)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a model's segments lie on the pipeline: which make each stage, and which rank holds it."""
+"""The map of a model's segments to the pipeline: the segments of each stage, and the rank that holds it."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise

@@ -22,7 +22,7 @@ class Event(NamedTuple):
 
 
 class StageTransfer(NamedTuple):
-    """An activation or a gradient on its way to another rank, which `stage` made."""
+    """An activation or a gradient of `stage` on its way to another rank."""
 
     start: float
     end: float
@@ -117,7 +117,7 @@ class Timeline:
 def timeline(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], times: StageTimes) -> Timeline:
     """Every entry starts as soon as its rank is free and what it needs has arrived: links have latency and no queue.
 
-    `orders`: of every rank, forward and backward of whole microbatches. Raises `UserError` where they deadlock.
+    `orders`: of every rank, forward and backward of full microbatches. Raises `UserError` where they deadlock.
     """
     run = execute(orders, stage_ranks, times)
     if any(len(ends) < len(order) for ends, order in zip(run.ends, orders, strict=True)):

@@ -1,9 +1,9 @@
-"""The transfer pass: what crosses between pipeline ranks is sent when it is made and received one computation ahead of its use.
+"""The transfer pass: a tensor for another pipeline rank is sent when it is made, and received one computation ahead of its use.
 
-No order can deadlock here. All ranks' computations are put in one order of time in which each follows what it needs. A receive is
-started at its rank's computation before the one that needs it, a send is joined at its rank's first computation after that; so
-whoever waits, waits for something earlier in that order. Between two ranks, receives are started in the order of the sends,
-since NCCL pairs them by order alone.
+No order can deadlock here. All ranks' computations are put in one global order in which each follows those that it needs. A receive
+is started at its rank's computation before the one that needs it. A send is joined at its rank's first computation after that. So
+every wait is for something earlier in the global order. Between two ranks, receives are started in the order of the sends, because
+NCCL pairs them by order alone.
 """
 
 from bisect import bisect_right
@@ -25,8 +25,8 @@ Entry = tuple[int, int]
 
 
 class PlannedTransfer(NamedTuple):
-    """A hidden state, or its gradient, from rank to rank, with places in time: of the computation that makes it, of the one before
-    which its receive starts, of the one that needs it."""
+    """A hidden state, or its gradient, on its way between ranks, with the places of three computations in the global order: the one
+    that makes it, the one before which its receive starts, and the one that needs it."""
 
     source: int
     target: int
@@ -107,7 +107,7 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, vi
 
 
 def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[list[int]]:
-    """The place in time of every rank's computations, all different, each after what it needs."""
+    """The places of every rank's computations in the global order: all different, each after those that it needs."""
     starts = execute(orders, stage_ranks, StageTimes.uniform(len(stage_ranks))).starts
     flat = sorted((start, rank, index) for rank, row in enumerate(starts) for index, start in enumerate(row))
     places = [[0] * len(row) for row in starts]

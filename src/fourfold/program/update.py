@@ -71,7 +71,7 @@ def _reduce_tied(view: RankView) -> list[Instruction]:
 
 
 def _balance(view: RankView) -> list[Instruction]:
-    """The experts' loads, of all routers of the model, summed over all ranks; the balancing biases moved by them."""
+    """Sums the loads of all routers' experts over all ranks and moves the balancing biases by them."""
     spec = view.spec
     if not spec.model.num_experts:
         return []
@@ -82,7 +82,7 @@ def _balance(view: RankView) -> list[Instruction]:
 
 
 def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
-    """The number of valid targets before the first loss is divided by it, and the loss for the record after the last."""
+    """Adds the sum of valid targets before the first loss that is divided by it, and the sum of losses after the last loss."""
     layout, model = spec.layout, spec.model
     computed = [i for i, step in enumerate(steps) if step.op in _COMPUTES]
     heads = [i for i in computed if steps[i].segment == "head"]

@@ -1,4 +1,4 @@
-"""A step as one pipeline rank sees it: what the lowering passes and the runtime read."""
+"""A step as one pipeline rank sees it. The compiler passes and the runtime read it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class RankView:
         return self.footprints.of(segment, self.stages.policies[segment.name])
 
     def halves(self, segment: Segment) -> Halves:
-        """Likewise, of its backward's halves."""
+        """The footprint of the halves of the segment's split backward."""
         return self.footprints.halves(segment, self.stages.policies[segment.name])
 
 

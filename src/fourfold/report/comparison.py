@@ -71,7 +71,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole run. `step` None: no prediction, for the reason in `why_not`. `notes`: what a reader must know."""
+    """The comparison of a run. `step` None: no prediction, for the reason in `why_not`. `notes`: what a reader must know."""
 
     resolved: ResolvedRun
     ranks: tuple[RankComparison, ...]

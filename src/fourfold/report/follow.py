@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Follower:
-    """Gives each whole line once. A file that shrank or was replaced is read from its start again."""
+    """Gives each complete line once. A file that shrank or was replaced is read from its start again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

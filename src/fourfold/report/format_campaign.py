@@ -1,4 +1,4 @@
-"""A whole training run in words: days, device hours, dollars, energy, failures, and which of the figures were assumed."""
+"""A full training run in words: days, device hours, dollars, energy, failures, and which of the figures were assumed."""
 
 from math import isfinite
 

@@ -71,7 +71,7 @@ def _curve(summary: StepSummary, rank: int) -> dict[str, Any]:
 
 
 def campaign_document(run: Campaign) -> dict[str, Any]:
-    """A whole run; null where a figure is not known or not finite."""
+    """A run's length and cost; null where a figure is not known or not finite."""
     failures = run.failures
     document: dict[str, Any] = {
         "tokens": run.tokens,

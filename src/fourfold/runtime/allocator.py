@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what is freed: a step frees and takes the same large buffers again and again."""
+"""Makes the C library's allocator keep freed memory: a step frees and allocates the same large buffers again and again."""
 
 import ctypes
 import sys

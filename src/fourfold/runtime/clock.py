@@ -9,12 +9,12 @@ import torch
 from fourfold.program import Instruction
 
 WINDOW = 16
-"""So many of the latest steps are kept."""
+"""Number of the latest steps that are kept."""
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """One step: its number, when its first instruction began (Unix time), how long the whole step took, and after how many seconds
+    """One step: its number, when its first instruction began (Unix time), how long the full step took, and after how many seconds
     each instruction was over."""
 
     step: int
@@ -27,8 +27,8 @@ class StepClock:
     """The executor's observer for timed steps.
 
     On a processor an instruction is over when the interpreter goes on. On CUDA an event is recorded on the computing stream after
-    each instruction and read after the step, so that nothing waits that would not wait anyway; an instruction is over when that
-    stream has come to its end.
+    each instruction and read after the step, so the clock adds no wait; an instruction is over when that stream has
+    completed it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,7 +55,8 @@ class StepClock:
             self._ends.append(time.perf_counter() - self._start)
 
     def finish(self, seconds: float) -> None:
-        """After the step: it is kept, if it was begun here. `seconds`: all of it, what came before its instructions included."""
+        """After the step: keeps its times, if it was begun here. `seconds`: of the full step, the time before its instructions
+        included."""
         if self._step is None:
             return
         if self._is_cuda:

@@ -23,7 +23,7 @@ _TRANSFER_TAGS = 1 << 30
 
 
 class Handle:
-    """A started collective of one or more phases. `advance` joins all but its last phase; `wait` joins all of it."""
+    """A started collective of one or more phases. `advance` joins all but its last phase; `wait` joins all phases."""
 
     def __init__(self, phases: Phases, num_phases: int = 1) -> None:
         self._phases_left = num_phases
@@ -87,11 +87,11 @@ class AxisGroup:
         return Handle(self.all_reduce_phases(full))
 
     def send(self, tensor: Tensor, peer: int) -> Handle:
-        """To the rank at index `peer`."""
+        """Sends to the rank at index `peer`."""
         return Handle(self._transfer(tensor, peer, sends=True))
 
     def receive(self, tensor: Tensor, peer: int) -> Handle:
-        """From the rank at index `peer`. Between two ranks, transfers pair up in the order in which each starts them."""
+        """Receives from the rank at index `peer`. Between two ranks, transfers pair up in the order in which each starts them."""
         return Handle(self._transfer(tensor, peer, sends=False))
 
     def sum_scatter(self, full: Tensor, into: Tensor) -> Handle:
@@ -112,7 +112,7 @@ class AxisGroup:
         return Handle(self._all_to_all(received, sent, received_rows, sent_rows))
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Handle:
-        """`sent` to the next rank of the group, `received` from the one before."""
+        """Sends `sent` to the next rank of the group and receives `received` from the one before."""
         return Handle(self._shift(received, sent))
 
     def _count(self, kind: str, full: Tensor) -> None:
@@ -176,14 +176,14 @@ class AxisGroup:
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
     ) -> Phases:
-        """Counted by what is sent, the rank's own part as an even share of it."""
+        """Counts the bytes sent to other ranks, as if the rank's own part were an even share."""
         self._count("all_to_all", sent)
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
         yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._link.process_group, async_op=True)]
 
     def _transfer(self, tensor: Tensor, peer: int, sends: bool) -> Phases:
-        """Each direction has its own process group: NCCL runs what it is given between two ranks one after the other."""
+        """Each direction has its own process group, because NCCL runs the transfers of one group between two ranks in order."""
         self._transfers[peer, sends] += 1
         tag = _TRANSFER_TAGS + self._transfers[peer, sends]
         upwards = (peer > self.index) == sends
@@ -226,8 +226,8 @@ def make_groups(
     layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
 ) -> dict[str, AxisGroup]:
     """Binds every group of axes that a program names to a process group; axes with the same ranks share one. All ranks call it
-    with the same names, though a rank may be in no group of some (`tied`): it then makes one of itself alone, for torch names a
-    group by its ranks and by how many groups there are already. `links`: process groups that exist already."""
+    with the same names. A rank that is in no group of some name (`tied`) makes one of itself alone, because torch names a group by
+    its ranks and by the number of groups before it. `links`: process groups that exist already."""
     native = dist.get_backend() == "nccl"
     timeout = timedelta(seconds=timeout_seconds)
     links = links if links is not None else {}

@@ -22,7 +22,7 @@ from fourfold.runtime.units import Unit, is_live, set_storage
 
 
 class SegmentRunner:
-    """Runs the segments of one rank. `live` holds what lives within a step, by buffer name; the executor shares it."""
+    """Runs the segments of one rank. `live` holds the buffers that live within a step, by name; the executor shares it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SegmentRunner:
             self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
 
     def _run_block(self, segment: Segment, m: int, kept: str | None) -> Tensor:
-        """A block's forward; what its backward reads is kept under the name, if any."""
+        """A block's forward. Keeps its activations under the name, if one is given."""
         rebuilt = SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
         arrays = Saved(rebuilt, keeps=kept is not None)
         if kept is not None:

@@ -38,8 +38,8 @@ class StepData(Protocol):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step. `loss`: mean over the valid targets of the whole global batch, in nats; `auxiliary_loss`: what the
-    routers' balance and z losses add up to; `expert_imbalance`: the worst router's largest load of an expert over the mean;
+    """The result of one step. `loss`: mean over the valid targets of the full global batch, in nats; `auxiliary_loss`: the sum
+    of the routers' balance and z losses; `expert_imbalance`: the worst router's largest load of an expert over the mean;
     `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
 
     loss: float

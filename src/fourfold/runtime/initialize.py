@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 
 
 def initialize_shard(flat: FlatLayout, index: int, seed: int, coordinates: Mapping[str, int], out: Tensor) -> None:
-    """Fills `out` [shard_numel] with shard `index` of the unit's initial parameters, of the part that is held at `coordinates`."""
+    """Fills `out` [shard_numel] with shard `index` of a unit's initial parameters; the unit's part is that of `coordinates`."""
     out.zero_()
     for local, start, end, target in shard_pieces(flat, index, out):
         for first, last, low, high in global_runs(local, coordinates, start, end):
@@ -25,7 +25,7 @@ def initialize_shard(flat: FlatLayout, index: int, seed: int, coordinates: Mappi
 
 
 def shard_pieces(flat: FlatLayout, index: int, out: Tensor) -> Iterator[tuple[LocalParameter, int, int, Tensor]]:
-    """(parameter, start, end, view of `out`): the elements of each local parameter, laid flat, that shard `index` has."""
+    """Yields (parameter, start, end, view of `out`): the elements of each local parameter, flattened, that shard `index` has."""
     shard_start, shard_end = flat.shard_range(index)
     for local, start, end in flat.ranges():
         low, high = max(start, shard_start), min(end, shard_end)
@@ -36,8 +36,8 @@ def shard_pieces(flat: FlatLayout, index: int, out: Tensor) -> Iterator[tuple[Lo
 def global_runs(
     local: LocalParameter, coordinates: Mapping[str, int], start: int, end: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Elements [start, end) of a rank's part, laid flat, as runs [first, last) of the whole parameter laid flat, with their place
-    [low, high) counted from `start`. Padding is in no run."""
+    """Maps elements [start, end) of a rank's flattened part to runs [first, last) of the full parameter, flattened. Each run has
+    its place [low, high), counted from `start`. Padding is in no run."""
     if not local.splits:
         yield start, end, 0, end - start
         return

@@ -1,4 +1,4 @@
-"""The global gradient norm, to which each element of each parameter counts once, however many ranks hold it."""
+"""The global gradient norm. Each element of each parameter counts once, however many ranks hold it."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ _ROW = 1024
 
 
 class GradientNorm:
-    """This rank's share of the norm. Its sum over the ranks of `norm_axes` is the whole."""
+    """This rank's share of the squared norm. The sum over the ranks of `norm_axes` is that of the full gradient."""
 
     def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int) -> None:
         self._parts: list[tuple[Unit, list[tuple[int, int]]]] = []
@@ -24,7 +24,7 @@ class GradientNorm:
                 self._parts.append((unit, _counted_ranges(unit, view.spec.layout.coordinates(rank))))
 
     def sum_of_squares(self) -> Tensor:
-        """A scalar in fp64, of the reduced gradients."""
+        """The squared norm of the reduced gradients, a scalar in fp64."""
         squares = [
             _squared_norm(unit.grad_shard[start:end])
             for unit, ranges in self._parts
@@ -65,7 +65,7 @@ def _place(layout: Layout, rank: int, keys: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _counted_ranges(unit: Unit, coordinates: Mapping[str, int]) -> list[tuple[int, int]]:
-    """Ranges of the shard without the elements of which a rank before this one along a tensor-parallel axis has a copy."""
+    """Ranges of the shard, without elements that an earlier rank along a tensor-parallel axis also has."""
     low, high = unit.flat.shard_range(unit.index)
     ranges, start = [], low
     for axis, first, last in unit.flat.copied_ranges():

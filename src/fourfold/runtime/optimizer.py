@@ -27,8 +27,8 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
 
 
 class ShardOptimizer:
-    """One unit's shard: `state` by the names of its tensors, each [shard]. Elements below `decayed` are decayed, the others are
-    not."""
+    """The optimizer of one unit's shard. `state`: its tensors by name, each [shard]. Weight decay applies to elements below
+    `decayed`."""
 
     def __init__(self, section: OptimizerSection, master: Tensor, decayed: int) -> None:
         self._section = section

@@ -1,4 +1,4 @@
-"""The groups that segments use, picked from those of the rank."""
+"""Selects the groups that segments use from those of the rank."""
 
 from collections.abc import Mapping
 
@@ -38,8 +38,8 @@ def segment_axes(layout: Layout) -> set[str]:
 
 
 def groups_of(spec: StepSpec) -> set[str]:
-    """Names of all groups that the programs of any rank use: the same on every rank, for torch names a group by its ranks and by
-    how many groups there are already."""
+    """Names of all groups that the programs of any rank use. They are the same on every rank, because torch names a group by its
+    ranks and by the number of groups before it."""
     layout = spec.layout
     names = segment_axes(layout)
     for view in rank_views(spec):

@@ -1,4 +1,4 @@
-"""Every rank's program counter, readable from outside while it runs: one file of fixed records in the run's folder."""
+"""Every rank's program counter, which others can read while the rank runs: one file of fixed records in the run folder."""
 
 import os
 import struct
@@ -26,7 +26,7 @@ class Position:
 
 
 class ProgressBoard:
-    """Writes this rank's record; costs one small write a published instruction."""
+    """Writes this rank's record: one small write for each recorded instruction."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._file = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
@@ -52,7 +52,7 @@ def read_positions(folder: Path) -> list[Position]:
 
 
 def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:
-    """Which ranks have not come to save step `step`."""
+    """Names the ranks that have not come to save step `step`."""
     missing = [
         f"rank {member} stopped at step {place.step} #{place.counter}"
         for member, place in enumerate(positions)
@@ -113,7 +113,7 @@ _OTHER_END = {
 
 
 def _entry(started: Instruction, other: Program) -> int:
-    """Where another pipeline rank enters what was started: the other end of a transfer, or the same collective."""
+    """The instruction with which another pipeline rank joins in: the other end of a transfer, or the same collective."""
     wanted = (_OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
     entries = (i for i, s in enumerate(other.instructions) if (s.op, s.segment, s.microbatch) == wanted)
     return next(entries, len(other.instructions))
@@ -122,7 +122,7 @@ def _entry(started: Instruction, other: Program) -> int:
 def describe_positions(
     programs: Mapping[int, Sequence[Program]], layout: Layout, positions: Sequence[Position]
 ) -> list[str]:
-    """One line a rank: step, counter and instruction, and how long ago. `programs`: by kind, of every pipeline coordinate."""
+    """One line for each rank: step, counter, instruction, and its age. `programs`: by kind, of every pipeline coordinate."""
     lines = []
     for rank, place in enumerate(positions):
         ago = f"{time.time() - place.time:.1f} s ago"

@@ -12,8 +12,8 @@ from fourfold.runtime.collectives import AxisGroup
 
 
 class Routers:
-    """`biases`: by segment, [experts]; zeros at first. `imbalance`: of the last step, the largest load of an expert over the mean
-    load, of the worst router; 1 is perfect balance."""
+    """Balancing state of all routers of a rank. `biases`: by segment, [experts]; zeros at first. `imbalance`: the largest load of
+    an expert over the mean load, in the last step and the worst router; 1 is perfect balance."""
 
     def __init__(self, view: RankView, groups: Iterable[Group], device: torch.device) -> None:
         self._view = view
@@ -56,7 +56,7 @@ class Routers:
 
 
 def update_bias(bias: Tensor, counts: Tensor, speed: float) -> None:
-    """bias += speed x sign(mean - count), in place, both [experts] (Wang et al. 2024, algorithm 1). `counts`: of the whole global
+    """bias += speed x sign(mean - count), in place, both [experts] (Wang et al. 2024, algorithm 1). `counts`: of the full global
     batch, the same on every rank."""
     loads = counts.to(bias.dtype)
     bias.add_(torch.sign(loads.mean() - loads), alpha=speed)

@@ -24,8 +24,8 @@ FillShard = Callable[[FlatLayout, int, Tensor], None]
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit. `shard` and `grad_shard` are views of the whole buffers where those are held whole; `master` is `shard`
-    itself where no second format is kept."""
+    """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
+    itself where there is no second format."""
 
     flat: FlatLayout
     index: int
@@ -39,7 +39,7 @@ class Unit:
 
 
 def set_storage(tensor: Tensor, live: bool) -> None:
-    """Allocates or frees what lies under a flat buffer; its views stay valid and see whatever is put there next."""
+    """Allocates or frees the storage of a flat buffer. Its views stay valid and see the next content."""
     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size() if live else 0)
 
 
@@ -58,7 +58,7 @@ def build_units(
 
 
 def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
-    """Which shard of the unit the rank has."""
+    """The index of the rank's shard of the unit."""
     return layout.group_of(rank, flat.shard_axes).index(rank) if flat.zero > 0 else 0
 
 
@@ -96,7 +96,7 @@ def _build_unit(
 
 
 def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str, AxisGroup]) -> None:
-    """Brings what is computed with up to date with every rank's master shard: after building units, and after loading them."""
+    """Copies every rank's master shard to the parameters in the compute format, after building units and after loading them."""
     for unit in units.values():
         if spec.mixed:
             unit.shard.copy_(unit.master)
@@ -105,12 +105,12 @@ def share_parameters(spec: StepSpec, units: dict[str, Unit], groups: Mapping[str
 
 
 def flat_units(units: dict[str, Unit]) -> dict[str, FlatUnit]:
-    """Every unit's flat buffers with the views that segments take of them."""
+    """Every unit's flat buffers, with the views for segments."""
     return {name: FlatUnit(unit.flat.parameters, unit.params, unit.grad) for name, unit in units.items()}
 
 
 def bind_segments(view: RankView, units: dict[str, Unit], flats: dict[str, FlatUnit]) -> dict[str, Weights]:
-    """The weights that each segment's function takes, as views that outlive gathers and frees."""
+    """The weights of each segment's function. They are views that stay valid through gathers and frees."""
     weights = {}
     for segment in view.segments:
         freed = [t for name in segment.units for t in (units[name].params, units[name].grad) if not is_live(t)]

@@ -14,7 +14,7 @@ from fourfold.program.spec import StepSpec
 
 class RowFeed:
     """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
-    their columns the rank reads those at `positions`, which are None where it has the whole sequence. `mtp_layers`: MTP modules,
+    their columns the rank reads those at `positions`, which are None where it has the full sequence. `mtp_layers`: MTP modules,
     whose tokens and targets are found in full rows, so that no rank needs another's."""
 
     def __init__(

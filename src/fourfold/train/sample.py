@@ -25,7 +25,7 @@ from fourfold.train.state import checkpoint_root
 
 
 class Generator:
-    """A whole model in one process, for sampling; fp32."""
+    """A full model in one process, for sampling; fp32."""
 
     def __init__(self, model: ModelConfig, checkpoint: Path) -> None:
         self._model = model = replace(model, capacity_factor=None, mtp_layers=0)

@@ -41,7 +41,7 @@ def reduce_twice_in_a_row(program: Program, view: RankView) -> Iterator[Mutant]:
 
 @mutation
 def reduce_before_the_last_backward(program: Program, view: RankView) -> Iterator[Mutant]:
-    """The whole reduction, started and joined after the first microbatch's backward of an accumulation."""
+    """The full reduction, started and joined after the first microbatch's backward of an accumulation."""
     for index in starts(program, Op.REDUCE):
         unit = program.instructions[index].segment
         if view.flats[unit or ""].zero >= 2 or view.spec.layout.num_microbatches < 2:

@@ -76,7 +76,7 @@ def full_backward_beside_its_halves(programs: list[Program], spec: StepSpec) -> 
 
 
 def _unsplit(half: Instruction, spec: StepSpec) -> Instruction:
-    """The whole backward that the input gradient is a half of, as it would be declared."""
+    """The full backward that the input gradient is a half of, as it would be declared."""
     footprint = rank_view(spec).footprint(stage_map(spec).segments[half.segment or ""])
     return half._replace(
         op=Op.BACKWARD,

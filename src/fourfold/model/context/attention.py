@@ -20,7 +20,7 @@ from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel
 
 NOT_SPLIT = ContextParallel()
-"""One rank has the whole sequence."""
+"""One rank has the full sequence."""
 
 
 def attend_forward(
@@ -30,7 +30,7 @@ def attend_forward(
 
     `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
-    documents over the whole sequence. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
+    documents over the full sequence. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
     than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks.
     """
     context = env.parallel.context or NOT_SPLIT

@@ -1,7 +1,7 @@
 """Balance among experts: what the router's auxiliary losses add to its gradient, the counts, the bias that needs no loss.
 
 Everything is recorded in backward, which runs once for a microbatch whatever is recomputed. Losses are normalised by numbers of
-the whole global batch, so that their sum over microbatches and over all ranks that hold different tokens is the loss, and every
+the full global batch, so that their sum over microbatches and over all ranks that hold different tokens is the loss, and every
 gradient is reduced by a sum.
 """
 
@@ -35,7 +35,7 @@ class Balancing:
 
 
 def count_choices(env: Environment, choice: Choice, balancing: Balancing) -> Arriving | None:
-    """Records the load; for the balance loss, starts counting how many tokens of each whole sequence chose each expert:
+    """Records the load; for the balance loss, starts counting how many tokens of each full sequence chose each expert:
     [sequences, experts] int64."""
     ops, chosen = env.ops, choice.experts.view(-1)
     if balancing.load is not None:

@@ -6,7 +6,7 @@ from fourfold.model.work import Item
 
 
 class Made(NamedTuple):
-    """Memory of so many bytes is there from now on."""
+    """Memory of this many bytes is there from now on."""
 
     number: int
     bytes: int
@@ -42,7 +42,7 @@ class TracedBlock(NamedTuple):
 
 
 class TracedShape(NamedTuple):
-    """The key of a trace: x [batch, seq, hidden], tables of so many dimensions and such a width, documents, formats."""
+    """The key of a trace: x [batch, seq, hidden], number of dimensions and width of the tables, documents, formats."""
 
     sequences: int
     length: int

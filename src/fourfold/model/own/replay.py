@@ -30,7 +30,7 @@ def traced_block(model: ModelConfig, shape: TracedShape) -> TracedBlock:
 
 
 def own_flops_per_token(model: ModelConfig, length: int) -> tuple[float, float]:
-    """FLOPs of one block's forward, (matmuls, attention), by token of a sequence of so many."""
+    """FLOPs of one block's forward, (matmuls, attention), for each token of a sequence of this length."""
     shape = TracedShape(1, length, (length, 1, model.head_dim // 2), False, "fp32", "fp32")
     items = [event.item for event in traced_block(model, shape).plain if isinstance(event, Ran)]
     kinds = ([item.flops for item in items if isinstance(item, kind)] for kind in (Gemm, Attention))

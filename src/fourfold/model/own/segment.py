@@ -1,6 +1,6 @@
-"""A person's own block as a segment: its function on whole sequences, which context parallelism gathers first.
+"""A person's own block as a segment: its function on full sequences, which context parallelism gathers first.
 
-Under context parallelism every rank computes the whole sequence and keeps its own tokens: parameters, their gradients and states
+Under context parallelism every rank computes the full sequence and keeps its own tokens: parameters, their gradients and states
 are sharded, and so are the hidden states between blocks; the block's own computation is not.
 """
 
@@ -57,7 +57,7 @@ def _full_sequence(ops: Operations, group: Group, x: Array, dim: int) -> Array:
 
 
 def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Array, Array]:
-    """cos and sin of the whole sequence; those of one row where all rows have the same."""
+    """cos and sin of the full sequence; those of one row where all rows have the same."""
     tables = [batch.cos, batch.sin]
     if not tables[0].shape[-1]:
         return batch.cos, batch.sin
@@ -69,7 +69,7 @@ def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Arra
 
 
 def _among_zeros(ops: Operations, group: Group, grad: Array) -> Array:
-    """The gradient [batch, seq, hidden] of the whole output, of which this rank used its own tokens alone."""
+    """The gradient [batch, seq, hidden] of the full output, of which this rank used its own tokens alone."""
     batch, tokens, hidden = grad.shape
     full = grad.new_zeros((batch, group.size * tokens, hidden))
     chunks = full.chunk(2 * group.size, dim=1)

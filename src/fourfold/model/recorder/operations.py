@@ -250,7 +250,7 @@ class RecorderOperations:
     def host_counts(self, totals: Ghost, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         return [tuple(rows // number + (i < rows % number) for i in range(number)) for number in parts]
 
-    # What is said of the code itself
+    # Properties of the code itself
 
     def on_accelerator(self, x: Ghost) -> bool:
         return self._accelerator

@@ -78,7 +78,7 @@ def schedule_orders(
 
 def forward_orders(stage_ranks: Sequence[int], num_microbatches: int) -> Orders:
     """Evaluation, whatever the placement: the order of every rank. In groups of P microbatches a rank takes its stages in
-    turn, each through the whole group; all ranks follow the one order (group, stage, microbatch), so none can deadlock."""
+    turn, each through the full group; all ranks follow the one order (group, stage, microbatch), so none can deadlock."""
     num_ranks = max(stage_ranks) + 1
     orders: list[list[Compute]] = [[] for _ in range(num_ranks)]
     for first in range(0, num_microbatches, num_ranks):

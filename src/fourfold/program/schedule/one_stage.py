@@ -1,4 +1,4 @@
-"""Schedules with one stage a rank and whole backwards: naive, GPipe, 1F1B."""
+"""Schedules with one stage a rank and full backwards: naive, GPipe, 1F1B."""
 
 from collections.abc import Iterator
 from fractions import Fraction

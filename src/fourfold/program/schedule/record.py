@@ -107,6 +107,6 @@ class Schedule:
         return self.placement is v_placement
 
     def takes(self, virtual_stages: int) -> bool:
-        """Whether a rank may have so many stages."""
+        """Whether a rank may have this many stages."""
         most = self.max_virtual_stages
         return self.min_virtual_stages <= virtual_stages and (most is None or virtual_stages <= most)

@@ -87,7 +87,7 @@ def _neighbours(
 
 
 def _depends(order: Sequence[Compute], first: int, second: int, num_stages: int) -> bool:
-    """Whether the second entry needs the first, be that a whole backward or an I."""
+    """Whether the second entry needs the first, be that a full backward or an I."""
     before = order[first]
     before = before._replace(op=Op.BACKWARD_INPUT) if before.op is Op.BACKWARD else before
     return before in needs(order[second], num_stages)

@@ -9,7 +9,7 @@ from fourfold.program.instruction import Op
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Per stage, in any one unit of time: `forward` F, `input_gradient` I, `weight_gradient` W; a whole backward takes I + W.
+    """Per stage, in any one unit of time: `forward` F, `input_gradient` I, `weight_gradient` W; a full backward takes I + W.
 
     `transfer`: from the end of an entry on one rank until what it sent is there on another; 0 within a rank.
     `activations`: what a microbatch holds, in any one unit, from the start of its forward to the end of its backward.
@@ -45,7 +45,7 @@ class StageTimes:
         weight_gradient: float = 1.0,
         transfer: float = 0.0,
     ) -> Self:
-        """The same for every stage. By default F = I = W = 1: a whole backward takes two forwards."""
+        """The same for every stage. By default F = I = W = 1: a full backward takes two forwards."""
         return cls((forward,) * num_stages, (input_gradient,) * num_stages, (weight_gradient,) * num_stages, transfer)
 
     @property

@@ -47,7 +47,7 @@ def dualpipe_v(pp_rank: int, num_ranks: int, virtual_stages: int, num_microbatch
 
 
 def _dualpipe_v(r: int, num_ranks: int, num_microbatches: int) -> Iterator[Kind]:
-    """Whole backwards where gradients arrive in time; I and W apart while the pipeline fills and drains."""
+    """Full backwards where gradients arrive in time; I and W apart while the pipeline fills and drains."""
     first, last = r, 2 * num_ranks - 1 - r
     f0, i0, _ = _ops(first)
     f1, i1, w1 = _ops(last)
