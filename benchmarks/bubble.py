@@ -98,8 +98,8 @@ def stage_times(seconds: dict[tuple[Op, int], float], transfer: float) -> StageT
     def column(*ops: Op) -> tuple[float, ...]:
         return tuple(next((seconds[op, s] for op in ops if (op, s) in seconds), 0.0) for s in range(stages))
 
-    whole = column(Op.BACKWARD_INPUT, Op.BACKWARD)
-    return StageTimes(column(Op.FORWARD), whole, column(Op.BACKWARD_WEIGHT), transfer)
+    backward = column(Op.BACKWARD_INPUT, Op.BACKWARD)
+    return StageTimes(column(Op.FORWARD), backward, column(Op.BACKWARD_WEIGHT), transfer)
 
 
 def bubble_lines(shape: Shape) -> list[str]:

@@ -243,10 +243,10 @@ def main() -> None:
                     print("spent", [{k: round(1e3 * v, 1) for k, v in each.items()} for each in rows[-1]["spent"]])
                 left = (time.monotonic() - begun) / len(rows) * (len(chosen) - len(rows))
                 print(f"{len(rows)} of {len(chosen)}, {left:.0f} s left", file=sys.stderr, flush=True)
-    said = summary(rows)
-    print(said)
+    summary_lines = summary(rows)
+    print(summary_lines)
     if options.markdown:
-        options.markdown.write_text("\n".join([HEAD, *map(line, rows), "", said, ""]))
+        options.markdown.write_text("\n".join([HEAD, *map(line, rows), "", summary_lines, ""]))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 

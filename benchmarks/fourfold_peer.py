@@ -55,9 +55,9 @@ class Fourfold(Peer):
         def fill(flat: FlatLayout, index: int, out: Tensor) -> None:
             out.zero_()
             for local, start, end, target in shard_pieces(flat, index, out):
-                whole = weights[local.name].reshape(-1)
+                full = weights[local.name].reshape(-1)
                 for first, last, low, high in global_runs(local, coordinates, start, end):
-                    target[low:high] = whole[first:last]
+                    target[low:high] = full[first:last]
 
         units = build_units(view, self.rank, config.optimizer, device, fill)
         share_parameters(self.spec, units, self.groups)

@@ -139,17 +139,17 @@ def one_layout(report: Report, peer: LlmAnalysis | None, model: ModelConfig) -> 
     for zero in (2, 1):
         step = prediction_of(f"layout.zero={zero}")()
         say(f"predicted by fourfold, ZeRO-{zero}", step.seconds, max(step.device_bytes))
-    whole, request, shape = prediction_of(), plan_request(model), BlockShape(8, 1, "ring", 1, 1, 1, "none")
-    ours: tuple[Timed, Timed] = (partial(fresh, whole), lambda: fresh(lambda: Bounder(request).bounds(shape)))
+    predict, request, shape = prediction_of(), plan_request(model), BlockShape(8, 1, "ring", 1, 1, 1, "none")
+    ours: tuple[Timed, Timed] = (partial(fresh, predict), lambda: fresh(lambda: Bounder(request).bounds(shape)))
     around = len(Bounder(request).bounds(shape) or ())
     names = ("`predict_step`", f"bounds of {around:,} layouts, with this among them")
     if peer is None:
         for name, each in zip(names, ours, strict=True):
             report.say(f"one layout, {name}: {words(statistics.median(each() for _ in range(report.pairs)))}")
         return
-    for share, said in ((1.0, "its default"), (PUBLISHED_SHARE, "the published one, put in")):
+    for share, label in ((1.0, "its default"), (PUBLISHED_SHARE, "the published one, put in")):
         found = peer.ask([LLAMA3], efficiency=share)
-        who = f"predicted by llm-analysis {peer.version} at an efficiency of {share:g} ({said})"
+        who = f"predicted by llm-analysis {peer.version} at an efficiency of {share:g} ({label})"
         say(who, found["step_seconds"], found["memory_bytes"])
     for name, each in zip(names, ours, strict=True):
         theirs = partial(peer.seconds, [LLAMA3], 200)
@@ -231,8 +231,8 @@ def schedules(report: Report, model: ModelConfig) -> None:
         peer = partial(timed, partial(stepped, STAGES, stages, MICROBATCHES))
         what = f"{name}, {STAGES} ranks, v {stages}, {MICROBATCHES} microbatches"
         report.compare(what, ("order and timeline", theirs), (partial(fresh, drawn), peer))
-        whole = f"program and simulation, {instructions:,} instructions"
-        report.compare(what, (whole, theirs), (partial(fresh, program), peer))
+        predict = f"program and simulation, {instructions:,} instructions"
+        report.compare(what, (predict, theirs), (partial(fresh, program), peer))
 
 
 def whole_search(report: Report) -> None:

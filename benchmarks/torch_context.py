@@ -78,12 +78,12 @@ class ContextParallel(FSDP2):
         columns = self.columns(tokens.shape[1])
         self.model.model.cos, self.model.model.sin = (table[columns] for table in self.tables)
         ring.set_rotate_method(self.rotate)
-        whole, F.scaled_dot_product_attention = F.scaled_dot_product_attention, self._attend
+        torch_attention, F.scaled_dot_product_attention = F.scaled_dot_product_attention, self._attend
         try:
             loss = self.model(tokens[:, columns], targets[:, columns], float(targets.numel()))
             loss.backward()
         finally:
-            F.scaled_dot_product_attention = whole
+            F.scaled_dot_product_attention = torch_attention
         self.gradient_norm = self.clip().item()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -19,15 +19,15 @@ from plain_llama import PlainLlama, Shape
 class StageModule(nn.Module):
     """Consecutive segments of the plain model: embedding (0), blocks (1 ...), head (the last)."""
 
-    def __init__(self, whole: PlainLlama, segments: range):
+    def __init__(self, model: PlainLlama, segments: range):
         super().__init__()
-        layers = whole.model.layers
-        self.embedding = whole.model.embed_tokens if 0 in segments else None
+        layers = model.model.layers
+        self.embedding = model.model.embed_tokens if 0 in segments else None
         self.layers = nn.ModuleList(layers[s - 1] for s in segments if 1 <= s <= len(layers))
         ends = len(layers) + 1 in segments
-        self.norm, self.head = (whole.model.norm, whole.lm_head) if ends else (None, None)
-        self.register_buffer("cos", whole.model.cos, persistent=False)
-        self.register_buffer("sin", whole.model.sin, persistent=False)
+        self.norm, self.head = (model.model.norm, model.lm_head) if ends else (None, None)
+        self.register_buffer("cos", model.model.cos, persistent=False)
+        self.register_buffer("sin", model.model.sin, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """tokens [B, T] or hidden states [B, T, hidden] -> hidden states or logits."""
@@ -64,10 +64,10 @@ class Pipeline(Peer):
         self.mesh = init_device_mesh("cpu", (pp, dist.get_world_size() // pp), mesh_dim_names=("pp", "dp"))
         self.rank, self.group = self.mesh["pp"].get_local_rank(), self.mesh["pp"].get_group()
         self.dp, self.dp_rank = self.mesh["dp"].size(), self.mesh["dp"].get_local_rank()
-        whole = build_model(shape, weights)
+        model = build_model(shape, weights)
         bounds = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
         own = own_stages(schedule, self.rank, pp, len(sizes))
-        self.modules = nn.ModuleList(self._wrap(StageModule(whole, range(bounds[s], bounds[s + 1]))) for s in own)
+        self.modules = nn.ModuleList(self._wrap(StageModule(model, range(bounds[s], bounds[s + 1]))) for s in own)
         stages = [
             pipelining.PipelineStage(module, index, len(sizes), torch.device("cpu"), group=self.group)
             for module, index in zip(self.modules, own, strict=True)

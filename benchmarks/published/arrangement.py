@@ -215,18 +215,18 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, i
     """How context parallelism is done, in the words of a run file."""
     if degrees.cp == 1:
         return "ring"
-    said = row.layout.cp_words.lower()
+    method = row.layout.cp_words.lower()
     own = [clause for clause in asserted(f"{row.framework}; {row.notes}", "ulysses") if not re.search(_OTHERS, clause)]
-    if asserted(said, _HEADS) or (own and not said and not asserted(row.notes, r"\bring attention")):
-        stated, both = re.search(r"ulysses\D{0,12}(\d+)", said), bool(asserted(said, _RING))
+    if asserted(method, _HEADS) or (own and not method and not asserted(row.notes, r"\bring attention")):
+        stated, both = re.search(r"ulysses\D{0,12}(\d+)", method), bool(asserted(method, _RING))
         usual = HEADS_IN_RING if both else degrees.cp
         most = min(int(stated[1]) if stated else usual, degrees.cp // 2 if both else degrees.cp)
         heads = model.num_heads // degrees.tp
         degree = next(d for d in range(max(1, most), 0, -1) if degrees.cp % d == 0 and heads % d == 0)
         return "ulysses" if degree == degrees.cp else f"ring+ulysses:{degree}"
-    if asserted(said, r"gather|\bag\b"):
+    if asserted(method, r"gather|\bag\b"):
         return "all_gather"
-    if said:
+    if method:
         return "ring"
     return imputed.fill("cp_method", "all_gather" if trainer.framework in GATHERS_CONTEXT else "ring")
 

@@ -135,7 +135,7 @@ class PublishedCase:
     microbatch_open: bool = False
     zero_open: bool = False
     states_open: bool = False
-    """In what format weights and moments are."""
+    """In what format weights and optimizer states are."""
 
     # How it runs
 

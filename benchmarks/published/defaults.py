@@ -8,22 +8,22 @@ _T = TypeVar("_T")
 DEFAULTS: dict[str, str] = {
     "vocab_size": "The vocabulary of the model or trainer of that name: 32000 for Mixtral, 129280 for DeepSeek-V3, 256000 for "
     "Nemotron, 50257 for tests that use GPT-2's tokenizer, 51200 otherwise.",
-    "vocab_padding": "Megatron, NeMo and their kin pad the vocabulary to a multiple of 128 x tp; others to a multiple of tp.",
+    "vocab_padding": "Megatron, NeMo and their forks pad the vocabulary to a multiple of 128 x tp; others to a multiple of tp.",
     "num_kv_heads": "As many key and value heads as heads.",
     "head_dim": "hidden_size / num_heads.",
-    "gated": "A feed-forward is gated (SwiGLU) where the model has experts or latent attention, or its name is of the Llama, Qwen, "
+    "gated": "A feed-forward is gated (SwiGLU) where the model has experts or MLA, or its name is of the Llama, Qwen, "
     "Mistral or DeepSeek families; otherwise it is GPT's.",
     "gpt_options": "A model without a gated feed-forward is GPT-2's kind: LayerNorm, GELU, biases, learned positions.",
     "squared_relu": "Squared ReLU costs what GELU costs; such models (Nemotron-4) have rotary positions and no biases.",
     "no_bias": "MPT and models trained with biases disabled have none.",
     "tie_embeddings": "GPT-2's kind shares embedding and unembedding; Llama's kind and Nemotron do not.",
-    "multi_token": "DeepSeek-V3 trains one module of multi-token prediction, unless the row says without.",
+    "multi_token": "DeepSeek-V3 trains one MTP module, unless the row says without.",
     "sliding_window": "GPT-OSS attends within 128 tokens in half of its layers, Gemma 2 within 4,096 in half, Gemma 3 within 1,024 "
     "in five of six: every layer is priced with the mean of their work. What a row states of windows wins.",
     "documents": "Attention within documents packed together, of lengths that the row does not state: 512 tokens on average.",
     "eager": "A row that says that nothing is compiled runs one operator after the other, as eager torch does.",
     "graphs": "CUDA graphs of all of a step, as a row says or runs of MLPerf, leave the host nothing to do.",
-    "layer_norm": "Models with experts or latent attention have RMSNorm here, whatever the trainer's norm.",
+    "layer_norm": "Models with experts or MLA have RMSNorm here, whatever the trainer's norm.",
     "gated_experts": "Experts without a gate are predicted as gated ones of two thirds of their size: as many weights.",
     "gated_bias": "A gated feed-forward has no biases here, whatever the trainer's.",
     "known_model": "The dimensions of a public model that is named but not described are those of its released configuration.",
@@ -38,11 +38,11 @@ DEFAULTS: dict[str, str] = {
     "pipeline, ZeRO-3.",
     "fsdp_kept": "FSDP that keeps parameters gathered after the forward is ZeRO-2; in a pipeline, where torch's FSDP keeps them "
     "and sums gradients once a step, ZeRO-1.",
-    "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its kin; off before and elsewhere.",
+    "sequence_parallel": "Sequence parallelism is on with tp > 1 in Megatron from 2022 and in its forks; off before and elsewhere.",
     "cp_method": "Context parallelism is a ring; keys and values are gathered at Meta and in MaxText; heads are exchanged where a "
     "row names Ulysses, as far as they divide.",
     "schedule": "1F1B; interleaved where a rank has several stages.",
-    "even_stages": "Megatron and its kin divide blocks evenly among stages, embedding and head on top; others divide by cost.",
+    "even_stages": "Megatron and its forks divide blocks evenly among stages, embedding and head on top; others divide by cost.",
     "virtual_stages": "An interleaved schedule whose stages are not stated has the fewest that divide a rank's layers evenly; in "
     "the zero-bubble paper and at Meta one segment each.",
     "dualpipe": "DualPipe is simulated as its V-shaped form, DualPipe-V: same order, half the copies of parameters.",
@@ -55,9 +55,9 @@ DEFAULTS: dict[str, str] = {
     "global_sequences": "microbatch x accumulation x dp.",
     "recompute": "Full in Megatron of 2020 and 2021 and where the row assumes it; selective in MaxText and Paxml, which keep the "
     "products and rebuild what is cheap; else none. Where it is not stated and the run would not fit, the matrix of scores alone "
-    "in Megatron and its kin that write it, then selective; it counts as fitting where it would in full.",
-    "offload_optimizer": "Of optimizer states in the host's memory each parameter's 16 bytes (gradient, moments, new values) "
-    "pass a link of 25 GB/s after every step; memory is not predicted.",
+    "in Megatron and its forks that write it, then selective; it counts as fitting where it would in full.",
+    "offload_optimizer": "With optimizer states in the host's memory, each parameter's 16 bytes (gradient, optimizer "
+    "states, new values) pass a link of 25 GB/s after every step; memory is not predicted.",
     "offload_activations": "Activations that lie in the host's memory are taken to travel beside computation; memory is "
     "not predicted.",
     "recompute_attention": "Selective recomputation of the attention core alone keeps all but the attention matrix, which fused "
@@ -65,9 +65,9 @@ DEFAULTS: dict[str, str] = {
     "recompute_products": "torchtitan's selective recomputation keeps every other product: taken as full in every other block.",
     "recompute_experts": "torchtitan's selective recomputation makes the products of experts again: taken as full in every block.",
     "recompute_modules": "Recomputation of single modules is the nearest of none, selective and full.",
-    "precision": "bf16 products, fp32 master weights, moments and sums of gradients; in MLPerf on Hopper and "
-    "Blackwell fp8 products. One device that would not hold that has weights and moments in 16 bits, where the row says nothing "
-    "of them.",
+    "precision": "bf16 products, fp32 master weights, optimizer states and sums of gradients; in MLPerf on Hopper and "
+    "Blackwell fp8 products. One device that would not hold that has weights and optimizer states in 16 bits, where "
+    "the row says nothing of them.",
     "fp8_flavour": "FP8 without a flavour has one scale a tensor; a finer one is MXFP8 on Blackwell and blocks of 128 before it.",
     "gradients": "torch's FSDP of 2023 (llm-foundry, fms-fsdp, Modalities), DeepSpeed, Colossal-AI and InternEvo sum "
     "gradients in the format computed in, without autocast, and so do the recipes behind NeMo's own tables since 2024; Megatron in "
@@ -84,7 +84,7 @@ DEFAULTS: dict[str, str] = {
     "of Max 1550; 100 Gb/s for others.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
-    "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its kin had no fused kernel for them before 2026.06, "
+    "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its forks had no fused kernel for them before 2026.06, "
     "MLPerf's runs apart.",
     "attention_kernel": "Where a row names its kernels: FlashAttention 3 and cuDNN's at 1.6 x the device's constant on Hopper and "
     "Blackwell at least, FlashAttention 2 at 0.95 x on Hopper and 0.45 x on Blackwell at most.",

@@ -216,7 +216,7 @@ def _experts(stated: StatedModel, ffn: int) -> dict[str, Any]:
 def _latent(stated: StatedModel) -> dict[str, Any]:
     sizes = (stated.key_value_rank, stated.nope_head_dim, stated.rope_head_dim, stated.value_head_dim)
     if not all(sizes):
-        raise NotACase("latent attention is stated without all of its sizes")
+        raise NotACase("MLA is stated without all of its sizes")
     return {
         "query_rank": stated.query_rank or None,
         "key_value_rank": stated.key_value_rank,
@@ -230,7 +230,7 @@ def _latent(stated: StatedModel) -> dict[str, Any]:
 
 
 def _modules(stated: StatedModel, row: Row, imputed: ImputedDefaults) -> int:
-    """Modules of multi-token prediction."""
+    """MTP modules."""
     if stated.mtp_layers is not None:
         return stated.mtp_layers
     if "w/o mtp" in row.notes.lower() or not re.search(r"deepseek-?v3$", stated.name, re.I):

@@ -167,22 +167,22 @@ def informed(table: Table, rows: list[PublishedCase], held: list[PublishedCase])
     """Which rows every entry was fitted on: how many step times, how many peaks of memory, and their files."""
     tuned = tuned_devices(rows)
 
-    def said(mine: list[PublishedCase], memory: int = 0) -> dict:
+    def informed_by(mine: list[PublishedCase], memory: int = 0) -> dict:
         measured = {"memory_rows": memory} if memory else {}
         return {"rows": len(mine), **measured, "files": sorted({row.file for row in mine})}
 
     def of_device(device: str) -> dict:
-        kin = [row for row in rows if family_of(row.device) == family_of(device)]
-        return said(
-            [row for row in kin if not says_nothing("device" if row.device == device else "family", row, tuned)]
+        siblings = [row for row in rows if family_of(row.device) == family_of(device)]
+        return informed_by(
+            [row for row in siblings if not says_nothing("device" if row.device == device else "family", row, tuned)]
         )
 
     def of_software(software: str) -> dict:
         measured = sum(software in (case.software, framework_of(case.software)) for case in held if is_measured(case))
-        return said([row for row in rows if software in (row.software, framework_of(row.software))], measured)
+        return informed_by([row for row in rows if software in (row.software, framework_of(row.software))], measured)
 
     return {
-        "link": said([row for row in rows if not says_nothing("link", row, tuned)]),
+        "link": informed_by([row for row in rows if not says_nothing("link", row, tuned)]),
         "device": {device: of_device(device) for device in sorted(table["device"])},
         "software": {software: of_software(software) for software in sorted(table["software"])},
     }

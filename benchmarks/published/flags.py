@@ -110,8 +110,8 @@ def _attention(args: Fields, source: str) -> str | None:
 
 def _precision(args: Fields) -> str:
     fp8 = args.text("fp8-format")
-    wide = "fp16" if args.flag("fp16") else "bf16" if args.flag("bf16") or fp8 else "fp32"
-    return f"{wide} fp8:{fp8}" if fp8 else wide
+    compute = "fp16" if args.flag("fp16") else "bf16" if args.flag("bf16") or fp8 else "fp32"
+    return f"{compute} fp8:{fp8}" if fp8 else compute
 
 
 def _task(args: Fields) -> str | None:

@@ -1,4 +1,4 @@
-"""Number formats of published rows, from their words to ours: of products, of weights and moments, of sums."""
+"""Number formats of published rows, from their words to ours: of products, of weights and optimizer states, of sums."""
 
 import re
 
@@ -20,7 +20,7 @@ def precision_of(row: Row, device: str, trainer: Trainer, imputed: ImputedDefaul
         )
     head = text.partition("(")[0]
     head = head if re.search(r"(bf|fp)\d", head) else text
-    compute = _products(head) or _products(text) or _format(text)
+    compute = _gemm_format(head) or _gemm_format(text) or _format(text)
     if compute is None:
         compute = "bf16"
         imputed.note(f"precision {text[:60]!r} names no number format that is known here: bf16 is taken.")
@@ -38,11 +38,11 @@ def precision_of(row: Row, device: str, trainer: Trainer, imputed: ImputedDefaul
 
 
 def are_states_open(row: Row) -> bool:
-    """Whether the source leaves out in what format weights and moments are."""
-    said = (
+    """Whether the source leaves out in what format weights and optimizer states are."""
+    clauses = (
         r"fp ?32|float32|32[- ]?bit|full precision|master|mixed|\bamp(_|\b)|autocast|moment|8-?bit (adam|optimi)|true\b"
     )
-    return not re.search(said, f"{row.precision or ''}; {row.notes}", re.I)
+    return not re.search(clauses, f"{row.precision or ''}; {row.notes}", re.I)
 
 
 def moment_bytes_of(row: Row) -> float | None:
@@ -71,7 +71,7 @@ _WIDE = r"fp32 (main |master )?(masters?|weights?|parameters?|cop(y|ies))|master
 
 
 def _is_narrow(text: str, notes: str) -> bool:
-    """Whether weights and moments are in 16 bits, without wider copies."""
+    """Whether weights and optimizer states are in 16 bits, without wider copies."""
     if asserted(f"{text}; {notes}", _WIDE):
         return False
     own = r"(weights|parameters)[^;:)]*\b(too|moments)(?![^;)]*fp32)"
@@ -83,10 +83,10 @@ def _is_narrow(text: str, notes: str) -> bool:
 _OF_STATES = r"moment|optimi[sz]|adam|master|grad|reduc|state|norm|logit|softmax|accumul"
 
 
-def _products(text: str) -> str | None:
+def _gemm_format(text: str) -> str | None:
     """The format of 16 bits or more that products are in, apart from what is said of states, gradients and sums."""
-    said = [clause for clause in re.split(r"[,;()+]", text) if not re.search(_OF_STATES, clause)]
-    return _format(", ".join(said)) or ("bf16" if any(re.search(r"fp[48]", clause) for clause in said) else None)
+    clauses = [clause for clause in re.split(r"[,;()+]", text) if not re.search(_OF_STATES, clause)]
+    return _format(", ".join(clauses)) or ("bf16" if any(re.search(r"fp[48]", clause) for clause in clauses) else None)
 
 
 def _format(text: str) -> str | None:

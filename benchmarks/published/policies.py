@@ -81,8 +81,8 @@ _KERNELS: tuple[tuple[AttentionKernel, str], ...] = (
 
 
 def attention_kernel_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> AttentionKernel | None:
-    """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's kin
-    have anyway), or the one before."""
+    """The generation of flash attention that the row names: written for Hopper and since (cuDNN's among them, which Megatron's
+    forks have anyway), or the one before."""
     for name, pattern in _KERNELS:
         if asserted(row.notes, pattern) and not (name == "flash 3" and trainer.is_megatron_family):
             return imputed.fill("attention_kernel", name)

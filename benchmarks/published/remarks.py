@@ -49,15 +49,15 @@ def offloaded_of(row: Row, imputed: ImputedDefaults) -> Offloaded | None:
     """The part of the state in the host's memory. Raises `NotACase` where parameters do, or nobody knows what."""
     policy = row.recompute or ""
     text = "; ".join((policy, row.notes, row.precision or "", row.task or ""))
-    said = [
+    stated = [
         clause for clause in asserted(text, "offload") if not re.search(r"sparsecore|collective|communicat", clause)
     ]
     found: Offloaded | None = None
     if asserted(text, _HELD_BY_HOST) or recomputes_what_is_not_offloaded(policy):
         found = "activations"
-    elif said:
+    elif stated:
         if not all(
-            re.search(_OF_OPTIMIZER, clause) and not re.search("(?<!not )param|infinity", clause) for clause in said
+            re.search(_OF_OPTIMIZER, clause) and not re.search("(?<!not )param|infinity", clause) for clause in stated
         ):
             raise NotACase("state is offloaded to the host, which is not simulated")
         found = "optimizer"
@@ -126,9 +126,9 @@ _PARTLY = r"attention|\battn|router|\bmoe\b|\bmlp\b|norm|dense parts|layers? alo
 def is_graphed(row: Row, device: str, imputed: ImputedDefaults) -> bool:
     """Whether a step's kernels are started as one graph, all of them."""
     text = f"{row.notes}; {row.source}"
-    said = asserted(text, _GRAPHS)
+    stated = asserted(text, _GRAPHS)
     usual = is_mlperf(row) and device.startswith((*HOPPER, *BLACKWELL)) and not re.search(_GRAPHS, text, re.I)
-    if not (any(not re.search(_PARTLY, clause) for clause in said) if said else usual):
+    if not (any(not re.search(_PARTLY, clause) for clause in stated) if stated else usual):
         return False
     imputed.approximate("graphs")
     return True

@@ -150,7 +150,7 @@ def _notes(row: Fields) -> str:
     compiled = "" if row.table.get("compile") is not False else "not compiled"
     kernel = row.text("attention_kernel")
     graphs = (row.text("cuda_graphs") or "").replace("_", " ")
-    said = (
+    text = (
         row.text("notes"),
         row.text("framework"),
         offload and f"offload: {offload}",
@@ -158,7 +158,7 @@ def _notes(row: Fields) -> str:
         kernel and f"{kernel.replace('_', ' ')} attention",
         graphs and _GRAPHS.get(graphs, f"{graphs} CUDA graphs"),
     )
-    return "; ".join(filter(None, said))
+    return "; ".join(filter(None, text))
 
 
 def _hardware(hardware: Fields) -> StatedHardware:
@@ -253,12 +253,12 @@ _COUNTED = (("reserved", "reserved"), ("allocated", "allocated"), ("nvidia-smi|r
 
 def _memory(measured: Fields) -> tuple[float | None, str]:
     """The peak of one device in bytes, and what was counted, by its key or its words: the most exact figure that there is."""
-    said = measured.text("mem_kind") or measured.text("memory_kind") or ""
-    counted = next((kind for words, kind in _COUNTED if re.search(words, said, re.I)), None)
+    text = measured.text("mem_kind") or measured.text("memory_kind") or ""
+    counted = next((kind for words, kind in _COUNTED if re.search(words, text, re.I)), None)
     for key, unit, kind in _MEMORY_KEYS:
         value = measured.number(key, high=1e9)
         if value and kind in ("unstated", GIGABYTES):
-            return value * (2.0**30 if re.search("gib", said, re.I) else unit), counted or kind
+            return value * (2.0**30 if re.search("gib", text, re.I) else unit), counted or kind
         if value:
             return value * unit, kind
     return None, ""

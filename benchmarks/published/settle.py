@@ -18,14 +18,14 @@ def predict_case(case: PublishedCase, constants: Fitted | None = None) -> Settle
 
 def settle(case: PublishedCase, constants: Fitted) -> tuple[PublishedCase, SettledPrediction]:
     """The case and its prediction. Settings that the source leaves open are taken as usual; where that would not fit, as the first
-    of `_lighter` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not
+    of `_smaller` that does, or the last, and the case says so. It fits if it does with full recomputation, whose time is not
     taken: whoever may choose recomputes in part, and comes closer to the limit than memory is predicted. Raises `UserError`."""
     usual, found = case, _predicted(case, constants)
-    for lighter in _lighter(case):
+    for smaller in _smaller(case):
         if found.fits is not False:
             break
         try:
-            case, found = lighter, _predicted(lighter, constants)
+            case, found = smaller, _predicted(smaller, constants)
         except UserError:  # a layout that cannot be is none to fall back on
             continue
     if found.fits is False and case.recompute_open and case.layout.recompute == "selective":
@@ -43,7 +43,7 @@ def _remarked(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
     ]
     taken = ", ".join(f"{name} = {getattr(case.layout, name)}" for name in names)
     if case.precision != usual.precision:
-        taken = ", ".join(filter(None, (f"weights and moments in {case.precision.compute}", taken)))
+        taken = ", ".join(filter(None, (f"weights and optimizer states in {case.precision.compute}", taken)))
     if not taken:
         return case
     return replace(
@@ -51,21 +51,21 @@ def _remarked(case: PublishedCase, usual: PublishedCase) -> PublishedCase:
     )
 
 
-def _lighter(case: PublishedCase) -> Iterator[PublishedCase]:
+def _smaller(case: PublishedCase) -> Iterator[PublishedCase]:
     """Ever lighter in memory, in what the source leaves open: half the microbatch, and again; the optimizer's state sharded;
-    selective recomputation, in Megatron and its kin of the matrix of scores alone first; parameters sharded too, without a
-    pipeline and outside Megatron and its kin; on one device, outside the same, weights and moments in 16 bits, with all of that
-    once more."""
-    yield from _lighter_layouts(case)
+    selective recomputation, in Megatron and its forks of the matrix of scores alone first; parameters sharded too, without a
+    pipeline and outside Megatron and its forks; on one device, outside the same, weights and optimizer states in 16 bits, with all
+    of that once more."""
+    yield from _smaller_layouts(case)
     compute = case.precision.compute
-    wide = case.precision.master == "fp32" != compute
-    if case.states_open and wide and case.num_devices == 1 and not case.even_stages:
+    has_fp32_masters = case.precision.master == "fp32" != compute
+    if case.states_open and has_fp32_masters and case.num_devices == 1 and not case.even_stages:
         narrow = replace(case, precision=replace(case.precision, master=compute, gradients=compute))
         yield narrow
-        yield from _lighter_layouts(narrow)
+        yield from _smaller_layouts(narrow)
 
 
-def _lighter_layouts(case: PublishedCase) -> Iterator[PublishedCase]:
+def _smaller_layouts(case: PublishedCase) -> Iterator[PublishedCase]:
     layout = case.layout
     while case.microbatch_open and layout.microbatch_sequences % 2 == 0:
         layout = layout.with_half_microbatches()

@@ -145,11 +145,11 @@ _DATED_BY_PAPER = (
 def trainer_of(source: str, notes: str = "", framework: str = "") -> Trainer:
     """The software of a row: of what it calls its framework, else of its source, else of its notes, else of the model's makers;
     `unknown` where none is known. A name that a framework or notes deny counts for nothing."""
-    everything, said = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
+    everything, remarks = (*_TRAINERS, *_LIBRARIES), f"{notes}; {framework}"
     for says, text, known in (
         (asserted, framework, (*_TRAINERS, *_ON_TORCH)),
         (_mentions, source, everything),
-        (asserted, said, everything),
+        (asserted, remarks, everything),
         (_mentions, source, _MAKERS),
     ):
         for word, trainer in known:
@@ -161,12 +161,12 @@ def trainer_of(source: str, notes: str = "", framework: str = "") -> Trainer:
 
 
 LARGE = 64
-"""Devices from which on tensor parallelism is taken for the work of one of Megatron's kin."""
+"""Devices from which on tensor parallelism is taken for the work of one of Megatron's forks."""
 UNNAMED_YEAR = 2024
 
 
 def usual_trainer(unknown: Trainer, device: str, num_devices: int, tp: int, pp: int, fsdp: bool) -> Trainer:
-    """The software of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's kin with a pipeline, or tensor
+    """The software of a trainer that nobody names, by what it does: XLA's on a TPU; Megatron's forks with a pipeline, or tensor
     parallelism on many devices, and no FSDP; else as it is."""
     year = unknown.year or UNNAMED_YEAR
     if device.startswith("tpu"):

@@ -81,9 +81,9 @@ def test_what_stood_there_stays_where_the_disk_refuses(tmp_path: Path, monkeypat
 )
 def test_mistakes_say_what_works(options: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["calibrate", *options]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert "works" in said or "allowed" in said
+    text = capsys.readouterr().err
+    assert named in text
+    assert "works" in text or "allowed" in text
 
 
 def test_this_machine_unmeasured_says_to_calibrate(capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,7 +138,7 @@ def test_attention_within_documents_costs_its_share_here_too() -> None:
     masked = config.model_copy(
         update={"data": config.data.model_copy(update={"document_mask": True, "document_tokens": 4})}
     )
-    whole, documents = (prices_for(each, spec, loaded(cluster())) for each in (config, masked))
+    unmasked, documents = (prices_for(each, spec, loaded(cluster())) for each in (config, masked))
     scores = Attention(1, 16, 16, 4, 4, 8, 8)
-    assert documents.kernel(scores) == pytest.approx(whole.kernel(scores) * masked_share(16, 4))
-    assert documents.memory(1e6) == whole.memory(1e6)
+    assert documents.kernel(scores) == pytest.approx(unmasked.kernel(scores) * masked_share(16, 4))
+    assert documents.memory(1e6) == unmasked.memory(1e6)

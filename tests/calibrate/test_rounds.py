@@ -93,9 +93,9 @@ def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) 
 def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "Ranks", _Group)
     monkeypatch.setattr(machine, "measure_round", _measured)
-    said: list[str] = []
-    found = measure_machine([1, 2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", 2.0, said.append)
-    assert len(said) == 3
+    lines: list[str] = []
+    found = measure_machine([1, 2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", 2.0, lines.append)
+    assert len(lines) == 3
     assert found.drift == 0.0
     assert sorted(found.fits) == [1, 2]
     assert all(error < 1e-3 for error in found.fits.values())

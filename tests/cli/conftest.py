@@ -52,8 +52,8 @@ def fourfold(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Re
     def run(*arguments: str) -> Result:
         capsys.readouterr()
         code = run_command([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return Result(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
 
     return run
 

@@ -136,17 +136,19 @@ sys.exit(run(json.loads(sys.argv[1])))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["show", "run.toml", "--ranks", "4", "layout.zero=3", "--verify"], 0, "sound"),
         (["--help"], 0, "train"),
         (["train", "run.toml"], 2, "pip install 'fourfold[train]'"),
     ],
 )
-def test_the_planners_half_works_without_torch_and_the_rest_says_what_to_install(here, arguments, code, said) -> None:
+def test_the_planners_half_works_without_torch_and_the_rest_says_what_to_install(
+    here, arguments, code, message
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, json.dumps(arguments)], capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stderr
-    assert said in done.stdout + done.stderr
+    assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

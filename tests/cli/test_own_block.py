@@ -34,9 +34,9 @@ def test_simulate_prices_what_its_trace_saw(example: Callable) -> None:
         assert result.code == 0, result.err
         return json.loads(result.out)
 
-    small, wide = step(), step("model.ffn_size=2752")
-    assert wide["step_seconds"] > small["step_seconds"]
-    assert wide["mfu"] > small["mfu"]
+    small, large = step(), step("model.ffn_size=2752")
+    assert large["step_seconds"] > small["step_seconds"]
+    assert large["mfu"] > small["mfu"]
 
 
 def test_plan_finds_layouts_that_run(example: Callable) -> None:

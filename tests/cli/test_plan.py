@@ -142,17 +142,17 @@ def test_keys_beside_auto_are_kept(fourfold) -> None:
 
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
 def test_other_trainers_words(fourfold, trainer: str) -> None:
-    said = document(fourfold, *SMALL, "--as", trainer)["export"]
+    message = document(fourfold, *SMALL, "--as", trainer)["export"]
     layout = document(fourfold, *SMALL)["best"][0]["layout"]
     if trainer == "megatron":
-        assert f"--tensor-model-parallel-size {layout['tp']}" in said["text"]
-        assert "--global-batch-size 64" in said["text"]
+        assert f"--tensor-model-parallel-size {layout['tp']}" in message["text"]
+        assert "--global-batch-size 64" in message["text"]
     elif trainer == "torchtitan":
-        table = tomllib.loads(said["text"])
+        table = tomllib.loads(message["text"])
         assert table["parallelism"]["tensor_parallel_degree"] == layout["tp"]
         assert table["training"]["global_batch_size"] == 64
     else:
-        assert json.loads(said["text"])["train_batch_size"] == 64
+        assert json.loads(message["text"])["train_batch_size"] == 64
 
 
 def test_what_cannot_fit_says_what_would(fourfold) -> None:
@@ -190,7 +190,7 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((), "what is to be planned?"),
         (("--model", "llama3-8b"), "--cluster is missing"),
@@ -211,8 +211,8 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         (("run.toml", "--cluster", "this"), "calibrate"),
     ],
 )  # fmt: skip
-def test_mistakes_have_one_message(fourfold, arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes_have_one_message(fourfold, arguments: tuple[str, ...], message: str) -> None:
     result = fourfold("plan", *arguments)
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
     assert "Traceback" not in result.err

@@ -41,13 +41,16 @@ def test_what_is_planned_is_what_simulate_prices_and_what_it_was_taken_for_is_sa
 
 def test_windows_take_work_from_attention(fourfold, here: Path) -> None:
     long = ("--sequence-length", "8192")
-    windowed, whole = planned(fourfold, GEMMA, *long), planned(fourfold, GEMMA | {"sliding_window": None}, *long)
+    windowed, global_attention = (
+        planned(fourfold, GEMMA, *long),
+        planned(fourfold, GEMMA | {"sliding_window": None}, *long),
+    )
     assert windowed["notes"][1] == (
         "sliding windows of 1,024 tokens in 50% of the layers are priced by what they leave of attention's work, 62%; fourfold "
         "itself runs full attention"
     )
-    assert windowed["best"][0]["step_seconds"] < whole["best"][0]["step_seconds"]
-    assert len(whole["notes"]) == 1
+    assert windowed["best"][0]["step_seconds"] < global_attention["best"][0]["step_seconds"]
+    assert len(global_attention["notes"]) == 1
 
 
 def test_a_model_is_planned_beyond_its_windows(fourfold, here: Path) -> None:

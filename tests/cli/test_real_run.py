@@ -16,8 +16,8 @@ FOURFOLD = (sys.executable, "-m", "fourfold")
 
 def read_lines(path: Path) -> list[dict]:
     """Whole lines alone: the last may be being written."""
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
+    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in complete.splitlines()]
 
 
 def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
@@ -26,10 +26,10 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    said = fourfold("train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "--ranks", "2")
-    assert "validation loss" in said
-    assert "unigram entropy" in said
-    assert "A sample that the model wrote:" in said
+    output = fourfold("train", "run.toml", "layout.zero=2", "run.sample_tokens=8", "--ranks", "2")
+    assert "validation loss" in output
+    assert "unigram entropy" in output
+    assert "A sample that the model wrote:" in output
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
     assert "loss" in (here / "runs/run/report.html").read_text()
     report = json.loads(fourfold("report", "runs/run", "--cluster", "dgx-h100:8", "--json"))
@@ -59,16 +59,16 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(here: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             os.kill(process.pid, signal.SIGINT)
-            said, _ = process.communicate(timeout=60)
+            output, _ = process.communicate(timeout=60)
         finally:
             process.kill()
-        return process.returncode, said
+        return process.returncode, output
 
-    code, said = interrupt_past(5)
-    assert code == 130, said
+    code, output = interrupt_past(5)
+    assert code == 130, output
     saved = len(read_lines(metrics))
-    assert f"the same command goes on from step {saved}" in said
-    code, said = interrupt_past(saved + 5)
-    assert code == 130, said
-    assert f"resumed at step {saved}" in said
+    assert f"the same command goes on from step {saved}" in output
+    code, output = interrupt_past(saved + 5)
+    assert code == 130, output
+    assert f"resumed at step {saved}" in output
     assert [row["step"] for row in read_lines(metrics)] == list(range(len(read_lines(metrics))))

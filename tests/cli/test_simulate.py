@@ -157,7 +157,7 @@ def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("preset:llama3-405b-16k",), "--cluster is missing"),
         ((*LLAMA[:1], "--cluster", "h100-24577"), "did you mean h100-24576"),
@@ -182,10 +182,10 @@ def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> N
         ((*LLAMA, "layout.schedule=auto", "batch.global_sequences=2000000000"), "too much to simulate"),
     ],
 )
-def test_every_mistake_has_a_message(fourfold, arguments, said) -> None:
+def test_every_mistake_has_a_message(fourfold, arguments, message) -> None:
     result = fourfold("simulate", *arguments)
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err
     assert result.err.startswith("error: ")
     assert result.out == ""
 

@@ -24,7 +24,7 @@ def train(mode: str, *overrides: str, ranks: int | None = 2, out: Path | None = 
 
 def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, capsys) -> None:
     assert train("finish") == 0
-    said = capsys.readouterr().out
+    text = capsys.readouterr().out
     config = RunFolder(OUT).require_config()
     assert config.layout.dp_shard == 2
     assert config.model.vocab_size == 320
@@ -37,15 +37,15 @@ def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, caps
         "fourfold export",
         "layout.zero=1",
     ):
-        assert text in said
+        assert text in text
 
 
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(here, capsys) -> None:
     train("finish")
     capsys.readouterr()
     assert train("fail:0:must not be started") == 0
-    assert "finished at step 3" in (said := capsys.readouterr().out)
-    assert "batch.steps=6" in said
+    assert "finished at step 3" in (text := capsys.readouterr().out)
+    assert "batch.steps=6" in text
     assert train("finish", "batch.steps=6") == 0
     assert RunFolder(OUT).require_config().batch.steps == 6
 

@@ -41,8 +41,8 @@ def test_a_node_of_h100_reaches_the_bandwidth_that_is_measured_there() -> None:
 def test_all_rails_of_a_node_carry_a_ring() -> None:
     """Sixteen ranks on two nodes: each node's eight ports carry an eighth each."""
     cluster = _cluster((8, 450e9, 0.0), (16, 50e9, 0.0))
-    whole = _seconds("all_gather", 1e9, range(16), cluster)
-    assert whole == pytest.approx(15 / 16 * 1e9 / 8 / 50e9)
+    full = _seconds("all_gather", 1e9, range(16), cluster)
+    assert full == pytest.approx(15 / 16 * 1e9 / 8 / 50e9)
     alone = _seconds("all_gather", 1e9, range(0, 16, 8), cluster)
     assert alone == pytest.approx(1 / 2 * 1e9 / 50e9)
 
@@ -108,25 +108,25 @@ def test_the_smaller_the_part_that_a_step_hands_on_the_less_a_hop_between_nodes(
             "reduce_scatter", size, range(ranks), H100
         )
 
-    whole, part = hops(64), hops(128)
-    assert whole == pytest.approx(links.network_hop_seconds * (7 + 56 * links.inner_hop))
+    full, part = hops(64), hops(128)
+    assert full == pytest.approx(links.network_hop_seconds * (7 + 56 * links.inner_hop))
     assert part == pytest.approx(links.network_hop_seconds * (15 / 2 + 112 * links.inner_hop))
 
 
 def test_what_is_spared_beyond_the_node_is_not_sent() -> None:
     span = ranks_span(tuple(range(64)), H100, 64)
-    whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
+    full = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
     half = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.0, 0.5))
-    assert half == pytest.approx(whole / 2, rel=0.01)
+    assert half == pytest.approx(full / 2, rel=0.01)
 
 
 def test_what_is_spared_within_a_node_is_not_sent() -> None:
     span = ranks_span(tuple(range(8)), H100, 64)
-    whole = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
+    full = collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS)
     assert collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.5, 0.0)) == pytest.approx(
-        whole / 2, rel=0.01
+        full / 2, rel=0.01
     )
-    assert collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.0, 0.5)) == whole
+    assert collective_seconds("all_to_all", 1e9, span, H100, NO_LOSS, spared=(0.0, 0.5)) == full
 
 
 def test_groups_divide_a_shared_medium() -> None:

@@ -52,13 +52,13 @@ def test_a_forward_beside_a_backward_hides_what_goes_to_experts() -> None:
 def test_experts_on_few_nodes_send_less_between_nodes() -> None:
     """A token that has experts on at most one of two nodes crosses to the other half the times."""
     spec = _in_pairs("dualpipe_v")
-    wide = replace(spec.layout, ep=16)
+    many_ranks = replace(spec.layout, ep=16)
 
     def seconds(top_nodes: int) -> float:
         software = replace(SOFTWARE, dispatcher="deepep")
-        return Prices(load_cluster("dgx-h100:32"), wide, software=software, top_k=8, top_nodes=top_nodes).collective(
-            "all_to_all", "ep", 10**9
-        )
+        return Prices(
+            load_cluster("dgx-h100:32"), many_ranks, software=software, top_k=8, top_nodes=top_nodes
+        ).collective("all_to_all", "ep", 10**9)
 
     assert seconds(1) < seconds(2) == seconds(0)
 

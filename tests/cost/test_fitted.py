@@ -96,8 +96,8 @@ def test_what_an_entry_leaves_out_is_its_familys_then_the_defaults() -> None:
         6.0,
         0.5,
     )
-    for kin in ("megatron-2025", "megatron-neox-2022", "megatron-new", "megatron"):
-        assert (constants.software(kin).logits_bytes, constants.software(kin).saved_bytes) == (6.0, 1.5), kin
+    for fork in ("megatron-2025", "megatron-neox-2022", "megatron-new", "megatron"):
+        assert (constants.software(fork).logits_bytes, constants.software(fork).saved_bytes) == (6.0, 1.5), fork
     assert constants.software("megatronic-2024").logits_bytes == 12.0, "another family's name only begins alike"
     assert constants.software("megatron-2024").fragmentation == 0.03
     entries["megatron-deepspeed"] = {"logits_bytes": 8.0}
@@ -125,7 +125,7 @@ def test_constants_reach_the_kernels_of_the_software() -> None:
     assert constants.kernels("y", constants.software("none")).gemm_share == pytest.approx(0.8)
 
 
-def test_products_of_few_bits_have_a_speed_of_their_own_beside_the_others() -> None:
+def test_low_precision_gemms_have_a_speed_of_their_own_beside_the_others() -> None:
     device = {"gemm_share": 0.8, "low_share": 0.9, "fine_share": 0.5}
     profiles = {"s": {"gemm_speed": 0.5, "low_speed": 1.2}, "fast": {"low_speed": 3.0}}
     constants = Fitted({"default": device}, {"default": {}, **profiles}, {})

@@ -17,7 +17,7 @@ SIZES = st.integers(1, 40_000)
 
 @settings(max_examples=100, deadline=None)
 @given(SIZES, SIZES, SIZES, st.booleans(), st.sampled_from((1, 1, 8)))
-def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, adds: bool, groups: int) -> None:
+def test_a_matmul_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, adds: bool, groups: int) -> None:
     gemm = Gemm(m * groups, n, k * groups if adds else k, adds, groups)
     seconds = gemm_seconds(gemm, H100, KERNELS, "bf16", 2)
     assert seconds >= gemm.flops / H100.peak("bf16")
@@ -26,7 +26,7 @@ def test_a_product_is_no_faster_than_peak_and_memory(m: int, n: int, k: int, add
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200))
-def test_a_larger_product_takes_no_less(m: int, n: int, k: int) -> None:
+def test_a_larger_matmul_takes_no_less(m: int, n: int, k: int) -> None:
     def seconds(m: int, n: int, k: int) -> float:
         return gemm_seconds(Gemm(128 * m, 128 * n, 128 * k), H100, KERNELS, "bf16", 2)
 
@@ -34,21 +34,21 @@ def test_a_larger_product_takes_no_less(m: int, n: int, k: int) -> None:
     assert min(seconds(2 * m, n, k), seconds(m, 2 * n, k), seconds(m, n, 2 * k)) >= one * (1 - 1e-9)
 
 
-def test_one_large_product_is_faster_than_its_parts() -> None:
-    whole = gemm_seconds(Gemm(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
+def test_one_large_matmul_is_faster_than_its_parts() -> None:
+    full = gemm_seconds(Gemm(8192, 8192, 8192), H100, KERNELS, "bf16", 2)
     parts = 64 * gemm_seconds(Gemm(128, 8192, 8192), H100, KERNELS, "bf16", 2)
-    assert whole < parts
+    assert full < parts
     experts = gemm_seconds(Gemm(8192, 8192, 8192, groups=64), H100, KERNELS, "bf16", 2)
-    assert whole < experts
+    assert full < experts
 
 
-def test_a_large_product_reaches_the_fitted_share() -> None:
+def test_a_large_matmul_reaches_the_fitted_share() -> None:
     gemm = Gemm(16384, 16384, 16384)
     share = gemm.flops / H100.peak("bf16") / gemm_seconds(gemm, H100, KERNELS, "bf16", 2)
     assert share == pytest.approx(KERNELS.gemm_share, rel=0.02)
 
 
-def test_fewer_bits_are_faster_on_large_products_and_cost_conversions() -> None:
+def test_low_precision_is_faster_on_large_matmuls_and_cost_conversions() -> None:
     large = Gemm(16384, 16384, 16384)
     assert kernel_seconds(large, H100, KERNELS, "fp8", "bf16", 2) < kernel_seconds(
         large, H100, KERNELS, "bf16", "bf16", 2
@@ -88,17 +88,17 @@ def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward
 @pytest.mark.parametrize("backward", [False, True])
 def test_written_scores_cost_more_dropped_out_and_wide(backward: bool) -> None:
     attention, written = Attention(1, 8192, 8192, 32, 8, 128, 128, backward), replace(KERNELS, fused_attention=False)
-    plain, dropped, wide = (
-        attention_seconds(attention, H100, replace(written, attention_dropout=dropout, fp32_scores=wide), "bf16", 2)
-        for dropout, wide in ((False, False), (True, False), (False, True))
+    plain, dropped, fp32 = (
+        attention_seconds(attention, H100, replace(written, attention_dropout=dropout, fp32_scores=fp32), "bf16", 2)
+        for dropout, fp32 in ((False, False), (True, False), (False, True))
     )
     passes = 7 if backward else 4
     one = 32 * 8192**2 * 2 / (H100.memory_bytes_per_second * KERNELS.memory_share)
     assert dropped - plain == pytest.approx(3 * one)
-    assert wide - plain == pytest.approx(passes * one)
+    assert fp32 - plain == pytest.approx(passes * one)
 
 
-def test_backward_of_attention_does_five_products_for_two() -> None:
+def test_backward_of_attention_does_five_matmuls_for_two() -> None:
     forward, backward = (Attention(1, 4096, 4096, 8, 8, 128, 128, b) for b in (False, True))
     assert backward.flops == pytest.approx(2.5 * forward.flops)
 

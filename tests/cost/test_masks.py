@@ -51,10 +51,10 @@ def test_a_run_with_documents_pays_for_the_attention_within_them() -> None:
         spec = resolve_step(config, model, resolve_layout(config, model))
         return prices_for(config, spec, load_cluster("dgx-h100:8"))
 
-    whole, documents = prices(document_mask=True), prices(document_mask=True, document_tokens=500)
-    assert documents.kernel(SCORES) == pytest.approx(whole.kernel(SCORES) * masked_share(2048, 500))
-    assert documents.kernel(GEMM) == whole.kernel(GEMM)
-    assert prices(document_tokens=500, document_mask=False).kernel(SCORES) == whole.kernel(SCORES)
+    unmasked, documents = prices(document_mask=True), prices(document_mask=True, document_tokens=500)
+    assert documents.kernel(SCORES) == pytest.approx(unmasked.kernel(SCORES) * masked_share(2048, 500))
+    assert documents.kernel(GEMM) == unmasked.kernel(GEMM)
+    assert prices(document_tokens=500, document_mask=False).kernel(SCORES) == unmasked.kernel(SCORES)
 
 
 def test_a_search_of_longer_sequences_keeps_the_documents() -> None:

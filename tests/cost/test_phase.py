@@ -10,7 +10,7 @@ from fourfold.cost import Prices, phase_cost
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.memory import allocated_bytes, device_bytes, held_program, reserved_bytes, units_bytes
-from fourfold.cost.phase import whole
+from fourfold.cost.phase import unchunked
 from fourfold.hardware import load_cluster
 from fourfold.model.work import Collective, Elementwise, Gemm, Join, Start, Work
 from fourfold.program import StepSpec, lower_pipeline, rank_view
@@ -85,10 +85,10 @@ def test_experts_that_are_started_one_by_one_cost_their_launches() -> None:
     assert single - grouped == pytest.approx(0.5 * 7 * 1e-3)
 
 
-def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
+def test_an_unchunked_head_does_the_same_arithmetic_in_fewer_matmuls() -> None:
     view = rank_view(TP8)
     chunks = view.footprint(view.stages.segments["head"]).backward
-    joined = whole(chunks)
+    joined = unchunked(chunks)
     assert joined.flops == chunks.flops
     assert sum(item.bytes for item in joined.items if isinstance(item, Elementwise)) == sum(
         item.bytes for item in chunks.items if isinstance(item, Elementwise)
@@ -104,7 +104,7 @@ def test_a_whole_head_does_the_same_arithmetic_in_fewer_products() -> None:
 
 def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
     sent, plain = Elementwise(8, 4, part="sent"), Elementwise(2, 1)
-    assert set(whole(Work((sent, plain, plain))).items) == {sent, replace(plain, bytes=4, least_bytes=2)}
+    assert set(unchunked(Work((sent, plain, plain))).items) == {sent, replace(plain, bytes=4, least_bytes=2)}
 
 
 def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
@@ -118,9 +118,9 @@ def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None
             memory_peak(held_program(program, rank_view(spec), replace(SOFTWARE, unit_bytes=each))).bytes
             for each in (6.0, 0.0)
         )
-        whole = parts["embed"] + parts["head"] + 4 * parts["b0"]
+        total = parts["embed"] + parts["head"] + 4 * parts["b0"]
         assert parts["embed"] == model.vocab_size * model.hidden_size
-        assert more - none == pytest.approx(6 * whole, rel=1e-4), "padding apart"
+        assert more - none == pytest.approx(6 * total, rel=1e-4), "padding apart"
 
 
 def test_a_software_profile_holds_what_it_says_beside_the_program() -> None:

@@ -89,8 +89,8 @@ def test_a_device_is_sourced_and_sane(name: str) -> None:
     assert 3e11 <= device.memory_bytes_per_second <= 8e12
     assert 20 <= device.peak("bf16") / device.memory_bytes_per_second <= 600, "ridge point in FLOP a byte"
     assert device.units
-    for narrow, wide in (("fp4", "fp8"), ("fp8", "bf16"), ("bf16", "tf32"), ("tf32", "fp32"), ("fp32", "fp64")):
-        assert device.peak(narrow) >= device.peak(wide), f"{narrow} is at least as fast as {wide}"
+    for narrower, wider in (("fp4", "fp8"), ("fp8", "bf16"), ("bf16", "tf32"), ("tf32", "fp32"), ("fp32", "fp64")):
+        assert device.peak(narrower) >= device.peak(wider), f"{narrower} is at least as fast as {wider}"
 
 
 @pytest.mark.parametrize(

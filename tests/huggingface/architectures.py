@@ -1,4 +1,4 @@
-"""Small models with experts, latent attention or GPT-2's layers: as they are stated, and resolved."""
+"""Small models with experts, MLA or GPT-2's layers: as they are stated, and resolved."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Experts, latent attention and GPT-2 in configs of Hugging Face: read and written as transformers does, refused where wrong."""
+"""Experts, MLA and GPT-2 in configs of Hugging Face: read and written as transformers does, refused where wrong."""
 
 import json
 from dataclasses import replace

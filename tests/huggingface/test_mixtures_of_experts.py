@@ -1,4 +1,4 @@
-"""Experts, latent attention and GPT-2: completed by rules, refused where inconsistent."""
+"""Experts, MLA and GPT-2: completed by rules, refused where inconsistent."""
 
 import json
 from collections.abc import Callable
@@ -168,7 +168,7 @@ MOE: dict[str, Any] = {**DIMENSIONS, "num_experts": 8, "top_k": 2}
         ({**LATENT, "rope_head_dim": 3}, ["model.rope_head_dim = 3 is odd", "4"]),
         ({**LATENT, "head_dim": 8}, ["model.head_dim = 8", "= 12"]),
         ({**LATENT, "num_kv_heads": 2}, ["model.num_kv_heads = 2", "state 4"]),
-        ({**LATENT, "qk_norm": True}, ["model.qk_norm = true", "latent attention"]),
+        ({**LATENT, "qk_norm": True}, ["model.qk_norm = true", "MLA"]),
         ({**LATENT, "positions": "learned"}, ["model.positions", '"rope"']),
         ({**LATENT, "norm": "layer"}, ["model.norm", 'norm = "rms"']),
         ({**DIMENSIONS, "activation": "gelu"}, ["model.activation = 'gelu'", "gated = false"]),

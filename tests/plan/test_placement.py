@@ -53,8 +53,8 @@ def test_the_pipeline_that_leaves_its_node_is_waited_for() -> None:
     request = asked(24)
     layout = replace(LAYOUT, pp=6, dp_replicate=1, dp_shard=4, outermost="dp")
     assert transfer(request, layout) == transfer(request, replace(layout, outermost="pp"))
-    whole = replace(layout, pp=8)
-    assert transfer(asked(32), whole) < transfer(request, layout) / 3
+    longer = replace(layout, pp=8)
+    assert transfer(asked(32), longer) < transfer(request, layout) / 3
 
 
 def test_every_rank_runs_the_same_program_in_any_order() -> None:

@@ -75,11 +75,11 @@ def test_a_fixed_field_is_kept() -> None:
 def test_what_lost_is_explained() -> None:
     asked = request(16, 64)
     found = search(asked)
-    said = explain(asked, {"tp": 16}, found, 20)
-    assert said.priced is not None
-    assert said.priced.seconds > found.best[0].seconds
-    more = sum(seconds for _, seconds in said.differences)
-    assert more == pytest.approx(said.priced.seconds - found.best[0].seconds, rel=0.02)
+    explanation = explain(asked, {"tp": 16}, found, 20)
+    assert explanation.priced is not None
+    assert explanation.priced.seconds > found.best[0].seconds
+    more = sum(seconds for _, seconds in explanation.differences)
+    assert more == pytest.approx(explanation.priced.seconds - found.best[0].seconds, rel=0.02)
     assert "divide" in (explain(asked, {"tp": 3}, found, 20).refused or "")
 
 

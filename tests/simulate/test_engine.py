@@ -144,14 +144,14 @@ def test_the_straight_line_is_the_step(
         schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=zero, tp=tp, recompute=recompute,
     )  # fmt: skip
     prices = real_prices(spec)
-    predicted, whole = predict_step(spec, prices), simulate(spec, prices)
-    assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
-    assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+    predicted, simulated_fully = predict_step(spec, prices), simulate(spec, prices)
+    assert predicted.seconds == pytest.approx(simulated_fully.seconds, rel=0.01)
+    assert predicted.device_bytes == pytest.approx(simulated_fully.device_bytes, rel=0.01)
     assert tuple(predict_memory(spec, prices)) == predicted.device_bytes
-    for ours, theirs in zip(predicted.along(lambda s: s.spent), whole.spent, strict=True):
+    for ours, theirs in zip(predicted.along(lambda s: s.spent), simulated_fully.spent, strict=True):
         assert sum(ours.values()) == pytest.approx(predicted.seconds, rel=1e-6)
         for kind in {*ours, *theirs} - {IDLE}:
-            assert ours.get(kind, 0.0) == pytest.approx(theirs.get(kind, 0.0), abs=0.02 * whole.seconds)
+            assert ours.get(kind, 0.0) == pytest.approx(theirs.get(kind, 0.0), abs=0.02 * simulated_fully.seconds)
 
 
 def test_programs_that_wait_for_each_other_are_named() -> None:
@@ -193,10 +193,10 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
         schedule=schedule, virtual_stages=virtual, dp_shard=2, zero=2, tp=2,
     )  # fmt: skip
     prices = real_prices(spec)
-    predicted, whole = predict_step(spec, prices), simulate(spec, prices)
-    assert not predicted.is_whole
-    assert predicted.seconds == pytest.approx(whole.seconds, rel=0.01)
-    assert predicted.device_bytes == pytest.approx(whole.device_bytes, rel=0.01)
+    predicted, simulated_fully = predict_step(spec, prices), simulate(spec, prices)
+    assert not predicted.is_full
+    assert predicted.seconds == pytest.approx(simulated_fully.seconds, rel=0.01)
+    assert predicted.device_bytes == pytest.approx(simulated_fully.device_bytes, rel=0.01)
 
 
 @pytest.mark.parametrize("schedule", ["auto", OWN])

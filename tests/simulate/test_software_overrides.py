@@ -49,8 +49,8 @@ def test_a_gradient_is_added_in_a_pass_of_its_own_where_formats_differ() -> None
 
 
 def test_scales_of_blocks_cost_more() -> None:
-    whole, blocks = (asked(SoftwareOverrides(gemm_dtype=each)).template.kernel(GEMM) for each in ("fp8", "fp8-block"))
-    assert blocks > whole
+    tensors, blocks = (asked(SoftwareOverrides(gemm_dtype=each)).template.kernel(GEMM) for each in ("fp8", "fp8-block"))
+    assert blocks > tensors
     narrow = asked(SoftwareOverrides(gemm_dtype="nvfp4"), "dgx-b200:8").template.kernel(GEMM)
     assert narrow < asked(SoftwareOverrides(gemm_dtype="mxfp8"), "dgx-b200:8").template.kernel(GEMM)
 

@@ -156,10 +156,10 @@ def test_many_microbatches_sum_up_like_few() -> None:
     prices = real_prices(spec)
     predicted = StepSummary(predict_step(spec, prices), 64)
     found = simulate(spec, prices)
-    whole = StepSummary(StepPrediction(found.seconds, found), 64)
-    assert not predicted.step.is_whole
-    assert predicted.seconds == pytest.approx(whole.seconds, rel=1e-3)
-    assert predicted.executed_flops == pytest.approx(whole.executed_flops)
+    full = StepSummary(StepPrediction(found.seconds, found), 64)
+    assert not predicted.step.is_full
+    assert predicted.seconds == pytest.approx(full.seconds, rel=1e-3)
+    assert predicted.executed_flops == pytest.approx(full.executed_flops)
     assert sum(predicted.path.values()) == pytest.approx(predicted.seconds)
-    for ours, theirs in zip(predicted.communication, whole.communication, strict=True):
+    for ours, theirs in zip(predicted.communication, full.communication, strict=True):
         assert (ours.axes, ours.sent_bytes) == (theirs.axes, pytest.approx(theirs.sent_bytes, rel=1e-3))

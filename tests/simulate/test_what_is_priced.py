@@ -32,19 +32,19 @@ def computes_nothing(step: Instruction) -> Instruction:
 
 
 def test_without_flops_a_step_takes_less_time() -> None:
-    whole, less = simulated(), simulated(computes_nothing)
+    full, less = simulated(), simulated(computes_nothing)
     assert sum(step.flops for step in less.programs[0].instructions) < 0.5 * sum(
-        step.flops for step in whole.programs[0].instructions
+        step.flops for step in full.programs[0].instructions
     )
-    assert less.seconds < 0.8 * whole.seconds
+    assert less.seconds < 0.8 * full.seconds
 
 
 def test_without_collectives_inside_segments_a_step_takes_less_time_and_sends_less() -> None:
     def silent(step: Instruction) -> Instruction:
         return altered(step, collectives=()) if step.op in (Op.FORWARD, Op.BACKWARD) else step
 
-    whole, less = simulated(), simulated(silent)
-    assert less.seconds < whole.seconds
+    full, less = simulated(), simulated(silent)
+    assert less.seconds < full.seconds
     for each, quiet in zip(PROGRAMS, less.programs, strict=True):
         before, after = ledger(each), ledger(quiet)
         assert {axes for axes in before if before[axes] != after[axes]} == {"tp"}

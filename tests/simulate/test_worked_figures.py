@@ -177,7 +177,7 @@ def kept_a_block(spec: StepSpec) -> int:
 
 @pytest.mark.parametrize("name", FIGURE_1)
 def test_parameters_and_optimizer_of_the_paper(name: str) -> None:
-    """18 bytes a parameter of the blocks' matrices: bf16 weights, fp32 gradients, master weights and moments."""
+    """18 bytes a parameter of the blocks' matrices: bf16 weights, fp32 gradients, master weights and optimizer states."""
     layers, _, _, pp, *_ = FIGURE_1[name]
     spec = block_spec(name, True)
     held = sum(buffer_bytes(rank_view(spec), f"{kind}/b0") for kind in ("params", "grad", "master", "optimizer"))
@@ -194,17 +194,17 @@ def test_activations_of_the_paper(name: str, selective: bool) -> None:
     over t, rebuilt by its selective recomputation). Ours have neither: fused attention keeps one number a row instead. These terms
     added, ours are the paper's.
     """
-    _, hidden, heads, _, _, sequences, _, whole, least = FIGURE_1[name]
+    _, hidden, heads, _, _, sequences, _, full, least = FIGURE_1[name]
     spec = block_spec(name, selective)
     sbh = SEQUENCE * sequences * hidden
     masks = 2 * sbh // (TP if selective else 1)
     scores = 0 if selective else (2 + DROPOUT_BYTES) * heads // TP * SEQUENCE**2 * sequences
     ours = (kept_a_block(spec) + masks + scores) * in_flight(name) / GIB
-    assert ours == pytest.approx(least if selective else whole, rel=0.01)
+    assert ours == pytest.approx(least if selective else full, rel=0.01)
 
     t, a, s = TP, heads, SEQUENCE
     paper = sbh * (34 / t if selective else 10 + 24 / t + 5 * a * s / (hidden * t)) * in_flight(name) / GIB
-    assert paper == pytest.approx(least if selective else whole, rel=1e-6)
+    assert paper == pytest.approx(least if selective else full, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", FIGURE_1)

@@ -72,20 +72,20 @@ def _sweep(kind: str, group: AxisGroup, device: torch.device, window: float, siz
 
 def _starter(kind: str, group: AxisGroup, size: int, device: torch.device) -> Callable[[], Handle]:
     """Starts it on a buffer of `size` bytes, counted as `program.Collective` does."""
-    whole = torch.zeros(max(group.size, size // 4), device=device)
-    part = torch.zeros(whole.numel() // group.size, device=device)
-    other = torch.zeros_like(whole)
+    full = torch.zeros(max(group.size, size // 4), device=device)
+    part = torch.zeros(full.numel() // group.size, device=device)
+    other = torch.zeros_like(full)
     if kind == "all_reduce":
-        return lambda: group.all_reduce(whole)
+        return lambda: group.all_reduce(full)
     if kind == "all_gather":
-        return lambda: group.all_gather(whole[: part.numel() * group.size], part)
+        return lambda: group.all_gather(full[: part.numel() * group.size], part)
     if kind == "reduce_scatter":
-        return lambda: group.reduce_scatter(whole[: part.numel() * group.size], other, part, True)
+        return lambda: group.reduce_scatter(full[: part.numel() * group.size], other, part, True)
     if kind == "all_to_all":
         rows = part.numel() * group.size
-        return lambda: group.all_to_all(other[:rows], whole[:rows])
+        return lambda: group.all_to_all(other[:rows], full[:rows])
     if kind == "shift":
-        return lambda: group.shift([other], [whole])
+        return lambda: group.shift([other], [full])
     sends = group.index % 2 == 0
     peer = group.index + (1 if sends else -1)
-    return lambda: group.send(whole, peer) if sends else group.receive(other, peer)
+    return lambda: group.send(full, peer) if sends else group.receive(other, peer)

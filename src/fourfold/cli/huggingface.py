@@ -72,7 +72,7 @@ def _imported(folder: Path, corpus: str, tokenizer: str | None) -> RunConfig:
             data["eos"] = eos
     length = min(_MAX_SEQUENCE, model.max_position, model.sliding_window or model.max_position)
     weights: dict[str, str | int] = {"hf": str(folder), "initial": str(folder.absolute())}
-    if model.mtp_layers:  # the folder's modules of multi-token prediction are not read
+    if model.mtp_layers:  # the folder's MTP modules are not read
         weights["mtp_layers"] = 0
     return parse_run(
         {

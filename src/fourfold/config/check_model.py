@@ -54,9 +54,7 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
 def _norms_and_biases(model: ModelConfig) -> str | None:
     for key in ("qk_norm", "qkv_bias"):
         if model.is_latent and getattr(model, key):
-            return (
-                f"model.{key} = true is not known for latent attention (model.key_value_rank); allowed: {key} = false"
-            )
+            return f"model.{key} = true is not known for MLA (model.key_value_rank); allowed: {key} = false"
     if model.qk_norm and model.qkv_bias:
         return (
             "model.qk_norm = true and model.qkv_bias = true together are no model that Hugging Face has; "
@@ -73,7 +71,7 @@ def _feed_forward(model: ModelConfig) -> str | None:
     if model.gated and model.linear_bias:
         return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
     if model.norm == "layer" and (model.is_latent or model.num_experts):
-        what = "latent attention" if model.is_latent else "experts"
+        what = "MLA" if model.is_latent else "experts"
         return f'model.norm = "layer" is not known for {what}; allowed: norm = "rms"'
     return None
 
@@ -82,7 +80,7 @@ def _multi_token(model: ModelConfig) -> str | None:
     for key, allowed in (("norm", "rms"), ("positions", "rope")):
         if model.mtp_layers and getattr(model, key) != allowed:
             return (
-                f"model.mtp_layers = {model.mtp_layers}: modules of multi-token prediction are known for model.{key} = "
+                f"model.mtp_layers = {model.mtp_layers}: MTP modules are known for model.{key} = "
                 f"{allowed!r} alone; a value that works: mtp_layers = 0"
             )
     return None
@@ -93,9 +91,7 @@ def _latent(model: ModelConfig) -> str | None:
         return None
     for key, example in (("rope_head_dim", 64), ("nope_head_dim", 128), ("value_head_dim", 128)):
         if not getattr(model, key):
-            return (
-                f"model.{key} is missing: latent attention needs it; for example {key} = {example}, as in DeepSeek-V3"
-            )
+            return f"model.{key} is missing: MLA needs it; for example {key} = {example}, as in DeepSeek-V3"
     if model.rope_head_dim % 2:
         return (
             f"model.rope_head_dim = {model.rope_head_dim} is odd; rotary embedding needs an even one, for example "
@@ -104,16 +100,16 @@ def _latent(model: ModelConfig) -> str | None:
     width = model.nope_head_dim + model.rope_head_dim
     if model.head_dim != width:
         return (
-            f"model.head_dim = {model.head_dim} is not nope_head_dim + rope_head_dim = {width}, as latent attention has it; "
+            f"model.head_dim = {model.head_dim} is not nope_head_dim + rope_head_dim = {width}, as MLA has it; "
             f"leave it out, or state {width}"
         )
     if model.num_kv_heads != model.num_heads:
         return (
-            f"model.num_kv_heads = {model.num_kv_heads}: latent attention has a key and a value for each of its "
+            f"model.num_kv_heads = {model.num_kv_heads}: MLA has a key and a value for each of its "
             f"{model.num_heads} heads; leave it out, or state {model.num_heads}"
         )
     if model.positions == "learned":
-        return 'model.positions = "learned" is not known for latent attention; allowed: "rope"'
+        return 'model.positions = "learned" is not known for MLA; allowed: "rope"'
     return None
 
 

@@ -82,7 +82,7 @@ def is_routed(phase: Work) -> bool:
 
 
 @lru_cache(maxsize=512)
-def whole(work: Work) -> Work:
+def unchunked(work: Work) -> Work:
     """Work chunk by chunk over its tokens, as on all of them at once: matmuls of the same matrix, elementwise kernels and
     collectives that are joined at once and repeat are each one."""
     kept: dict[object, Item] = {}

@@ -109,7 +109,7 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
         mean_hours_between_failures_per_device=cluster.mean_hours_between_failures_per_device,
         watts_per_device=cluster.watts_per_device,
         calibration=calibration,
-        whole=levels,
+        full_levels=levels,
     )
 
 

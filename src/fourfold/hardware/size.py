@@ -101,8 +101,8 @@ def _advice(level: Level, devices: int, grows: bool) -> str:
     if level.kind != "torus":
         lower = devices // level.devices * level.devices
         part = f", nor equal parts in multiples of {level.part_multiple}" if level.part_multiple else ""
-        whole = f"no multiple of the {level.devices} that level {level.name!r} joins{part}"
-        return f"{whole}; for example {lower} or {lower + level.devices}"
+        problem = f"no multiple of the {level.devices} that level {level.name!r} joins{part}"
+        return f"{problem}; for example {lower} or {lower + level.devices}"
     shape = " x ".join(map(str, level.dimensions))
     if devices > level.devices:
         near = devices // level.devices * level.devices

@@ -110,8 +110,8 @@ class Cluster:
     interruption of a job; a job on N devices is interrupted N times as often. `watts_per_device`: one device's share of the whole
     system (hosts, fans, switches inside), at its maker's maximum. None: no source states it.
 
-    `whole`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured tables, as
-    `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
+    `full_levels`: the levels of all of the file's devices, from which another number of them is cut. `calibration`: measured
+    tables, as `fourfold calibrate` writes them: tables, lists and numbers only. Empty for a preset."""
 
     key: str
     name: str
@@ -123,12 +123,12 @@ class Cluster:
     mean_hours_between_failures_per_device: float | None = None
     watts_per_device: float | None = None
     calibration: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    whole: tuple[Level, ...] = ()
+    full_levels: tuple[Level, ...] = ()
 
     @property
     def all_levels(self) -> tuple[Level, ...]:
         """The levels of all of the file's devices."""
-        return self.whole or self.levels
+        return self.full_levels or self.levels
 
     @property
     def node_devices(self) -> int:

@@ -229,24 +229,24 @@ def _activation(raw: dict[str, Any]) -> str | None:
 
 def _left_out(raw: dict[str, Any], family: str) -> list[str]:
     """Differences in how layers are put together."""
-    said = []
+    notes = []
     if raw.get("use_parallel_residual") or raw.get("parallel_attn") or family in _SIDE_BY_SIDE:
-        said.append("attention and feed-forward side by side as one after the other")
+        notes.append("attention and feed-forward side by side as one after the other")
     if family in _MORE_NORMS:
-        said.append("norms behind attention and feed-forward are left out")
+        notes.append("norms behind attention and feed-forward are left out")
     if raw.get("alibi") or family == "bloom":
-        said.append("ALiBi as rotary positions")
+        notes.append("ALiBi as rotary positions")
     if raw.get("attn_logit_softcapping") or raw.get("final_logit_softcapping"):
-        said.append("soft caps of logits are left out")
+        notes.append("soft caps of logits are left out")
     if family == "gpt_oss":
-        said.append("attention sinks are left out")
+        notes.append("attention sinks are left out")
     if raw.get("index_topk") or "indexed_attention" in _listed(raw, "layer_types"):
-        said.append("sparse attention as full attention")
+        notes.append("sparse attention as full attention")
     if raw.get("vocab_size_per_layer_input"):
-        said.append("embeddings of every layer are left out")
+        notes.append("embeddings of every layer are left out")
     if raw.get("attention_chunk_size"):
-        said.append("attention within chunks as full attention")
-    return said
+        notes.append("attention within chunks as full attention")
+    return notes
 
 
 def _window(raw: dict[str, Any], family: str, found: dict[str, int]) -> tuple[int, float] | None:

@@ -148,7 +148,7 @@ _EXAMPLES = {"num_experts": 8, "key_value_rank": 512, "mtp_layers": 1}
 
 
 def _drop_unused(values: dict[str, Any], stated: Mapping[str, Any]) -> None:
-    """Takes out what a preset says of experts or latent attention where the run file has none of them; refuses what the run file
+    """Takes out what a preset says of experts or MLA where the run file has none of them; refuses what the run file
     itself says of them."""
     defaults = {f.name: f.default for f in fields(ModelConfig)}
     for key in _NONE_AS_ZERO:

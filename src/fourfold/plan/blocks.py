@@ -54,7 +54,7 @@ class BlockPrice:
 
 
 class BlockPricer:
-    """Prices every kind of segment once for each shape that it can tell apart, and counts them. A module of multi-token prediction
+    """Prices every kind of segment once for each shape that it can tell apart, and counts them. An MTP module
     is a block with a product before it, and counts as a block: bounds stay bounds."""
 
     def __init__(self, request: Request) -> None:

@@ -232,11 +232,11 @@ class Bounder:
     def _memory(self, shape: BlockShape, price: BlockPrice, table: Arrangements) -> Column:
         request, pp, zero = self.request, table.pp, table.zero
         everywhere = np.ones(len(pp), dtype=bool)
-        whole = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
+        unsharded = self._shard_numel(shape, pp, np.ones_like(pp), ~everywhere)
         shard = self._shard_numel(shape, pp, table.dp_shard * shape.cp, everywhere)
-        states = np.where(zero == 3, shard, whole) * request.element_bytes
-        states += np.where(zero >= 1, shard, whole) * _optimizer_bytes(request)
-        gradients = np.where(zero >= 2, shard, whole) * request.gradient_bytes
+        states = np.where(zero == 3, shard, unsharded) * request.element_bytes
+        states += np.where(zero >= 1, shard, unsharded) * _optimizer_bytes(request)
+        gradients = np.where(zero >= 2, shard, unsharded) * request.gradient_bytes
         software = request.software
         block = self._shard_numel(shape, np.full_like(pp, request.model.num_layers + 2), np.ones_like(pp), ~everywhere)
         units = 1 + min(1, request.prefetch)

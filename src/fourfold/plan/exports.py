@@ -68,8 +68,8 @@ def megatron(request: Request, layout: Candidate) -> Export:
             )
     if layout.dp_replicate > 1 and layout.zero:
         flags.append(f"--num-distributed-optimizer-instances {layout.dp_replicate}")
-    whole = layout.outermost == "dp_replicate" and layout.dp_shard == 1
-    if (layout.outermost == "dp" or whole) and layout.pp > 1:
+    is_replicated = layout.outermost == "dp_replicate" and layout.dp_shard == 1
+    if (layout.outermost == "dp" or is_replicated) and layout.pp > 1:
         flags.append("--use-tp-pp-dp-mapping")
         if layout.ep * layout.etp > 1 and layout.ep * layout.etp != layout.tp * layout.cp:
             missing.append("--use-tp-pp-dp-mapping: Megatron-LM takes it with experts only where ep x etp = tp x cp")

@@ -52,8 +52,8 @@ def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Clust
     """The cluster with numbers of devices in the middle between one and the next that were tried, to an eighth of it."""
     below = max((each for each in tried if each < devices), default=devices)
     above = min((each for each in tried if each > devices), default=devices)
-    wide = [ends for ends in ((below, devices), (devices, above)) if ends[1] - ends[0] > devices // 8]
-    return [options[len(options) // 2] for low, high in wide if (options := between(cluster, low, high))]
+    gaps = [ends for ends in ((below, devices), (devices, above)) if ends[1] - ends[0] > devices // 8]
+    return [options[len(options) // 2] for low, high in gaps if (options := between(cluster, low, high))]
 
 
 def fewest(

@@ -63,7 +63,7 @@ def step_lines(summary: StepSummary) -> list[str]:
         f"(step x devices x peak)",
         f"bubble     {per_cent(summary.bubble_fraction)} of all devices' time waits for other stages",
     ]
-    if not summary.step.is_whole:
+    if not summary.step.is_full:
         lines.append(
             f"           steps of {simulated} and of fewer microbatches were simulated, and the line through both taken to "
             f"{summary.num_microbatches}"

@@ -63,7 +63,7 @@ def _thinned(points: Sequence[Point], most: int = 1000) -> list[Point]:
 def timelines(found: Comparison) -> str:
     """The latest step of some pipeline ranks: as it ran, and under it as predicted, on one scale of time."""
     measured = {r.pp_rank: r.measured.timeline for r in found.ranks if r.measured.timeline is not None}
-    simulated_fully = found.step is not None and found.step.is_whole
+    simulated_fully = found.step is not None and found.step.is_full
     simulated = found.step.simulation.times if found.step is not None and simulated_fully else None
     ranks = [rank for rank in chosen_ranks(len(found.programs), None) if rank in measured]
     lanes: list[tuple[str, Program, Sequence[float], float]] = []

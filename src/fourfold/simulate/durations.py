@@ -1,6 +1,6 @@
 """How long instructions take, by the work that they declare and by nothing else."""
 
-from fourfold.cost.phase import PhaseCost, phase_cost, whole
+from fourfold.cost.phase import PhaseCost, phase_cost, unchunked
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Work
 from fourfold.program.instruction import Instruction
@@ -25,7 +25,7 @@ class Durations:
     def _cost(self, work: Work, is_head: bool) -> PhaseCost:
         if not is_head:
             return phase_cost(work, self.prices)
-        return phase_cost(whole(work) if self.prices.software.unchunked_head else work, self.prices.plain)
+        return phase_cost(unchunked(work) if self.prices.software.unchunked_head else work, self.prices.plain)
 
     def phase(self, step: Instruction) -> PhaseCost:
         """A computing instruction, its own collectives included."""

@@ -171,8 +171,8 @@ class SimulationState:
     def _overlaps(self, step: Instruction) -> bool:
         """Whether a collective that is started runs beside computation."""
         software = self.prices.software
-        whole = step.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
-        return software.overlap_data or (software.overlap_all_reduce and whole)
+        unsharded = step.op is Op.REDUCE and self.layout.zero == 0 and self.layout.pp == 1
+        return software.overlap_data or (software.overlap_all_reduce and unsharded)
 
     def _gather_ahead(self, rank: Rank, handle: str, seconds: float) -> None:
         """A unit's parameters may arrive until the next step uses them, which it does as long after its start as this one did; what

@@ -183,7 +183,7 @@ class StepPrediction:
     periods: float = 0.0
 
     @property
-    def is_whole(self) -> bool:
+    def is_full(self) -> bool:
         """Whether every microbatch of the step was simulated."""
         return self.earlier is None
 
@@ -213,8 +213,8 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
     wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
     most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
     if most == wanted:
-        whole = simulate(spec, prices, compiled=compiled)
-        return StepPrediction(whole.seconds, whole)
+        simulation = simulate(spec, prices, compiled=compiled)
+        return StepPrediction(simulation.seconds, simulation)
     fewer = most - period
     first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (fewer, most))
     ratio = (wanted - fewer) / period

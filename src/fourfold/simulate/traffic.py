@@ -49,17 +49,17 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
             add("pp", EXPOSED, waited)
             continue
         parts = _seconds(steps[joined], durations)
-        whole = sum(parts.values())
+        total = sum(parts.values())
         for axes, seconds in parts.items():
-            add(axes, EXPOSED, seconds / whole * min(waited, whole) if whole else 0.0)
+            add(axes, EXPOSED, seconds / total * min(waited, total) if total else 0.0)
     for alike in simulation.passes[rank]:
         number, cost = alike.number, durations.phase(alike.step)
         for collective in alike.step.collectives:
             add(collective.axes, BYTES, number * collective.sent_bytes)
-        whole = sum(cost.communication.values())
+        total = sum(cost.communication.values())
         for axes, seconds in cost.communication.items():
             add(axes, BUSY, number * seconds)
-            add(axes, EXPOSED, number * cost.exposed * seconds / whole if whole else 0.0)
+            add(axes, EXPOSED, number * cost.exposed * seconds / total if total else 0.0)
     return sums
 
 

@@ -35,7 +35,7 @@ def check_size(spec: StepSpec) -> None:
 
 def step_for_trace(spec: StepSpec, step: StepPrediction) -> tuple[Simulation, str]:
     """The step with all its microbatches, or, where they are too many, the part that was simulated already; and what is cut."""
-    if step.is_whole:
+    if step.is_full:
         return step.simulation, ""
     simulated, wanted = step.simulation.spec.layout.num_microbatches, spec.layout.num_microbatches
     instructions = sum(len(program.instructions) for program in step.simulation.programs)

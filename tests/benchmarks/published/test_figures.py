@@ -47,7 +47,7 @@ def test_mixtral_has_13_billion_active_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said", "convention"),
+    ("source", "remark", "convention"),
     [
         ("Megatron-LM of 2024", "Megatron's log", "full"),
         ("Megatron-LM of 2026", "Megatron's log", "causal"),
@@ -56,8 +56,8 @@ def test_mixtral_has_13_billion_active_parameters() -> None:
         ("a trainer of 2024", "6 x weights and half of the attention matrix", "causal"),
     ],
 )
-def test_megatron_counts_half_of_the_attention_matrix_since_2025(source: str, said: str, convention: str) -> None:
-    row = replace(ROWS["papers:1"], source=source, framework="", notes="", flops_convention=said)
+def test_megatron_counts_half_of_the_attention_matrix_since_2025(source: str, remark: str, convention: str) -> None:
+    row = replace(ROWS["papers:1"], source=source, framework="", notes="", flops_convention=remark)
     case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert case.measured.mfu_convention == convention

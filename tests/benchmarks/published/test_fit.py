@@ -105,9 +105,9 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
         *((case("gone", "halo, throughput, 2026"), 1.3) for _ in range(30)),
     ]
     model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
-    whole = fitted_table(model, held, PRIOR)
-    assert informed(whole, model.cases, held.cases)["software"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
-    assert Constants(whole).value("software", "halo-2026", "gemm_speed") > 0.91
+    full = fitted_table(model, held, PRIOR)
+    assert informed(full, model.cases, held.cases)["software"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
+    assert Constants(full).value("software", "halo-2026", "gemm_speed") > 0.91
     without = fitted_table(model, held, PRIOR, "gone")
     assert not [name for name in without["software"] if name.startswith("halo")]
     assert Constants(without).value("software", "halo-2026", "gemm_speed") == PRIOR["software"]["default"]["gemm_speed"]

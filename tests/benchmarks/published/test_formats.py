@@ -79,11 +79,11 @@ def test_narrow_states_are_read_from_the_words_of_the_precision(text: str, maste
     case = normalise(row)
     assert isinstance(case, PublishedCase)
     assert (case.precision.compute, case.precision.master, case.precision.gradients) == ("bf16", master, gradients)
-    wide = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
+    fp32_masters = predict_case(replace(case, precision=replace(case.precision, master="fp32"))).memory_bytes
     narrow = predict_case(case).memory_bytes
-    assert wide is not None
+    assert fp32_masters is not None
     assert narrow is not None
-    assert (narrow < wide) == (master == "bf16")
+    assert (narrow < fp32_masters) == (master == "bf16")
 
 
 @pytest.mark.parametrize(
@@ -142,21 +142,23 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     row = replace(ROWS["torchtitan:6"], num_devices=1, global_sequences=1, microbatch_sequences=1, recompute="full")
     row = replace(row, sequence_length=1024)
     row = replace(row, layout=replace(row.layout, dp=1, zero=None, fsdp=False))
-    silent, said = (normalise(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
+    silent, stated = (normalise(replace(row, precision=text)) for text in ("bf16", "bf16 with fp32 masters"))
     assert isinstance(silent, PublishedCase)
-    assert isinstance(said, PublishedCase)
-    assert predict_case(said).fits is False, "16 bytes a parameter"
+    assert isinstance(stated, PublishedCase)
+    assert predict_case(stated).fits is False, "16 bytes a parameter"
     found = predict_case(silent)
     assert found.fits
-    assert any("weights and moments in bf16" in text for text in found.taken)
-    kin = normalise(replace(row, precision="bf16", source="Megatron-LM, 2025"))
-    assert isinstance(kin, PublishedCase)
-    assert predict_case(kin).fits is False, "Megatron keeps masters in fp32"
+    assert any("weights and optimizer states in bf16" in text for text in found.taken)
+    megatron = normalise(replace(row, precision="bf16", source="Megatron-LM, 2025"))
+    assert isinstance(megatron, PublishedCase)
+    assert predict_case(megatron).fits is False, "Megatron keeps masters in fp32"
     small = replace(row, precision="bf16", model=replace(row.model, num_layers=8), global_sequences=64)
     many = normalise(replace(small, microbatch_sequences=None, sequence_length=8192, recompute="none"))
     assert isinstance(many, PublishedCase)
     assert many.layout.microbatch_sequences > 1
-    assert not any("weights and moments" in text for text in predict_case(many).taken), "smaller microbatches first"
+    assert not any("weights and optimizer states" in text for text in predict_case(many).taken), (
+        "smaller microbatches first"
+    )
 
 
 def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
@@ -176,8 +178,8 @@ def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
     assert isinstance(case, PublishedCase)
     hidden, ffn = case.model.hidden_size, case.model.ffn_size
     keys = 2 * case.model.num_kv_heads * case.model.head_dim
-    whole = 2 * (5 * hidden + keys + 3 * ffn)
-    assert kept() == pytest.approx(1 - (hidden + ffn) / whole, rel=0.01)
+    full_bytes = 2 * (5 * hidden + keys + 3 * ffn)
+    assert kept() == pytest.approx(1 - (hidden + ffn) / full_bytes, rel=0.01)
     assert kept(precision="bf16") == 1.0
     assert kept(source="torchtitan, 2025") == 1.0, "torchao keeps them in 16 bits"
     assert kept(source="torchtitan, 2025", notes="products by Transformer Engine") == kept()

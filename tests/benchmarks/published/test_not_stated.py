@@ -148,9 +148,9 @@ def test_sharding_that_is_not_stated_is_the_least_that_fits() -> None:
     settled, found = settle(case, fitted())
     assert found.fits
     assert settled.layout.zero == 1
-    whole = normalise(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
-    assert isinstance(whole, PublishedCase)
-    assert settle(whole, fitted())[1].fits is False
+    full = normalise(replace(row, layout=StatedLayout(tp=1, pp=1, zero=0)))
+    assert isinstance(full, PublishedCase)
+    assert settle(full, fitted())[1].fits is False
 
 
 def test_recomputation_that_is_not_stated_is_selective_where_full_would_be_needed() -> None:
@@ -175,13 +175,13 @@ def test_where_scores_are_written_megatron_makes_them_again_before_anything_else
 
     def settled(attention: str, room: float) -> tuple[tuple[str, ...], float]:
         hardware = replace(case.hardware, memory_bytes=int(room))
-        lighter, found = settle(replace(case, attention=attention, hardware=hardware), fitted())
-        return lighter.layout.recompute_modules, found.memory_bytes or 0.0
+        smaller, found = settle(replace(case, attention=attention, hardware=hardware), fitted())
+        return smaller.layout.recompute_modules, found.memory_bytes or 0.0
 
-    (no_whole, whole), (no_flash, held) = settled("unfused", 1e15), settled("flash", 1e15)
-    assert no_whole == no_flash == ()
-    assert whole > 1.2 * held
-    assert settled("unfused", 0.5 * (whole + held)) == (("core_attn",), pytest.approx(held, rel=0.01))
+    (no_full, full), (no_flash, held) = settled("unfused", 1e15), settled("flash", 1e15)
+    assert no_full == no_flash == ()
+    assert full > 1.2 * held
+    assert settled("unfused", 0.5 * (full + held)) == (("core_attn",), pytest.approx(held, rel=0.01))
     assert "core_attn" in settled("unfused", 0.5 * held)[0]
     assert "core_attn" not in settled("flash", 0.5 * held)[0]
 

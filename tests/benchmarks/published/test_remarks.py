@@ -18,7 +18,7 @@ def read(**changes: object) -> PublishedCase | Skip:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("CPU offload; flash attention", True),
         ("flash attention, with CPU offload. Synthetic data", True),
@@ -34,8 +34,8 @@ def read(**changes: object) -> PublishedCase | Skip:
         ("nothing of the kind", False),
     ],
 )
-def test_what_a_clause_denies_is_not_said(text: str, said: bool) -> None:
-    assert bool(asserted(text, "offload")) == said
+def test_what_a_clause_denies_is_not_said(text: str, expected: bool) -> None:
+    assert bool(asserted(text, "offload")) == expected
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_mlperf_runs_in_fp8_where_a_device_has_it() -> None:
 
 
 def test_losses_in_chunks_and_weights_in_16_bits() -> None:
-    chunked, whole = read(notes="fused linear cross entropy (Liger)"), read(notes="no Liger kernels")
+    chunked, unchunked = read(notes="fused linear cross entropy (Liger)"), read(notes="no Liger kernels")
     assert isinstance(chunked, PublishedCase)
-    assert isinstance(whole, PublishedCase)
-    assert (chunked.chunked_loss, whole.chunked_loss) == (True, False)
+    assert isinstance(unchunked, PublishedCase)
+    assert (chunked.chunked_loss, unchunked.chunked_loss) == (True, False)
     for precision, notes, master in (
         ("bf16 weights and compute", "", "bf16"),
         ("bf16", "bf16-true weights", "bf16"),
