@@ -199,7 +199,7 @@ def test_tokens_become_sequences_that_divide(fourfold) -> None:
         ((*SMALL, "--explain", "speed=3"), "--explain"),
         ((*SMALL[:-1], "0"), "--keep 0"),
         ((*SMALL, "--memory-share", "2"), "--memory-share"),
-        ((*SMALL, "--budget-seconds", "0"), "--budget-seconds"),
+        ((*SMALL, "--budget", "0"), "--budget"),
         ((*SMALL, "--out", "plan.json"), "--out plan.json"),
         ((*SMALL, "--out", "nowhere/plan.toml"), "--out nowhere/plan.toml"),
         ((*SMALL, "--out", "run.toml"), "is there already"),

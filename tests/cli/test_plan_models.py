@@ -69,7 +69,7 @@ def test_other_layers_are_refused(fourfold, here: Path) -> None:
 
 
 def test_the_longest_context_counts_on_windows(fourfold, here: Path) -> None:
-    goal = ("--sequence-length", "8192", "--objective", "context", "--budget-seconds", "30")
+    goal = ("--sequence-length", "8192", "--objective", "context", "--budget", "30")
     found = planned(fourfold, GEMMA, *goal)
     assert found["sequence_length"] > 8192
     assert "sliding windows" in found["notes"][1]

@@ -92,6 +92,7 @@ def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, mo
         return step
 
     monkeypatch.setattr(Pricer, "predict", noted)
+    monkeypatch.setattr("fourfold.plan.search.LEAST", 0)  # those of least memory are not tried
     found = search(tight, most_simulations=3, keep=1, fixed=fixed)
     assert len(held) == 3
     assert not found.best

@@ -7,9 +7,11 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.plan.bound import Bounder
+from fourfold.plan.budget import Budget
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
+from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
 from fourfold.plan.search import pareto, search
@@ -59,12 +61,38 @@ def test_two_searches_say_the_same() -> None:
 def test_every_layout_is_counted_once() -> None:
     counts = search(request(16, 64)).counts
     later = counts.not_searched + counts.refused + counts.simulated + counts.like_a_simulated_one
+    later += counts.end_ranks_too_large
     assert counts.too_large + counts.worse_bound + later == counts.layouts
 
 
 def test_a_budget_ends_the_search_and_is_said() -> None:
-    counts = search(request(64, 512), budget_seconds=0.3).counts
-    assert counts.shapes_not_priced > 0 or counts.not_searched > 0
+    """It is work, not time: a busy machine ends at the same layout."""
+    first, second = (search(request(64, 512), budget=0.3) for _ in range(2))
+    assert first.counts.shapes_not_priced > 0 or first.counts.not_searched > 0
+    assert first.best == second.best
+    assert first.counts == second.counts
+
+
+def test_where_none_of_the_fastest_fits_those_of_least_memory_are_tried() -> None:
+    found = search(request(16, 64), most_simulations=0)
+    assert found.counts.simulated == 0
+    assert found.counts.least_memory > 0
+    assert found.best[0].memory_bytes <= found.request.memory_bytes
+
+
+def test_no_part_of_a_plan_knows_better_than_the_best() -> None:
+    """The search alone has no budget left to simulate; baseline and explanation do."""
+    plan = make_plan(request(16, 64), ({"tp": 2},), budget=1.0)
+    assert plan.best is not None
+    others = [plan.heuristic_baseline, *(each.priced for each in plan.explanations)]
+    assert any(each is not None for each in others)
+    assert all(plan.best.seconds <= each.seconds for each in others if each is not None)
+
+
+def test_the_baseline_keeps_to_its_budget() -> None:
+    work = Budget(0.1)
+    heuristic_baseline(request(64, 512), work)
+    assert 0 < work.spent < 1.0
 
 
 def test_a_fixed_field_is_kept() -> None:

@@ -13,20 +13,15 @@ from fourfold.cli.plan_request import Options, model_notes, planned_run, read_re
 from fourfold.cli.software import repeated, software_overrides_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.whole_file import write_whole
-from fourfold.plan.candidate import Candidate
-from fourfold.plan.explain import explain as explain_layout
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
-from fourfold.plan.fewest import enough_devices
 from fourfold.plan.goals import cheapest, fewest, largest, longest
-from fourfold.plan.heuristic_baseline import heuristic_baseline
-from fourfold.plan.pricing import Pricer
+from fourfold.plan.planner import make_plan
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
-from fourfold.plan.search import Progress, search
+from fourfold.plan.search import BUDGET, Progress
 from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
 from fourfold.simulate.run_prices import GemmDtype
-from fourfold.simulate.summary import StepSummary
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -53,7 +48,7 @@ def plan(
     as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
     out: Path | None = None,
     keep: int = 5,
-    budget_seconds: float = 60.0,
+    budget: float = BUDGET,
     memory_share: float = MEMORY_SHARE,
     json: Flag = False,
 ) -> int:
@@ -106,23 +101,23 @@ def plan(
         Write the best layout to this new file, as a run that fourfold simulate and show take, and train once it says how long.
     keep
         How many layouts to show.
-    budget_seconds
-        Time for the search.
+    budget
+        Work of the search; 1 is about a second of one core. It is counted: a request has the same answer on every machine.
     memory_share
         Of a device's memory that a layout may fill.
     json
         Print one JSON document and nothing else.
     """
     fixed = [parse_fixed(text) for text in explain or ()]
-    _check(memory_share, keep, budget_seconds, objective, tokens, price, deadline_days, out)
+    _check(memory_share, keep, budget, objective, tokens, price, deadline_days, out)
     batch = (sequence_length, batch_tokens, batch_sequences)
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     asked = read_request(
         Options(run, overrides, model, cluster, *batch, dtype, software, memory_share, software_overrides)
     )
     with showing(json) as progress:
-        request, lines = _aimed(asked.request, objective, tokens, deadline_days, price, budget_seconds, progress)
-        result = _planned(request, fixed, budget_seconds, keep, progress)
+        request, lines = _aimed(asked.request, objective, tokens, deadline_days, price, budget, progress)
+        result = make_plan(request, fixed, budget, keep, progress)
     notes = model_notes(asked, request)
     best = result.best
     exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
@@ -155,7 +150,7 @@ def plan(
 def _check(
     memory_share: float,
     keep: int,
-    budget_seconds: float,
+    budget: float,
     objective: str,
     tokens: str | None,
     price: str | None,
@@ -167,10 +162,8 @@ def _check(
         raise UserError(f"--memory-share {memory_share}: allowed: more than 0, at most 1; a value that works: 0.94")
     if keep < 1 or keep > 1000:
         raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
-    if not 0 < budget_seconds <= 86_400:
-        raise UserError(
-            f"--budget-seconds {budget_seconds}: allowed: more than 0, at most 86400; a value that works: 60"
-        )
+    if not 0 < budget <= 86_400:
+        raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
     for option, value, wanting in (
         ("--tokens", tokens, ("cost", "devices")),
         ("--price", price, ("cost",)),
@@ -198,37 +191,21 @@ def _aimed(
     tokens: str | None,
     deadline_days: float | None,
     price: str | None,
-    budget_seconds: float,
+    budget: float,
     progress: Progress,
 ) -> tuple[Request, list[str]]:
     """The request to plan for an objective, and lines about the way there."""
     if objective == "cost":
         number, dollars = _needed(tokens, objective), _price(price, request)
-        return cheapest(request, number, dollars, budget_seconds, progress)
+        return cheapest(request, number, dollars, budget, progress)
     if objective == "devices":
         number, seconds = _needed(tokens, objective), _deadline(deadline_days)
-        return fewest(request, number, seconds, budget_seconds, progress)
+        return fewest(request, number, seconds, budget, progress)
     if objective == "context":
-        return longest(request, budget_seconds, progress)
+        return longest(request, budget, progress)
     if objective == "model":
-        return largest(request, budget_seconds, progress)
+        return largest(request, budget, progress)
     return request, []
-
-
-def _planned(
-    request: Request, fixed: list[dict[str, int | str]], budget_seconds: float, keep: int, progress: Progress
-) -> Plan:
-    found = search(request, budget_seconds, keep=keep, progress=progress)
-    explanations = tuple(explain_layout(request, each, found, budget_seconds) for each in fixed)
-    if not found.best:
-        enough = enough_devices(request)
-        return Plan(found, None, explanations, enough.devices if enough is not None else None)
-    return Plan(found, heuristic_baseline(request), explanations, closer=_summary(request, found.best[0].candidate))
-
-
-def _summary(request: Request, layout: Candidate) -> StepSummary:
-    step = Pricer(request).predict(layout)
-    return StepSummary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
 
 
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:

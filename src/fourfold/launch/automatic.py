@@ -9,7 +9,7 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
-SEARCH_SECONDS = 30.0
+BUDGET = 30.0
 FIXABLE = tuple(field.name for field in fields(Candidate))
 
 
@@ -34,7 +34,7 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         raise UserError(
             f"layout.{key} beside layout.auto: the search does not choose it; allowed beside it: {', '.join(FIXABLE)}"
         )
-    found = search(request, SEARCH_SECONDS, keep=1, fixed={key: getattr(config.layout, key) for key in stated})
+    found = search(request, BUDGET, keep=1, fixed={key: getattr(config.layout, key) for key in stated})
     if not found.best:
         held = f": the least that a device would hold is {found.smallest[1] / 1e9:.3g} GB" if found.smallest else ""
         raise UserError(

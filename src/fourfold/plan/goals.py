@@ -22,7 +22,7 @@ SIMULATIONS = 40
 
 
 def cheapest(
-    request: Request, tokens: float, dollars_per_hour: float, budget_seconds: float, progress: Progress | None
+    request: Request, tokens: float, dollars_per_hour: float, budget: float, progress: Progress | None
 ) -> tuple[Request, Lines]:
     """The number of devices on which training `tokens` costs least: of doubled ones, then of some about the cheapest."""
     head = f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"
@@ -34,7 +34,7 @@ def cheapest(
         line = f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars"
         known[smaller.devices] = (cost, smaller, line)
 
-    for smaller, priced in _by_size(request, budget_seconds, progress):
+    for smaller, priced in _by_size(request, budget, progress):
         note(smaller, priced)
     if not known:
         return request, [head, "  nothing was found to fit on any number of them"]
@@ -42,7 +42,7 @@ def cheapest(
     while more := _about(request.cluster, min(known, key=lambda devices: known[devices][0]), tried):
         tried |= {cluster.devices for cluster in more}
         for cluster in more:
-            found = _fastest(request, cluster, budget_seconds, progress)
+            found = _fastest(request, cluster, budget, progress)
             if found is not None:
                 note(*found)
     return min(known.values(), key=lambda each: each[0])[1], [head, *(known[devices][2] for devices in sorted(known))]
@@ -57,7 +57,7 @@ def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Clust
 
 
 def fewest(
-    request: Request, tokens: float, deadline_seconds: float, budget_seconds: float, progress: Progress | None
+    request: Request, tokens: float, deadline_seconds: float, budget: float, progress: Progress | None
 ) -> tuple[Request, Lines]:
     """The smallest number of devices that train `tokens` in time: of doubled ones, then of some between the last two."""
     lines = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
@@ -68,9 +68,9 @@ def fewest(
         return seconds <= deadline_seconds
 
     late = 0
-    for smaller, priced in _by_size(request, budget_seconds, progress):
+    for smaller, priced in _by_size(request, budget, progress):
         if in_time(smaller, priced):
-            return _between(request, late, smaller, in_time, budget_seconds, progress), lines
+            return _between(request, late, smaller, in_time, budget, progress), lines
         late = smaller.devices
     raise UserError(
         "\n".join([*lines, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
@@ -82,7 +82,7 @@ def _between(
     late: int,
     enough: Request,
     in_time: Callable[[Request, Priced], bool],
-    budget_seconds: float,
+    budget: float,
     progress: Progress | None,
 ) -> Request:
     """The fewest devices, more than `late`, that are in time, by halving."""
@@ -90,7 +90,7 @@ def _between(
     low, high = 0, len(options)
     while low < high:
         middle = (low + high) // 2
-        found = _fastest(request, options[middle], budget_seconds, progress)
+        found = _fastest(request, options[middle], budget, progress)
         if found is not None and in_time(*found):
             high, enough = middle, found[0]
         else:
@@ -98,7 +98,7 @@ def _between(
     return enough
 
 
-def longest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Lines]:
+def longest(request: Request, budget: float, progress: Progress | None) -> tuple[Request, Lines]:
     """The longest sequence, doubled from the one asked for, of which a step fits; the batch keeps its tokens."""
     lines = ["the longest sequence that fits:"]
     best = request
@@ -108,7 +108,7 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
         longer = request.of_length(length, sequences)
         if not fits_at_all(longer):
             break
-        found = search(longer, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
+        found = search(longer, budget / 8, SIMULATIONS, keep=1, progress=progress)
         if not found.best:
             break
         best = longer
@@ -117,13 +117,13 @@ def longest(request: Request, budget_seconds: float, progress: Progress | None) 
     return best, lines
 
 
-def largest(request: Request, budget_seconds: float, progress: Progress | None) -> tuple[Request, Lines]:
+def largest(request: Request, budget: float, progress: Progress | None) -> tuple[Request, Lines]:
     """The largest model of the given one's proportions of which a step fits."""
     sizes = [model for n in range(1, PARTS * MOST_TIMES + 1) if (model := _scaled(request.model, n)) is not None]
     requests = [replace(request, model=model) for model in sizes]
     fitting = bisect_left(requests, True, key=lambda each: not fits_at_all(each))
     for each in reversed(requests[:fitting]):  # bounds are a little below what is held
-        found = search(each, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
+        found = search(each, budget / 8, SIMULATIONS, keep=1, progress=progress)
         if found.best:
             model = each.model
             billions = sum(Bounder(each).parameters) / 1e9
@@ -153,22 +153,22 @@ def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:
     )
 
 
-def _by_size(request: Request, budget_seconds: float, progress: Progress | None) -> Iterator[tuple[Request, Priced]]:
+def _by_size(request: Request, budget: float, progress: Progress | None) -> Iterator[tuple[Request, Priced]]:
     """The fastest layout on every size of the cluster on which one fits, smallest first."""
     for cluster in _sizes(request):
-        found = _fastest(request, cluster, budget_seconds, progress)
+        found = _fastest(request, cluster, budget, progress)
         if found is not None:
             yield found
 
 
 def _fastest(
-    request: Request, cluster: Cluster, budget_seconds: float, progress: Progress | None
+    request: Request, cluster: Cluster, budget: float, progress: Progress | None
 ) -> tuple[Request, Priced] | None:
     """The fastest layout on another number of devices; None where none fits."""
     smaller = request.on(cluster)
     if not fits_at_all(smaller):
         return None
-    found = search(smaller, budget_seconds / 8, SIMULATIONS, keep=1, progress=progress)
+    found = search(smaller, budget / 8, SIMULATIONS, keep=1, progress=progress)
     return (smaller, found.best[0]) if found.best else None
 
 

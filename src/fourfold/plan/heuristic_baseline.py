@@ -9,6 +9,7 @@ from itertools import product
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
 from fourfold.plan.bound import Bounder
+from fourfold.plan.budget import Budget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
@@ -19,8 +20,9 @@ MICROBATCHES = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
 
 
-def heuristic_baseline(request: Request) -> Priced | None:
-    """The fastest of the baseline's layouts that fit, over recompute policies and microbatches; None if none fits."""
+def heuristic_baseline(request: Request, budget: Budget | None = None) -> Priced | None:
+    """The fastest of the baseline's layouts that fit, over recompute policies and microbatches; None if none fits, or the budget
+    was spent before one was found."""
     node, model = request.cluster.node_devices, request.model
     tensor = max(
         d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
@@ -29,12 +31,14 @@ def heuristic_baseline(request: Request) -> Priced | None:
     if model.num_experts:
         experts = max(d for d in range(1, node + 1) if splits_experts(model, d) and request.devices % d == 0)
         tensor = 1
-    bounder, pricer, fitting = Bounder(request), Pricer(request), list[Priced]()
+    bounder, pricer, fitting = Bounder(request), Pricer(request, budget), list[Priced]()
     for policy, sequences in product(RECOMPUTE, MICROBATCHES):
         for pp in _stages(request, request.devices // tensor, sequences):
             candidate = _candidate(request, pp, tensor, experts, policy, sequences)
             if _least_bytes(bounder, candidate) > request.memory_bytes:
                 continue
+            if pricer.budget.is_spent:
+                break
             found = pricer.price(candidate)
             if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
                 fitting.append(found)

@@ -14,18 +14,22 @@ KEPT = 4_000
 
 @dataclass
 class Counts:
-    """Where the layouts went. `not_searched`: their bounds are better than the best, but others looked better still."""
+    """Where the layouts went. `not_searched`: their bounds are better than the best, but others looked better still.
+    `end_ranks_too_large`: the programs of the first two pipeline ranks and the last were lowered, and hold too much.
+    `least_memory`: layouts that were simulated for their memory, where none of the fastest fits."""
 
     layouts: int = 0
     too_large: int = 0
     worse_bound: int = 0
     simulated: int = 0
     simulated_too_large: int = 0
+    end_ranks_too_large: int = 0
     like_a_simulated_one: int = 0
     timelines: int = 0
     refused: int = 0
     not_searched: int = 0
     shapes_not_priced: int = 0
+    least_memory: int = 0
 
 
 @dataclass
@@ -40,6 +44,8 @@ class Pool:
     memory: list[np.ndarray] = field(default_factory=list)
     origin: list[np.ndarray] = field(default_factory=list)
     smallest: tuple[Candidate, float] | None = None
+    least: list[tuple[float, Candidate]] = field(default_factory=list)
+    """The layout of each shape with the least bound of memory, where that fits, with the bound."""
     _added: int = 0
 
     def add(self, bounds: Bounds) -> None:
@@ -52,6 +58,8 @@ class Pool:
             if self.smallest is None or bounds.memory_bytes[least] < self.smallest[1]:
                 self.smallest = (bounds.candidate(least), float(bounds.memory_bytes[least]))
             return
+        least = int(bounds.memory_bytes.argmin())
+        self.least.append((float(bounds.memory_bytes[least]), bounds.candidate(least)))
         rows = np.flatnonzero(fits)
         self.seconds.append(bounds.seconds[rows])
         self.memory.append(bounds.memory_bytes[rows])

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
+from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, Budget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.simulate.stage_times import estimate_makespan
-from fourfold.simulate.step import StepPrediction, predict_memory, predict_step
+from fourfold.simulate.step import StepPrediction, predict_memory, predict_step, simulated_microbatches
 
 KEPT = 200_000
 """Instructions of programs that are kept for others of their kind."""
@@ -49,10 +50,12 @@ def _computation(candidate: Candidate) -> Candidate:
 
 class Pricer:
     """Prices of single layouts. Of those that differ in how data parallelism is divided and placed alone, the programs are the same
-    but for its part, and of those that differ in how it is divided, timelines are: what was found of one is kept for the next."""
+    but for its part, and of those that differ in how it is divided, timelines are: what was found of one is kept for the next. Its
+    work is spent from `budget`."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, budget: Budget | None = None) -> None:
         self.request = request
+        self.budget = budget or Budget(float("inf"))
         self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
@@ -60,7 +63,10 @@ class Pricer:
     def predict(self, candidate: Candidate) -> StepPrediction:
         """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
         spec = candidate_spec(self.request, candidate)
-        return predict_step(spec, self.request.prices(spec.layout), self._compiled(candidate, spec))
+        compiled = self._compiled(candidate, spec)
+        step = predict_step(spec, self.request.prices(spec.layout), compiled)
+        self.budget.spend(SIMULATION + INSTRUCTION * compiled.num_instructions)
+        return step
 
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
         """Simulates a layout; a message where it cannot be."""
@@ -74,10 +80,23 @@ class Pricer:
         """Whether the layout can be and fits, without its time."""
         try:
             spec, most = candidate_spec(self.request, candidate), self.request.memory_bytes
-            held = predict_memory(spec, self.request.prices(spec.layout), self._compiled(candidate, spec))
+            compiled = self._compiled(candidate, spec)
+            held = predict_memory(spec, self.request.prices(spec.layout), compiled)
+            self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * compiled.num_instructions))
             return all(each <= most for each in held)
         except UserError:
             return False
+
+    def end_ranks_bytes(self, candidate: Candidate) -> int:
+        """The largest peak memory of the first two pipeline ranks and the last, from their programs alone. One of them is usually
+        the fullest. Raises `UserError` where the layout cannot be."""
+        spec = candidate_spec(self.request, candidate)
+        compiled = self._compiled(candidate, spec)
+        before = compiled.num_instructions
+        ends = {0, 1, candidate.pp - 1}
+        held = max(predict_memory(spec, self.request.prices(spec.layout), compiled, ends))
+        self.budget.spend(MEMORY * (SIMULATION + INSTRUCTION * (compiled.num_instructions - before)))
+        return held
 
     @property
     def drawn(self) -> int:
@@ -90,6 +109,7 @@ class Pricer:
         if key not in self._timelines:
             spec = candidate_spec(self.request, candidate)
             self._timelines[key] = estimate_makespan(spec, self.request.prices(spec.layout))
+            self.budget.spend(TIMELINE + COMPUTE * len(spec.layout.stages) * simulated_microbatches(spec))
         return max(bound, self._timelines[key])
 
     def like(self, candidate: Candidate, bound: float) -> float:

@@ -1,7 +1,7 @@
 """The search: bounds of every layout, then sharper prices of those that look fastest, until the fastest are known.
 
-Deterministic as long as no budget runs out. A layout is left out for one of four reasons, all counted: its memory's bound does not
-fit, its time's bound is worse than the best, its simulated memory does not fit, or a budget ran out before it.
+Deterministic: its budget is work, not time. A layout is left out for one of four reasons, all counted: its memory's bound does not
+fit, its time's bound is worse than the best, its simulated memory does not fit, or the budget was spent before it.
 """
 
 import time
@@ -15,6 +15,7 @@ import numpy as np
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.bound import Bounder
+from fourfold.plan.budget import ROW, SHAPE, Budget
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.low_memory import CLEARLY, LowMemory
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
@@ -31,8 +32,12 @@ Progress = Callable[[str, float], None]
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
 not simulated yet, and the most that is of a timeline."""
-BOUND_SHARE = 2 / 3
-"""Share of the time budget that bounds may take."""
+BUDGET = 60.0
+"""Units of work (`plan/budget.py`), where nobody says otherwise."""
+BOUND_SHARE, SIMULATED_SHARE = 2 / 3, 5 / 6
+"""Shares of the budget that bounds may take, and bounds and simulations together while nothing was found to fit."""
+LEAST = 24
+"""Layouts of least memory that are simulated where none of the fastest fits."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
 BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
@@ -67,27 +72,28 @@ class Found:
 
 def search(
     request: Request,
-    budget_seconds: float = 60.0,
+    budget: Budget | float = BUDGET,
     most_simulations: int = 60,
     keep: int = 8,
     progress: Progress | None = None,
     fixed: Mapping[str, int | str] | None = None,
 ) -> Found:
-    """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. `fixed`: fields of `Candidate`
-    that layouts must have."""
+    """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. Where none of the fastest fits,
+    those of least memory are simulated until one does. `fixed`: fields of `Candidate` that layouts must have."""
     asked = str((fixed or {}).get("recompute", ""))
     if ":" in asked:
         raise UserError(
             f"recompute = {asked!r} of a layout that is searched for: allowed: none, selective, full, of all blocks; how many need "
             f"it is found by itself; a value that works: '{asked.partition(':')[0]}'"
         )
+    work = budget if isinstance(budget, Budget) else Budget(budget)
     with without_collection():
-        return _search(request, budget_seconds, most_simulations, keep, progress, fixed or {})
+        return _search(request, work, most_simulations, keep, progress, fixed or {})
 
 
 def _search(
     request: Request,
-    budget_seconds: float,
+    budget: Budget,
     most_simulations: int,
     keep: int,
     progress: Progress | None,
@@ -102,7 +108,7 @@ def _search(
     """
     started = time.monotonic()
     counts = Counts()
-    pool, small = _bound_all(request, counts, started + BOUND_SHARE * budget_seconds, progress, fixed)
+    pool, small = _bound_all(request, counts, budget.part(BOUND_SHARE), progress, fixed)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [
@@ -115,9 +121,9 @@ def _search(
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
-    pricer = Pricer(request)
+    pricer, fits = Pricer(request, budget), False
     while queue and len(best) < keep and counts.simulated < most_simulations:
-        if time.monotonic() - started > budget_seconds:
+        if budget.spent > (1.0 if fits else SIMULATED_SHARE) * budget.limit:
             break
         _, level, place, priced = heappop(queue)
         where = origin[:, order[place]]
@@ -152,6 +158,12 @@ def _search(
             if relatives.get(relative, 0) >= RELATIVES:
                 counts.like_a_simulated_one += 1
                 continue
+            if candidate.pp > 2 and (held := pricer.end_ranks_bytes(candidate)) > request.memory_bytes:
+                counts.end_ranks_too_large += 1
+                for each in (sizes, like):
+                    fuller[each] = min(fuller.get(each, float("inf")), held / bytes_bound)
+                outgrown.append(Priced(candidate, exact, (held,), float(seconds[order[place]])))
+                continue
             relatives[relative] = relatives.get(relative, 0) + 1
             step = pricer.predict(candidate)
         except UserError:
@@ -168,12 +180,17 @@ def _search(
             if least is None or result.memory_bytes < least[1]:
                 least = (candidate, float(result.memory_bytes))
         else:
+            fits = True
             heappush(queue, (result.seconds, SIMULATED, place, result))
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
+    if not best:
+        best, tried = _least_memory(pricer, pool)
+        counts.least_memory = len(tried)
+        least = min([*([least] if least else []), *tried], key=_held, default=None)
     low_memory = None
-    if best and time.monotonic() - started < budget_seconds:
+    if best and not budget.is_spent:
         held = min(best, key=_time).memory_bytes
         if held > small.limit:
             low_memory = small.fastest(pricer, CLEARLY * held)
@@ -209,19 +226,39 @@ def _partial(
     return [p for p in found if p is not None]
 
 
+def _held(each: tuple[Candidate, float]) -> float:
+    return each[1]
+
+
+def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[Candidate, float]]]:
+    """The first layout that fits, in the order of their bounds of memory, and all that were simulated, with what they hold."""
+    tried: list[tuple[Candidate, float]] = []
+    for _, candidate in sorted(pool.least, key=lambda each: (each[0], each[1].words())):
+        if len(tried) == LEAST or pricer.budget.is_spent:
+            break
+        priced = pricer.price(candidate)
+        if isinstance(priced, Priced):
+            tried.append((candidate, float(priced.memory_bytes)))
+            if priced.memory_bytes <= pricer.request.memory_bytes:
+                return [priced], tried
+    return [], tried
+
+
 def _bound_all(
-    request: Request, counts: Counts, deadline: float, progress: Progress | None, fixed: Mapping[str, int | str]
+    request: Request, counts: Counts, budget: Budget, progress: Progress | None, fixed: Mapping[str, int | str]
 ) -> tuple[Pool, LowMemory]:
-    """Bounds of all layouts, those of plain shapes first in case the time runs out."""
+    """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
     pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), LowMemory.of(request)
     shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
     shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
     for index, shape in enumerate(shapes):
-        if index % 16 == 0 and time.monotonic() > deadline:
+        if budget.is_spent:
             counts.shapes_not_priced = len(shapes) - index
             break
         bounds = bounder.bounds(shape)
+        budget.spend(SHAPE)
         if bounds is not None:
+            budget.spend(ROW * len(bounds))
             bounds = bounds.where(fixed)
         if bounds is not None and len(bounds):
             pool.add(bounds)

@@ -107,10 +107,18 @@ def _nothing(plan: Plan) -> list[str]:
             f"multiple of {request.devices} sequences"
         ]
     candidate, held = smallest
-    lines = [
-        f"nothing fits: of all layouts, {candidate.words()} needs the least, {format_bytes(held)} on a device, "
-        f"and it may hold {limit}",
-    ]
+    counts = plan.found.counts
+    seen = counts.simulated + counts.end_ranks_too_large + counts.least_memory
+    if counts.too_large == counts.layouts and not counts.shapes_not_priced:
+        claim = f"nothing fits: of all {counts.layouts:,} layouts, {candidate.words()} needs the least"
+    elif seen:
+        claim = (
+            f"nothing was found to fit: of the {seen:,} layouts that were lowered, {candidate.words()} needs the least; "
+            f"{counts.layouts - counts.too_large - seen:,} others may fit by their bounds"
+        )
+    else:
+        claim = f"nothing was found to fit before the budget was spent (--budget); {candidate.words()} needs the least"
+    lines = [f"{claim}: {format_bytes(held)} on a device, which may hold {limit}"]
     if plan.enough is not None:
         name = request.cluster.key.partition(":")[0]
         preset = name in cluster_names() and load_cluster(name).name == request.cluster.name
@@ -126,6 +134,7 @@ def _counts(plan: Plan) -> list[str]:
         f"{counts.too_large:,} too large",
         f"{counts.worse_bound:,} slower by their bounds",
         f"{counts.timelines:,} timelines drawn",
+        f"{counts.end_ranks_too_large:,} too large on the first or last rank",
         f"{counts.simulated:,} simulated ({counts.simulated_too_large} of them too large)",
     ]
     lines = [": ".join((parts[0], ", ".join(parts[1:])))]
@@ -135,8 +144,7 @@ def _counts(plan: Plan) -> list[str]:
         )
     if counts.shapes_not_priced:
         lines.append(
-            f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch, for the time was up; --budget-seconds "
-            f"allows more"
+            f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch, for the budget was spent; --budget allows more"
         )
     return lines
 

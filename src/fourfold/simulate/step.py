@@ -5,7 +5,7 @@ some number on. `predict_step` simulates two such numbers and goes on in a strai
 microbatches costs what one of some 3 x pp does.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -221,20 +221,23 @@ def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None
     return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
 
 
-def predict_memory(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> Iterator[int]:
-    """Peak memory of the devices of every pipeline rank, as in `predict_step`, from programs alone, each lowered when it is
-    asked for. A rank's memory does not grow with the number of microbatches from the steady state on, unless the schedule has
-    ever more of them in flight, as GPipe."""
+def predict_memory(
+    spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None, ranks: Collection[int] | None = None
+) -> Iterator[int]:
+    """Peak memory of the devices of every pipeline rank, or of some `ranks`, as in `predict_step`, from programs alone, each
+    lowered when it is asked for. A rank's memory does not grow with the number of microbatches from the steady state on, unless
+    the schedule has ever more of them in flight, as GPipe."""
     compiled = compiled or CompiledStages(spec)
     layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
     wanted = layout.num_microbatches
     few = wanted if steady is None else min(steady, wanted)
     held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
     if held > held_few:
-        yield from predict_step(spec, prices, compiled).device_bytes
+        every = predict_step(spec, prices, compiled).device_bytes
+        yield from (each for rank, each in enumerate(every) if ranks is None or rank in ranks)
         return
     short = spec.with_microbatches(few)
-    views = compiled.views(short)
+    views = [view for view in compiled.views(short) if ranks is None or view.pp_rank in ranks]
     for view, program in zip(views, each_program(compiled, views), strict=True):
         yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
 

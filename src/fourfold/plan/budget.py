@@ -1,0 +1,37 @@
+"""The work of a search, counted and not timed: the same request gives the same answer on every machine, however busy it is.
+
+One unit is about a second of one core: the constants are seconds that were measured on a server of 2024.
+"""
+
+from dataclasses import dataclass
+
+SHAPE, ROW = 2.2e-3, 1e-6
+"""Bounds of a shape of a replica, and of each layout around it."""
+TIMELINE, COMPUTE = 2e-3, 7e-6
+"""A schedule's timeline, and each stage's microbatch in it."""
+SIMULATION, INSTRUCTION = 0.02, 13e-6
+"""A simulated layout, and each instruction of its programs."""
+MEMORY = 0.5
+"""Share of a simulation that its memory alone takes."""
+
+
+@dataclass
+class Budget:
+    """`limit` units, of which `spent` are spent; `parent` is told of what is spent here."""
+
+    limit: float
+    spent: float = 0.0
+    parent: "Budget | None" = None
+
+    @property
+    def is_spent(self) -> bool:
+        return self.spent >= self.limit
+
+    def spend(self, units: float) -> None:
+        self.spent += units
+        if self.parent is not None:
+            self.parent.spend(units)
+
+    def part(self, share: float) -> "Budget":
+        """A budget of its own: this share of the whole limit, and no more than is left."""
+        return Budget(max(0.0, min(share * self.limit, self.limit - self.spent)), parent=self)
