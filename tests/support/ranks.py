@@ -1,7 +1,6 @@
 """Warm worker processes: `run_on_ranks(n, function, **kwargs)` calls a function on n gloo ranks and returns their results."""
 
 import atexit
-import multiprocessing as mp
 import os
 import tempfile
 import traceback
@@ -9,6 +8,8 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from tests.support.forking import forking_context
 
 TIMEOUT_SECONDS = 100.0
 _POOLS: dict[int, "RankPool"] = {}
@@ -18,8 +19,7 @@ class RankPool:
     """n processes with one thread each, joined in one process group, that live until the tests end."""
 
     def __init__(self, size: int) -> None:
-        context = mp.get_context("forkserver")  # torch is imported once, whatever the number of processes
-        context.set_forkserver_preload(["torch.distributed", "torch.testing", "fourfold.runtime.executor"])
+        context = forking_context()
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._pipes = []

@@ -1,11 +1,7 @@
 """Whole runs on real ranks: metrics, stopping and resuming to the bit, skipped steps, hangs that name who is missing."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,6 +17,7 @@ from fourfold.program import lower_step, rank_view, resolve_step
 from fourfold.program.liveness import ledger
 from fourfold.train.sample import generate
 from tests.support.reference_optimizers import REFERENCES
+from tests.support.training_ranks import TrainingRank, start_training
 
 RUN = {
     "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_size": 48},
@@ -58,26 +55,9 @@ def make_run(out: Path, corpus: Path, **sections) -> Path:
     return out
 
 
-def start(out: Path, ranks: int) -> list[subprocess.Popen]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"OMP_NUM_THREADS": "1", "FOURFOLD_PARENT": str(os.getpid())}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-m", "fourfold.train.worker", str(out)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def finish(processes: list[subprocess.Popen], timeout: float = 120) -> tuple[list[int], list[str]]:
-    errors = [process.communicate(timeout=timeout)[1] for process in processes]
-    return [process.returncode for process in processes], errors
+def finish(ranks: list[TrainingRank], timeout: float = 120) -> tuple[list[int], list[str]]:
+    codes, errors = zip(*(rank.finish(timeout) for rank in ranks), strict=True)
+    return list(codes), list(errors)
 
 
 def lines(path: Path) -> list[dict]:
@@ -132,16 +112,16 @@ def test_the_state_of_every_other_optimizer_is_resumed(tmp_path, corpus, name) -
 
 def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
     full = make_run(tmp_path / "whole", corpus, **sections)
-    codes, errors = finish(start(full, ranks))
+    codes, errors = finish(start_training(full, ranks))
     assert codes == [0] * ranks, errors
     parts = make_run(tmp_path / "parts", corpus, **sections)
-    processes = start(parts, ranks)
+    processes = start_training(parts, ranks)
     wait_for_step(parts, 2)
     processes[-1].send_signal(signal.SIGTERM)  # one rank alone is told; all stop at the same step
     codes, errors = finish(processes)
     assert codes in ([3] * ranks, [0] * ranks), errors
     if codes[0] == 3:
-        assert finish(start(parts, ranks))[0] == [0] * ranks
+        assert finish(start_training(parts, ranks))[0] == [0] * ranks
     expected, actual = (lines(folder / "metrics.jsonl") for folder in (full, parts))
     for key in ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "validation_loss"):
         assert [line.get(key) for line in actual] == [line.get(key) for line in expected], key
@@ -152,7 +132,7 @@ def _check_resumed(tmp_path, corpus, ranks, sections) -> None:
 
 def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
     out = make_run(tmp_path / "run", corpus, layout={"zero": 3})
-    assert finish(start(out, 2))[0] == [0, 0]
+    assert finish(start_training(out, 2))[0] == [0, 0]
     config = load_run(out / "run.toml")
     model = resolve_model(config.model)
     declared = ledger(lower_step(rank_view(resolve_step(config, model, resolve_layout(config, model, 2)))))
@@ -178,7 +158,7 @@ def test_validation_loss_is_the_same_under_every_layout(tmp_path, corpus) -> Non
     losses = []
     for ranks, layout in layouts:
         out = make_run(tmp_path / str(ranks), corpus, layout=layout, precision={"compute": "fp64"}, batch={"steps": 2})
-        codes, errors = finish(start(out, ranks))
+        codes, errors = finish(start_training(out, ranks))
         assert codes == [0] * ranks, errors
         losses.append(lines(out / "metrics.jsonl")[-1]["validation_loss"])
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-12)
@@ -186,7 +166,7 @@ def test_validation_loss_is_the_same_under_every_layout(tmp_path, corpus) -> Non
 
 def test_non_finite_gradients_are_skipped_and_counted(tmp_path, corpus) -> None:
     out = make_run(tmp_path / "run", corpus, optimizer={"lr": 1e30, "warmup_steps": 0}, batch={"steps": 4})
-    codes, errors = finish(start(out, 2))
+    codes, errors = finish(start_training(out, 2))
     assert codes == [0, 0], errors
     recorded = lines(out / "metrics.jsonl")
     assert recorded[0]["skipped_steps"] == 0
@@ -203,19 +183,18 @@ def test_a_hang_names_the_rank_and_its_instruction(tmp_path, corpus) -> None:
         checkpoint={"every_steps": 99999},
         run={"timeout_seconds": 4.0},
     )
-    processes = start(out, 2)
+    processes = start_training(out, 2)
     try:
         wait_for_step(out, 3)
         processes[1].send_signal(signal.SIGSTOP)
-        error = processes[0].communicate(timeout=60)[1]
-        assert processes[0].returncode == 1
+        code, error = processes[0].finish(60)
+        assert code == 1
         assert "rank 0 waits at step" in error
         assert "rank 1 stopped at step" in error or "rank 1 has entered it, and was last seen at step" in error
         assert "Traceback" not in error
     finally:
         for process in processes:
             process.kill()
-            process.communicate()
 
 
 def test_a_lost_rank_is_a_message(tmp_path, corpus) -> None:
@@ -227,15 +206,14 @@ def test_a_lost_rank_is_a_message(tmp_path, corpus) -> None:
         checkpoint={"every_steps": 99999},
         run={"timeout_seconds": 20.0},
     )
-    processes = start(out, 2)
+    processes = start_training(out, 2)
     try:
         wait_for_step(out, 3)
         processes[1].kill()
-        error = processes[0].communicate(timeout=60)[1]
-        assert processes[0].returncode == 1
+        code, error = processes[0].finish(60)
+        assert code == 1
         assert "rank 1 stopped at step" in error or "rank 1 has entered it, and was last seen at step" in error
         assert "Traceback" not in error
     finally:
         for process in processes:
             process.kill()
-            process.communicate()

@@ -1,0 +1,51 @@
+"""Ranks that train a run's folder: the worker's own function, in processes that are forked and need not import torch."""
+
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from fourfold.train.worker import run_worker
+from tests.support.forking import forking_context
+
+
+class TrainingRank:
+    """One rank in a process of its own, and what it writes to standard error."""
+
+    def __init__(self, out: Path, environment: dict[str, str]) -> None:
+        self._errors = out / f"errors-{environment['RANK']}.txt"
+        self._process = forking_context().Process(target=_train, args=(out, environment, self._errors), daemon=True)
+        self._process.start()
+
+    def send_signal(self, number: int) -> None:
+        if self._process.pid is not None and self._process.is_alive():
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def finish(self, timeout: float) -> tuple[int, str]:
+        """Exit code, negative for a signal, and what the rank said. Raises `TimeoutError` where it has not ended in time."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"a rank has not ended in {timeout} s; it said: {self._errors.read_text()}")
+        return self._process.exitcode, self._errors.read_text()
+
+
+def _train(out: Path, environment: dict[str, str], errors: Path) -> None:
+    os.environ.update(environment, FOURFOLD_PARENT=str(os.getppid()))
+    with open(errors, "w") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    code = run_worker(out)
+    sys.stderr.flush()
+    os._exit(code)  # as the worker's own process ends
+
+
+def start_training(out: Path, ranks: int) -> list[TrainingRank]:
+    """All ranks of the run in `out`."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [TrainingRank(out, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
