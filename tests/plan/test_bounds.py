@@ -113,5 +113,5 @@ def test_the_space_holds_what_papers_ran() -> None:
     rows = bounds.where({"pp": 16, "schedule": "interleaved_1f1b", "virtual_stages": 8, "zero": 1, "dp_shard": 128})
     assert len(rows) == 1
     assert rows.candidate(0).words() == (
-        "tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none"
+        "tp 8 x pp 16 (interleaved_1f1b, VPP 8) x dp 128, ZeRO-1, microbatch 1, recompute none"
     )
