@@ -62,7 +62,7 @@ def test_every_layout_is_counted_once() -> None:
     assert counts.too_large + counts.worse_bound + later == counts.layouts
 
 
-def test_a_budget_ends_the_search_and_is_said() -> None:
+def test_a_budget_ends_the_search_and_is_reported() -> None:
     counts = search(request(64, 512), budget_seconds=0.3).counts
     assert counts.shapes_not_priced > 0 or counts.not_searched > 0
 

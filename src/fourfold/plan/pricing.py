@@ -48,8 +48,8 @@ def _computation(candidate: Candidate) -> Candidate:
 
 
 class Pricer:
-    """Prices of single layouts. Of those that differ in how data parallelism is divided and placed alone, the programs are the same
-    but for its part, and of those that differ in how it is divided, timelines are: what was found of one is kept for the next."""
+    """Prices of single layouts. Layouts that differ only in how data parallelism is divided and placed share all other parts of
+    their programs; those that differ only in how it is divided share their timelines. The next layout reuses what was computed."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
