@@ -58,9 +58,9 @@ class Inside:
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as patches:
             for owner, name in WORK:
-                stack.enter_context(patch.object(owner, name, self.timed(getattr(owner, name))))
+                patches.enter_context(patch.object(owner, name, self.timed(getattr(owner, name))))
             yield
 
 

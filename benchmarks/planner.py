@@ -229,13 +229,13 @@ def schedules(report: Report, model: ModelConfig) -> None:
         instructions = sum(len(each.instructions) for each in program().programs)
         theirs = f"lowered, {actions:,} actions in {length:,} steps"
         peer = partial(timed, partial(stepped, STAGES, stages, MICROBATCHES))
-        what = f"{name}, {STAGES} ranks, v {stages}, {MICROBATCHES} microbatches"
+        what = f"{name}, {STAGES} ranks, VPP {stages}, {MICROBATCHES} microbatches"
         report.compare(what, ("order and timeline", theirs), (partial(fresh, drawn), peer))
         predict = f"program and simulation, {instructions:,} instructions"
         report.compare(what, (predict, theirs), (partial(fresh, program), peer))
 
 
-def whole_search(report: Report) -> None:
+def full_search(report: Report) -> None:
     asked = ["--model", MODEL, "--cluster", CLUSTER, "--sequence-length", str(LENGTH), "--batch-tokens", "16M"]
     seconds, memory, out = fourfold_command("plan", *asked, "--json")
     found = json.loads(out)
@@ -276,7 +276,7 @@ def main() -> None:
     many_layouts(report, peer, model)
     schedules(report, model)
     if not options.skip_search:
-        whole_search(report)
+        full_search(report)
     if options.markdown:
         options.markdown.write_text(report.markdown)
 

@@ -18,6 +18,7 @@ NAMED_TWICE: dict[str, str] = {}
 FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
+    "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "cli/console.py": "a terminal's spinner, for every command that makes one wait",

@@ -130,7 +130,7 @@ def _defined(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def _split(name: str) -> str:
-    """`heldOutLoss` and `held_out_loss` -> `held out loss`."""
+    """`numTokens` and `num_tokens` -> `num tokens`."""
     return _CAMEL.sub(" ", name).replace("_", " ").strip().lower()
 
 

@@ -36,7 +36,7 @@ SWEEPS = ("nanotron_playbook_sweep", "nanotron_playbook_failed")
 def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
     """The aims, and whether they are reached; means over rows, or files that reach them."""
 
-    def said(reached: bool, text: str) -> str:
+    def verdict(reached: bool, text: str) -> str:
         return f"{'reached' if reached else 'not'}: {text}"
 
     columns = []
@@ -49,11 +49,11 @@ def aims(fitted: dict[str, Any], crossed: dict[str, Any]) -> str:
         columns.append(
             [
                 f"{accurate} of {len(tuned)} files, {skilled} of {len(tuned)}",
-                said(sweep["healthy"]["mean"] <= 0.12, f"{percent(sweep['healthy']['mean'])} %"),
-                said(overall["memory"]["mean"] <= 0.08, f"{percent(overall['memory']['mean'])} %"),
-                said(overall["fit"]["share"] >= 0.97, f"{percent(overall['fit']['share'])} %"),
-                said(ranking["correlation_mean"] >= 0.9, number(ranking["correlation_mean"])),
-                said(ranking["regret_median"] < 0.03, f"{percent(ranking['regret_median'])} %"),
+                verdict(sweep["healthy"]["mean"] <= 0.12, f"{percent(sweep['healthy']['mean'])} %"),
+                verdict(overall["memory"]["mean"] <= 0.08, f"{percent(overall['memory']['mean'])} %"),
+                verdict(overall["fit"]["share"] >= 0.97, f"{percent(overall['fit']['share'])} %"),
+                verdict(ranking["correlation_mean"] >= 0.9, number(ranking["correlation_mean"])),
+                verdict(ranking["regret_median"] < 0.03, f"{percent(ranking['regret_median'])} %"),
             ]
         )
     names = [

@@ -135,7 +135,7 @@ def _most_at_once(sequences: int, length: int) -> int:
 def _sharding(row: Row, degrees: Degrees, trainer: Trainer, imputed: ImputedDefaults) -> tuple[int, int]:
     """(ZeRO stage, ranks that share one copy of the state)."""
     stated, zero = row.layout, row.layout.zero
-    if zero is None and "not resharded" in stated.zero_words:
+    if zero is None and "not resharded" in stated.zero_text:
         zero = imputed.fill("zero", 2 if degrees.pp == 1 else 1, "fsdp_kept")
     elif degrees.pp > 1 and trainer.is_torch_fsdp and (zero == 3 or (zero is None and stated.fsdp)):
         zero = imputed.fill("zero", 1, "fsdp_kept")
@@ -215,7 +215,7 @@ def _context(row: Row, model: ModelConfig, degrees: Degrees, trainer: Trainer, i
     """How context parallelism is done, in the words of a run file."""
     if degrees.cp == 1:
         return "ring"
-    method = row.layout.cp_words.lower()
+    method = row.layout.cp_text.lower()
     own = [clause for clause in asserted(f"{row.framework}; {row.notes}", "ulysses") if not re.search(_OTHERS, clause)]
     if asserted(method, _HEADS) or (own and not method and not asserted(row.notes, r"\bring attention")):
         stated, both = re.search(r"ulysses\D{0,12}(\d+)", method), bool(asserted(method, _RING))

@@ -49,7 +49,7 @@ DEFAULTS: dict[str, str] = {
     "zero_bubble": "ZB-1p is simulated as ZB-H1 and ZB-2p as ZB-H2, the hand-made schedules with the same memory.",
     "microbatch_sequences": "global batch / (dp x accumulation) where both are stated; else, without a pipeline, all of a rank's "
     "sequences up to 8, or their largest part up to 8 and 32,768 tokens; 1 with a pipeline, and of experts in Megatron and its "
-    "kin. Where that would not fit, half of it, and again.",
+    "forks. Where that would not fit, half of it, and again.",
     "accumulation": "Where neither the batch nor the accumulation is stated, as many microbatches as make 524,288 tokens a step, "
     "and 4 x pp at least with a pipeline.",
     "global_sequences": "microbatch x accumulation x dp.",
@@ -79,9 +79,9 @@ DEFAULTS: dict[str, str] = {
     "devices_per_node": "8 devices a node; 4 for GB200, GB300, GH200 and TPU; 16 for a DGX-2 of V100.",
     "internode": "A rate of the network of which nobody says whether a card or a node has it is each device's where devices of "
     "such machines usually have it, else a node's.",
-    "network": "A network that is not stated is that of the first cluster file with such devices; 400 Gb/s a device for MI300X and "
-    "its kin and GB200, 800 for GB300, 200 for GH200, Ascend 910B and Trainium 2, 300 for Gaudi 2, 600 for Gaudi 3, 133 for a tile "
-    "of Max 1550; 100 Gb/s for others.",
+    "network": "A network that is not stated is that of the first cluster file with such devices; 400 Gb/s a device for MI300X, "
+    "its family and GB200, 800 for GB300, 200 for GH200, Ascend 910B and Trainium 2, 300 for Gaudi 2, 600 for Gaudi 3, 133 for a "
+    "tile of Max 1550; 100 Gb/s for others.",
     "attention": "Attention is a fused kernel (flash) from 2023 on; before, in the zero-bubble paper and where a row says so, the "
     "matrix is written.",
     "attention_sinks": "GPT-OSS's attention has learned sinks: Megatron and its forks had no fused kernel for them before 2026.06, "

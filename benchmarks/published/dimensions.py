@@ -29,7 +29,7 @@ _VOCABULARIES = (
 )
 _MOONLIGHT = StatedModel(
     name="Moonlight-16B-A3B", num_layers=27, hidden_size=2048, num_heads=16, num_kv_heads=16, ffn_size=11264,
-    vocab_size=163840, gated=True, tied=False, latent=True, query_rank=0, key_value_rank=512, nope_head_dim=128,
+    vocab_size=163840, gated=True, tied=False, is_mla=True, query_rank=0, key_value_rank=512, nope_head_dim=128,
     rope_head_dim=64, value_head_dim=128, num_experts=64, top_k=6, moe_ffn_size=1408, shared_ffn_size=2816, dense_layers=1,
 )  # fmt: skip
 _PUBLIC = {"moonlight-16b-a3b": _MOONLIGHT}
@@ -48,7 +48,7 @@ def model_of(row: Row, trainer: Trainer, tp: int, imputed: ImputedDefaults) -> t
         raise NotACase(f"the model's {missing[0].replace('_', ' ')} is not stated")
     layers, hidden, heads = stated.num_layers or 0, stated.hidden_size or 0, stated.num_heads or 0
     gated = _gated(stated, imputed)
-    special = bool(stated.num_experts) or stated.latent
+    special = bool(stated.num_experts) or stated.is_mla
     ffn = stated.ffn_size or (stated.moe_ffn_size if stated.num_experts else None)
     if ffn is None and not stated.num_experts:
         raise NotACase("the model's feed-forward size is not stated")
@@ -57,7 +57,7 @@ def model_of(row: Row, trainer: Trainer, tp: int, imputed: ImputedDefaults) -> t
         "num_layers": layers,
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": heads if stated.latent else stated.num_kv_heads or imputed.fill("num_kv_heads", heads),
+        "num_kv_heads": heads if stated.is_mla else stated.num_kv_heads or imputed.fill("num_kv_heads", heads),
         "head_dim": stated.head_dim or _head_dim(hidden, heads, stated, imputed),
         "ffn_size": ffn,
         "vocab_size": _padded(vocab_size, trainer, tp, imputed),
@@ -66,8 +66,8 @@ def model_of(row: Row, trainer: Trainer, tp: int, imputed: ImputedDefaults) -> t
     }
     if stated.num_experts:
         values.update(_experts(stated, int(ffn or 0)))
-    if stated.latent:
-        values.update(_latent(stated))
+    if stated.is_mla:
+        values.update(_mla_sizes(stated))
     modules = _modules(stated, row, imputed)
     if modules:
         values.update(mtp_layers=modules, mtp_loss=0.3)
@@ -123,12 +123,12 @@ def _check_kind(stated: StatedModel, row: Row) -> None:
 def _gated(stated: StatedModel, imputed: ImputedDefaults) -> bool:
     if stated.gated is not None:
         return stated.gated
-    special = bool(stated.num_experts) or stated.latent
+    special = bool(stated.num_experts) or stated.is_mla
     return imputed.fill("gated", special or bool(_GATED_NAMES.search(stated.name)))
 
 
 def _head_dim(hidden: int, heads: int, stated: StatedModel, imputed: ImputedDefaults) -> int:
-    if stated.latent:
+    if stated.is_mla:
         return (stated.nope_head_dim or 0) + (stated.rope_head_dim or 0)
     if hidden % heads:
         raise NotACase(f"{heads} heads do not divide hidden size {hidden}, and the head size is not stated")
@@ -155,8 +155,8 @@ def _options(
     if gated:
         qwen = re.search(r"qwen-?([123])", stated.name, re.I)
         options: dict[str, Any] = {
-            "qkv_bias": qwen is not None and qwen[1] in "12" and not stated.latent,
-            "qk_norm": qwen is not None and qwen[1] == "3" and not stated.latent,
+            "qkv_bias": qwen is not None and qwen[1] in "12" and not stated.is_mla,
+            "qk_norm": qwen is not None and qwen[1] == "3" and not stated.is_mla,
             "tie_embeddings": stated.tied if stated.tied is not None else imputed.fill("tie_embeddings", False),
         }
         if stated.norm == "layer":
@@ -164,7 +164,7 @@ def _options(
                 imputed.approximate("layer_norm")
             else:
                 options["norm"] = "layer"
-        if stated.positions == "learned" and not stated.latent:
+        if stated.positions == "learned" and not stated.is_mla:
             options["positions"] = "learned"
         if stated.bias:
             imputed.approximate("gated_bias")
@@ -188,8 +188,8 @@ def _options(
         "activation": "gelu",
         "gated": False,
         "linear_bias": bias,
-        "qkv_bias": bias and not stated.latent,
-        "positions": "rope" if stated.latent or squared else stated.positions or "learned",
+        "qkv_bias": bias and not stated.is_mla,
+        "positions": "rope" if stated.is_mla or squared else stated.positions or "learned",
         "tie_embeddings": tied if tied is not None else imputed.fill("tie_embeddings", not squared),
     }
 
@@ -213,7 +213,7 @@ def _experts(stated: StatedModel, ffn: int) -> dict[str, Any]:
     }
 
 
-def _latent(stated: StatedModel) -> dict[str, Any]:
+def _mla_sizes(stated: StatedModel) -> dict[str, Any]:
     sizes = (stated.key_value_rank, stated.nope_head_dim, stated.rope_head_dim, stated.value_head_dim)
     if not all(sizes):
         raise NotACase("MLA is stated without all of its sizes")

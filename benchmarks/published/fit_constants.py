@@ -28,7 +28,7 @@ import numpy as np
 from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
 from fit_file import PRIOR, lone_years_joined, read, rounded, write
-from fit_memory import Held, fit_memory, held_rows
+from fit_memory import MemoryRows, fit_memory, held_rows
 from fit_rows import Shared, TimedRows, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
@@ -148,7 +148,7 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
     return found
 
 
-def fitted_table(model: Model, held: Held, prior: Table, file: str | None = None) -> Table:
+def fitted_table(model: Model, held: MemoryRows, prior: Table, file: str | None = None) -> Table:
     """The prior moved to the rows of all files but one. A framework that only that file has loses its prior too."""
     all_software = {case.software for case in (*model.cases, *held.cases)}
     rows, held = [case for case in model.cases if case.file != file], held.without(file)
@@ -188,8 +188,8 @@ def informed(table: Table, rows: list[PublishedCase], held: list[PublishedCase])
     }
 
 
-def joined(parts: list[Held]) -> Held:
-    return Held([case for part in parts for case in part.cases], np.concatenate([part.parts for part in parts]))
+def joined(parts: list[MemoryRows]) -> MemoryRows:
+    return MemoryRows([case for part in parts for case in part.cases], np.concatenate([part.parts for part in parts]))
 
 
 def errors_by_file(model: Model) -> list[tuple[str, float]]:
@@ -215,7 +215,7 @@ def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
     return replace(case, software=usual.name)
 
 
-def cross(model: Model, held: Held, prior: Table, rows: list, jobs: int) -> PublishedOutcome:
+def cross(model: Model, held: MemoryRows, prior: Table, rows: list, jobs: int) -> PublishedOutcome:
     """Every row predicted with constants that were fitted without its file."""
     files = sorted({case.file for case in (*model.cases, *held.cases)})
     with ProcessPoolExecutor(jobs) as pool:

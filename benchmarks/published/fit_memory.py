@@ -26,7 +26,7 @@ SMALL_ERROR, REWEIGHTED = 0.03, 10
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryRows:
     """Rows whose memory was measured or is bounded. `parts`: of each row, before any constant and for one unit of each of four, in
     shares of what its tensors were measured to hold, or may hold."""
 
@@ -38,19 +38,19 @@ class Held:
         """For each row: 0 where its memory was measured, 1 where it ran, -1 where it did not fit."""
         return np.array([0.0 if is_measured(case) else -1.0 if case.measured.failed else 1.0 for case in self.cases])
 
-    def of_known(self) -> "Held":
+    def of_known(self) -> "MemoryRows":
         return self._kept([case.software.partition("-")[0] != UNKNOWN for case in self.cases])
 
-    def without(self, file: str | None) -> "Held":
+    def without(self, file: str | None) -> "MemoryRows":
         return self._kept([case.file != file for case in self.cases])
 
-    def _kept(self, which: list[bool]) -> "Held":
+    def _kept(self, which: list[bool]) -> "MemoryRows":
         kept = [i for i, keeps in enumerate(which) if keeps]
-        return Held([self.cases[i] for i in kept], self.parts[kept])
+        return MemoryRows([self.cases[i] for i in kept], self.parts[kept])
 
 
-def held_rows(rows: list[Lowered], table: Table) -> Held:
-    """The peak is the highest of many moments, so it is no straight line in the constants: it is read off where the table is."""
+def held_rows(rows: list[Lowered], table: Table) -> MemoryRows:
+    """The peak is the largest of many sums, and so not linear in the constants: its slope is taken at the table's values."""
     constants, parts = constants_of(table), []
     for row in rows:
         software = case_prices(row.run, row.spec, constants).software
@@ -59,7 +59,7 @@ def held_rows(rows: list[Lowered], table: Table) -> Held:
         added = [(_peak(row, each) - peak) / STEP for each in more]
         before = peak - sum(a * n for a, n in zip(added, now.values(), strict=True))
         parts.append(np.array([before, *added]) / _live_bytes(row.case, software))
-    return Held([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
+    return MemoryRows([row.case for row in rows], np.array(parts, dtype=float).reshape(-1, len(NAMES)))
 
 
 def _live_bytes(case: PublishedCase, software: SoftwareProfile) -> float:
@@ -80,7 +80,7 @@ def _peak(row: Lowered, software: SoftwareProfile) -> int:
     return peaks[-1] if row.case.measured.last_rank_alone else max(peaks)
 
 
-def fit_memory(held: Held, prior: Table, table: Table) -> None:
+def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
     """Sets the five constants of every software and framework of the rows in `table`, by least absolute relative errors."""
     before, held = Constants(prior), held.of_known()
     if not held.cases:

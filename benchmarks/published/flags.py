@@ -45,7 +45,7 @@ def _model(args: Fields, case: str) -> StatedModel:
     ffn = args.count("ffn-hidden-size")
     if ffn is None and hidden is not None:
         ffn = hidden * 8 // 3 // 64 * 64 if gated else 4 * hidden  # the trainer's own rule
-    latent = bool(args.flag("multi-latent-attention"))
+    is_mla = bool(args.flag("multi-latent-attention"))
     heads = args.count("num-attention-heads")
     return StatedModel(
         name=case,
@@ -60,12 +60,12 @@ def _model(args: Fields, case: str) -> StatedModel:
         bias="disable_bias_linear" not in case,
         norm="rms" if args.text("normalization") == "RMSNorm" else "layer",
         positions=_POSITIONS.get(args.text("position-embedding-type") or "learned_absolute", "rope"),
-        latent=latent,
-        query_rank=0 if latent else None,
-        key_value_rank=32 if latent else None,
-        nope_head_dim=128 if latent else None,
-        rope_head_dim=64 if latent else None,
-        value_head_dim=128 if latent else None,
+        is_mla=is_mla,
+        query_rank=0 if is_mla else None,
+        key_value_rank=32 if is_mla else None,
+        nope_head_dim=128 if is_mla else None,
+        rope_head_dim=64 if is_mla else None,
+        value_head_dim=128 if is_mla else None,
         num_experts=args.count("num-experts", low=0),
         top_k=args.count("moe-router-topk", low=0),
         moe_ffn_size=args.count("moe-ffn-hidden-size", low=0),
@@ -87,7 +87,7 @@ def _layout(args: Fields) -> StatedLayout:
         zero=3 if sharded else int(bool(args.flag("use-distributed-optimizer"))),
         fsdp=fsdp,
         sequence_parallel=bool(args.flag("sequence-parallel")),
-        cp_words=args.text("cp-comm-type") or "",
+        cp_text=args.text("cp-comm-type") or "",
     )
 
 

@@ -67,12 +67,12 @@ _NARROW = (
     r"\b(bf16|fp16)[- ]true\b|\bpure (bf16|fp16)\b|(bf16|fp16) \(pure\)|(without|no) fp32 masters?\b"
     r"|torch_dtype[ =:]+(bf16|fp16)|loaded in (bf16|fp16)|(parameters|weights|gradients) and moments (are )?in (bf16|fp16)"
 )
-_WIDE = r"fp32 (main |master )?(masters?|weights?|parameters?|cop(y|ies))|master in fp32|weights (in )?fp32"
+_FP32_STATES = r"fp32 (main |master )?(masters?|weights?|parameters?|cop(y|ies))|master in fp32|weights (in )?fp32"
 
 
 def _is_narrow(text: str, notes: str) -> bool:
     """Whether weights and optimizer states are in 16 bits, without wider copies."""
-    if asserted(f"{text}; {notes}", _WIDE):
+    if asserted(f"{text}; {notes}", _FP32_STATES):
         return False
     own = r"(weights|parameters)[^;:)]*\b(too|moments)(?![^;)]*fp32)"
     if re.search(own, text) or ("fp32" not in text and asserted(text, r"bf16 (weights|parameters)")):
@@ -99,12 +99,12 @@ and what descends from it."""
 TUNED_SINCE = 2024
 """From then on the recipes behind NeMo's and Megatron Bridge's own tables of performance sum gradients in bf16."""
 _TUNED = r"perf|dgxc|training_results|nvidia-nemo/"
-_WIDE_SUMS = r"fp32 gradients|gradients? [^,;]*(fp32|32 bit)"
+_FP32_SUMS = r"fp32 gradients|gradients? [^,;]*(fp32|32 bit)"
 
 
 def _sums_widely(text: str, narrow: bool) -> bool:
     """Whether gradients are said to be summed in fp32; under autocast they have the format of the parameters."""
-    return bool(re.search(_WIDE_SUMS, text)) or (not narrow and "autocast" in text)
+    return bool(re.search(_FP32_SUMS, text)) or (not narrow and "autocast" in text)
 
 
 def _sums_as_computed(row: Row, trainer: Trainer, compute: str) -> bool:

@@ -48,7 +48,7 @@ def stated_model(row: Fields) -> StatedModel:
         gated=model.flag("glu"),
         tied=model.flag("tied"),
         activation=model.text("act"),
-        latent=(model.text("attention") or "").upper() == "MLA" or model.has("kv_lora"),
+        is_mla=(model.text("attention") or "").upper() == "MLA" or model.has("kv_lora"),
         query_rank=model.count("q_lora", low=0),
         key_value_rank=model.count("kv_lora", low=0),
         nope_head_dim=model.count("qk_nope", low=0),

@@ -95,7 +95,7 @@ def _case(row: Row) -> PublishedCase:
         recompute_open=is_recompute_open(row),
         microbatch_open=is_microbatch_open(row),
         states_open=are_states_open(row),
-        zero_open=row.layout.zero is None and not row.layout.zero_words and not row.layout.fsdp,
+        zero_open=row.layout.zero is None and not row.layout.zero_text and not row.layout.fsdp,
         offloaded=offloaded,
         dispatcher=dispatcher_of(row),
         attention_share=attention_share(row.model, row.notes, row.sequence_length, imputed),

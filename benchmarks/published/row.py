@@ -8,7 +8,7 @@ GIGABYTES = "unstated, in GB"
 
 @dataclass(frozen=True)
 class StatedModel:
-    """Dimensions in elements. `gated`: the feed-forward has a gate; `latent`: multi-head latent attention; `hybrid`: some layers
+    """Dimensions in elements. `gated`: the feed-forward has a gate; `is_mla`: multi-head latent attention; `hybrid`: some layers
     are neither attention nor feed-forward. `bias`, `norm` and `positions` are known of rows that give a trainer's flags."""
 
     name: str = ""
@@ -25,7 +25,7 @@ class StatedModel:
     bias: bool | None = None
     norm: str | None = None
     positions: str | None = None
-    latent: bool = False
+    is_mla: bool = False
     query_rank: int | None = None
     key_value_rank: int | None = None
     nope_head_dim: int | None = None
@@ -58,7 +58,7 @@ class StatedHardware:
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """Degrees. `shard_group`: ranks that share one copy of the optimizer's state (ZeRO-1 group, FSDP group). `cp_words`: how
+    """Degrees. `shard_group`: ranks that share one copy of the optimizer's state (ZeRO-1 group, FSDP group). `cp_text`: how
     context parallelism is done."""
 
     tp: int | None = None
@@ -70,11 +70,11 @@ class StatedLayout:
     virtual_stages: int | None = None
     layers_per_virtual_stage: int | None = None
     zero: int | None = None
-    zero_words: str = ""
+    zero_text: str = ""
     fsdp: bool = False
     shard_group: int | None = None
     sequence_parallel: bool | None = None
-    cp_words: str = ""
+    cp_text: str = ""
 
     @property
     def is_empty(self) -> bool:

@@ -192,11 +192,11 @@ def _layout(parallel: Fields) -> StatedLayout:
         virtual_stages=parallel.count("vpp", high=10**5),
         layers_per_virtual_stage=parallel.count("vpp_layers", high=10**5),
         zero=None if isinstance(words, str) else parallel.count("zero", low=0, high=3),
-        zero_words=words[:500] if isinstance(words, str) else "",
+        zero_text=words[:500] if isinstance(words, str) else "",
         fsdp=fsdp if isinstance(fsdp, bool) else isinstance(fsdp, str) or bool(parallel.count("fsdp", low=0)),
         shard_group=_group(parallel, "zero1_group", group) or _group(parallel, "fsdp", fsdp),
         sequence_parallel=parallel.flag("sp"),
-        cp_words=next((text for key in _CP_KEYS if (text := parallel.text(key))), "")[:100],
+        cp_text=next((text for key in _CP_KEYS if (text := parallel.text(key))), "")[:100],
     )
 
 

@@ -6,7 +6,7 @@ SIZES = [16.0, 1024.0]
 
 
 def contention_profile(ranks: int, rate: float = 1e9) -> dict[str, Any]:
-    """What `ranks_N` holds: every product and attention at `rate`, 1 GB/s, 1 us a launch; collectives 1 ms and 1 GB/s."""
+    """The table `ranks_N`: every matmul and attention at `rate`, 1 GB/s, 1 us a launch; collectives 1 ms and 1 GB/s."""
     plane = [[rate, rate], [rate, rate]]
     link = {
         "bytes": [1e3, 1e6],

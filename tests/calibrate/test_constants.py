@@ -1,4 +1,4 @@
-"""What a calibration says is what it was given: at its points exactly, between them in the logarithms, and wrong ones are named."""
+"""A calibration returns the values given at its points, interpolates logarithms between them, and names wrong ones."""
 
 from dataclasses import replace
 from typing import Any
@@ -118,9 +118,9 @@ def test_where_all_paces_are_one_and_nothing_slows_computing_both_simulations_ag
     prices = replace(prices, software=replace(prices.software, contention=0.0))
     found = simulate(spec, prices)
     states = [SimulationState(found.programs, found.durations, spec.layout, prices) for _ in range(2)]
-    shared, apart = shared_times(states[0], prices.contention_profile.relative_speeds), simulate_times(states[1])
-    assert shared.makespan == pytest.approx(apart.makespan, rel=1e-6)
-    for one, other in zip(shared.ranks, apart.ranks, strict=True):
+    shared, separate = shared_times(states[0], prices.contention_profile.relative_speeds), simulate_times(states[1])
+    assert shared.makespan == pytest.approx(separate.makespan, rel=1e-6)
+    for one, other in zip(shared.ranks, separate.ranks, strict=True):
         assert one.ends == pytest.approx(other.ends, rel=1e-6)
 
 

@@ -16,7 +16,7 @@ from tests.calibrate.machine_table import contention_profile
 
 FRAME = 2e-3
 SHARE = 0.4
-"""Of their speed that four ranks on two cores keep."""
+"""Share of their speed that four ranks on two cores keep."""
 
 
 def _round(seconds: float, rate: float = 1.0) -> Measurements:
@@ -64,7 +64,7 @@ def _constants(ranks: int) -> Any:
 
 
 def _measured(group: _Group, dtype: str, device: str, budget: Any, alone: bool) -> Measurements:
-    """What a machine measures whose constants are those of `machine_table`."""
+    """The measurements of a machine with the constants of `machine_table`."""
     table, constants = _constants(group.size)
     steps = []
     for each in step_tables(dtype, quick=True):

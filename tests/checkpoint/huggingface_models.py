@@ -107,4 +107,4 @@ def check_same(model: ModelConfig, tensors: dict[str, Tensor], theirs: Any) -> N
     for name, tensor in tensors.items():
         assert torch.equal(as_in_memory(name, state, model).reshape(tensor.shape), tensor), name
     biases = [name for name in state if name.endswith("e_score_correction_bias")]
-    assert len(biases) == (sum(map(model.is_moe, range(model.num_layers))) if model.is_latent else 0)
+    assert len(biases) == (sum(map(model.is_moe, range(model.num_layers))) if model.is_mla else 0)

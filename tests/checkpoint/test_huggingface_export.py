@@ -33,12 +33,12 @@ def test_a_checkpoint_exported_loads_in_transformers(tmp_path: Path, name: str, 
     model = MODELS[name]
     run = Run(model=model, layout=layout_of(degrees))
     bias = torch.arange(model.num_experts, dtype=torch.float32)
-    extras = {"b1.balance_bias": bias} if model.is_latent else {}
+    extras = {"b1.balance_bias": bias} if model.is_mla else {}
     run.save(tmp_path / "checkpoints", 1, extras=lambda rank: extras if rank == 0 else {})
     export_checkpoint(tmp_path / "checkpoints" / "step-000001", model, tmp_path / "out")
     theirs = loaded(tmp_path / "out")
     check_same(model, run.parameters(), theirs)
-    if model.is_latent:
+    if model.is_mla:
         assert torch.equal(theirs.state_dict()[balance_bias(1)], bias)
         assert torch.equal(theirs.state_dict()[balance_bias(2)], torch.zeros_like(bias))
 

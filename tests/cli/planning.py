@@ -1,4 +1,4 @@
-"""What a plan of a small model is asked with, and the document that the command prints."""
+"""The arguments of a small model's plan, and the document that the command prints."""
 
 import json
 

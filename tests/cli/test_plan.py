@@ -78,7 +78,7 @@ def test_the_best_is_shown_closer(fourfold) -> None:
     text = fourfold("plan", *SMALL).out
     closer = found["closer"]
     assert closer["step_seconds"] == found["best"][0]["step_seconds"]
-    assert "of the best, the step is late because" in text
+    assert "best layout: the step is limited by its critical path" in text
     assert closer["communication"]
     for each in closer["communication"][:1]:
         assert f"{each['axes']}  " in text
@@ -141,7 +141,7 @@ def test_keys_beside_auto_are_kept(fourfold) -> None:
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
-def test_other_trainers_words(fourfold, trainer: str) -> None:
+def test_flags_of_other_trainers(fourfold, trainer: str) -> None:
     message = document(fourfold, *SMALL, "--as", trainer)["export"]
     layout = document(fourfold, *SMALL)["best"][0]["layout"]
     if trainer == "megatron":

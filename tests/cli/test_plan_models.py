@@ -28,7 +28,7 @@ def planned(fourfold, raw: dict[str, Any], *more: str) -> dict[str, Any]:
     return json.loads(result.out)
 
 
-def test_what_is_planned_is_what_simulate_prices_and_what_it_was_taken_for_is_said(fourfold, here: Path) -> None:
+def test_what_is_planned_is_what_simulate_prices_and_the_plan_names_its_nearest_decoder(fourfold, here: Path) -> None:
     found = planned(fourfold, GEMMA, "--sequence-length", "1024", "--out", "planned.toml")
     assert found["notes"] == [
         "model/config.json: model_type = 'gemma2' is not supported; planned as the nearest model that is: a gated "

@@ -1,4 +1,4 @@
-"""What `show` prints is the program: every instruction, its sums, its text form, its proof."""
+"""`show` prints the program: every instruction, its sums, its text form, its proof."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def test_the_proof_counts_what_it_covers(fourfold, layout) -> None:
     assert document["proofs"][0]["instructions"] > 0
 
 
-def test_how_reductions_travel_is_said_and_can_be_a_clusters(fourfold) -> None:
+def test_show_names_the_transport_of_reductions_which_can_be_a_clusters(fourfold) -> None:
     asked = ("show", "run.toml", "--ranks", "2", "layout.zero=2")
     here, there = fourfold(*asked), fourfold(*asked, "--cluster", "dgx-h100")
     assert "reductions: exchanges over gloo" in here.out

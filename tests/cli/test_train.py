@@ -99,7 +99,7 @@ def test_a_run_that_failed_before_its_first_step_may_be_corrected(here) -> None:
     assert RunFolder(OUT).require_config().optimizer.lr == 0.5
 
 
-def test_too_little_memory_is_said_before_the_ranks_start(here, capsys, monkeypatch) -> None:
+def test_too_little_memory_is_reported_before_the_ranks_start(here, capsys, monkeypatch) -> None:
     monkeypatch.setattr("fourfold.launch.ready.memory_bytes", lambda: 1000)
     train("finish")
     assert "warning: 2 ranks with a predicted peak of" in capsys.readouterr().out

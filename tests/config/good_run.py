@@ -34,7 +34,7 @@ def resolve(table: dict[str, Any], ranks: int | None = None) -> None:
 
 
 def message_of(table: dict[str, Any], ranks: int | None = None) -> str:
-    """What the run is refused with."""
+    """The message that refuses the run."""
     with pytest.raises(UserError) as caught:
         resolve(table, ranks)
     message = str(caught.value)

@@ -1,4 +1,4 @@
-"""What is well formed and cannot run is refused; the value that the message offers does work."""
+"""A run file that is well formed but cannot run is refused; the value that the message offers works."""
 
 import copy
 import re
@@ -64,7 +64,7 @@ def test_a_family_that_is_not_known_is_named_with_one_that_is(family: str) -> No
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 24), st.none() | st.integers(1, 24), st.none() | st.integers(1, 40))
-def test_any_heads_that_do_not_divide_are_mended_by_following_the_messages(
+def test_any_heads_that_do_not_divide_are_corrected_by_following_the_messages(
     hidden: int, heads: int, kv_heads: int | None, head_dim: int | None
 ) -> None:
     """Whoever does what each message says arrives at a model that runs, in a few rounds."""

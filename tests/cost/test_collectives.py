@@ -59,7 +59,7 @@ def test_more_bytes_are_not_faster(kind: str, size: float, factor: float, ranks:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(KINDS), st.floats(1e3, 1e10), st.sampled_from((8, 16, 32, 64, 128)))
-def test_more_ranks_of_whole_nodes_are_not_faster(kind: str, size: float, ranks: int) -> None:
+def test_more_ranks_of_full_nodes_are_not_faster(kind: str, size: float, ranks: int) -> None:
     """A buffer of the same size for a group twice as large; an all-to-all keeps what each sends."""
     links = Links()
     few, many = (_seconds(kind, size, range(n), H100, links) for n in (ranks, 2 * ranks))

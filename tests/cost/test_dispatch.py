@@ -1,4 +1,4 @@
-"""What bringing tokens to experts and back costs: who sends how many copies, which memory-bound kernels it takes, what hides it."""
+"""The cost of taking tokens to experts and back: who sends how many copies, which memory-bound kernels it takes, what hides it."""
 
 from dataclasses import replace
 from itertools import product
@@ -97,7 +97,7 @@ def test_one_rank_of_experts_has_its_tokens_sorted_by_somebody() -> None:
 
 
 def test_experts_in_one_kernel_need_scales_of_blocks() -> None:
-    """What lies between their products is part of them in MXFP8 and NVFP4, in bf16 it is not."""
+    """Kernels between the experts' matmuls are part of them in MXFP8 and NVFP4, not in bf16."""
     constants = Fitted({}, {"default": {"fused": 0.5, "fused_experts": True}}, {})
     spec = _experts()
 

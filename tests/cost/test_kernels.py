@@ -61,7 +61,7 @@ def test_low_precision_is_faster_on_large_matmuls_and_cost_conversions() -> None
 
 @pytest.mark.parametrize("groups", [1, 8])
 def test_a_gradient_that_is_added_in_a_pass_of_its_own_costs_that_pass_whatever_the_tokens(groups: int) -> None:
-    apart = replace(KERNELS, gradient_bytes=10.0)
+    separate = replace(KERNELS, gradient_bytes=10.0)
 
     def seconds(tokens: int, kernels: Kernels, adds: bool = True) -> float:
         gemm = Gemm(4096 * (1 if adds else groups), 8192, tokens * groups, adds, groups)
@@ -69,8 +69,8 @@ def test_a_gradient_that_is_added_in_a_pass_of_its_own_costs_that_pass_whatever_
 
     added = 10 * groups * 4096 * 8192 / (H100.memory_bytes_per_second * KERNELS.memory_share)
     for tokens in (2048, 16384):
-        assert seconds(tokens, apart) - seconds(tokens, KERNELS) == pytest.approx(added)
-    assert seconds(2048, apart, adds=False) == seconds(2048, KERNELS, adds=False), "a product of tokens is stored"
+        assert seconds(tokens, separate) - seconds(tokens, KERNELS) == pytest.approx(added)
+    assert seconds(2048, separate, adds=False) == seconds(2048, KERNELS, adds=False), "a product of tokens is stored"
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -86,7 +86,7 @@ def test_attention_is_no_faster_than_peak_and_written_scores_are_slower(backward
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_written_scores_cost_more_dropped_out_and_wide(backward: bool) -> None:
+def test_written_scores_cost_more_dropped_out_and_in_fp32(backward: bool) -> None:
     attention, written = Attention(1, 8192, 8192, 32, 8, 128, 128, backward), replace(KERNELS, fused_attention=False)
     plain, dropped, fp32 = (
         attention_seconds(attention, H100, replace(written, attention_dropout=dropout, fp32_scores=fp32), "bf16", 2)

@@ -1,4 +1,4 @@
-"""What document masks leave of causal attention, against documents drawn at random."""
+"""The work that document masks leave of causal attention, against documents drawn at random."""
 
 import random
 from dataclasses import replace

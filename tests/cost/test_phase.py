@@ -38,12 +38,12 @@ def test_parts_add_up() -> None:
 def test_waiting_for_every_collective_is_not_faster() -> None:
     view = rank_view(TP8)
     block = view.footprint(view.stages.segments["b1"])
-    beside, apart = (
+    overlapped, serial = (
         phase_cost(block.backward, prices_of(TP8, replace(SOFTWARE, overlap_inside=overlaps)))
         for overlaps in (True, False)
     )
-    assert beside.seconds <= apart.seconds
-    assert apart.exposed == pytest.approx(sum(apart.communication.values()))
+    assert overlapped.seconds <= serial.seconds
+    assert serial.exposed == pytest.approx(sum(serial.communication.values()))
 
 
 def test_a_pass_takes_no_less_than_its_launches() -> None:
@@ -107,7 +107,7 @@ def test_passes_that_another_kernel_may_do_are_not_joined_with_others() -> None:
     assert set(unchunked(Work((sent, plain, plain))).items) == {sent, replace(plain, bytes=4, least_bytes=2)}
 
 
-def test_a_runtime_of_zero_3_keeps_whole_units_however_many_share_them() -> None:
+def test_a_runtime_of_zero_3_keeps_full_units_however_many_share_them() -> None:
     alone = _spec(dp_shard=1, zero=3)
     assert units_bytes(rank_view(alone), replace(SOFTWARE, unit_bytes=6.0)) == 0, "nothing is sharded on one device"
     for shards in (8, 64):
@@ -138,7 +138,7 @@ def test_a_software_profile_holds_what_it_says_beside_the_program() -> None:
         kind: sum(b for n, b in program.buffers.items() if n.startswith(f"{kind}/")) for kind in ("optimizer", "master")
     }
     assert resident["optimizer"] == 2 * resident["master"] > 0
-    assert peak() - peak(optimizer_bytes=2.0) == resident["optimizer"] // 2, "moments in 16 bits"
+    assert peak() - peak(optimizer_bytes=2.0) == resident["optimizer"] // 2, "optimizer states in 16 bits"
     assert peak() - peak(master_bytes=0.0) == resident["master"], "no copy beside the parameters"
     saved = sum(size for name, size in program.buffers.items() if name.startswith("saved/") and name.endswith("/m0"))
     assert peak() - peak(saved_share=0.5) == pytest.approx(saved / 2, rel=0.05)

@@ -209,7 +209,7 @@ def test_a_part_of_a_torus_is_a_box_and_pays_for_missing_wrap_around(
 
 
 @pytest.mark.parametrize("devices", [*range(1, 9), *range(16, 2000, 56)])
-def test_every_number_of_whole_nodes_is_a_cluster(devices: int) -> None:
+def test_every_number_of_full_nodes_is_a_cluster(devices: int) -> None:
     for name in ("dgx-a100", "dgx-h100", "h100-24576"):
         _check_nesting(load_cluster(f"{name}:{devices}"))
 

@@ -7,7 +7,7 @@ from fourfold.config.model_section import YarnScaling
 from fourfold.huggingface import resolve_model
 
 DIMENSIONS: dict[str, Any] = {"num_layers": 4, "hidden_size": 32, "num_heads": 4, "vocab_size": 99, "ffn_size": 56}
-LATENT: dict[str, Any] = {
+MLA: dict[str, Any] = {
     **DIMENSIONS,
     "key_value_rank": 16,
     "query_rank": 24,
@@ -33,17 +33,17 @@ STATED: dict[str, dict[str, Any]] = {
         **DIMENSIONS, "family": "qwen3_moe", "num_experts": 16, "top_k": 4, "moe_ffn_size": 24, "moe_period": 2,
     },
     "deepseek_v3": {
-        **LATENT, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "moe_ffn_size": 24, "num_shared_experts": 2,
+        **MLA, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "moe_ffn_size": 24, "num_shared_experts": 2,
         "first_dense_layers": 1, "num_expert_groups": 4, "top_groups": 2, "routed_scaling": 2.5, "balance_loss": 1e-4,
     },
     "deepseek_v3 with yarn": {
-        **LATENT, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1, "yarn_scaling": YARN,
+        **MLA, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1, "yarn_scaling": YARN,
         "mtp_layers": 1, "mtp_loss": 0.3, "rope_interleave": False,
     },
     "deepseek_v3 without a query rank": {
-        **LATENT, "query_rank": 0, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1,
+        **MLA, "query_rank": 0, "family": "deepseek_v3", "num_experts": 8, "top_k": 3, "num_shared_experts": 1,
     },
-    "latent and dense": {**LATENT, "family": "deepseek_v3"},
+    "latent and dense": {**MLA, "family": "deepseek_v3"},
     "gpt2": {**DIMENSIONS, "family": "gpt2", "max_position": 64},
     "gpt2 untied": {**DIMENSIONS, "family": "gpt2", "tie_embeddings": False},
     "llama with yarn": {**DIMENSIONS, "yarn_scaling": YarnScaling(factor=4.0, original_max_position=32)},

@@ -37,7 +37,7 @@ MODELS = {
 
 
 def _through_transformers(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What transformers writes after reading this config.json."""
+    """The config.json that transformers writes after reading this one."""
     from transformers import AutoConfig
 
     (folder / "in").mkdir()
@@ -267,7 +267,7 @@ def test_a_sliding_window_must_hold_the_sequence(changes: dict[str, Any], window
             assert resolve_layout(config, model).sequence_length == length
 
 
-def test_a_config_json_without_a_dimension_is_named_in_its_own_words(tmp_path: Path) -> None:
+def test_a_config_json_without_a_dimension_is_named_by_its_own_keys(tmp_path: Path) -> None:
     raw = {"model_type": "llama", **BARE}
     del raw["num_hidden_layers"]
     (tmp_path / "config.json").write_text(json.dumps(raw))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.model_section import YarnScaling
 from fourfold.huggingface import parse_config, to_config
-from tests.huggingface.architectures import LATENT, MODELS, resolve
+from tests.huggingface.architectures import MLA, MODELS, resolve
 
 
 def _read(raw: dict[str, Any], folder: Path) -> ModelConfig:
@@ -118,7 +118,7 @@ def test_any_deepseek_model_reads_back(
 ) -> None:  # fmt: skip
     top = data.draw(st.integers(1, groups))
     model = resolve(
-        **{**LATENT, "query_rank": rank, "rope_head_dim": 2 * rope}, family="deepseek_v3", num_experts=groups * per_group,
+        **{**MLA, "query_rank": rank, "rope_head_dim": 2 * rope}, family="deepseek_v3", num_experts=groups * per_group,
         top_k=data.draw(st.integers(1, top * per_group)), num_expert_groups=groups, top_groups=top,
         num_shared_experts=shared, first_dense_layers=dense, routed_scaling=scaling, rope_interleave=interleave,
         moe_ffn_size=24,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fourfold.config import ModelConfig, ModelSection, UserError, dump_run, load_run, parse_run
 from fourfold.huggingface import FAMILIES, parse_config, resolve_model, to_config
-from tests.huggingface.architectures import DIMENSIONS, LATENT, MODELS, STATED, YARN, resolve
+from tests.huggingface.architectures import DIMENSIONS, MLA, MODELS, STATED, YARN, resolve
 
 
 def test_what_is_left_out_follows_from_what_is_stated() -> None:
@@ -25,9 +25,9 @@ def test_what_is_left_out_follows_from_what_is_stated() -> None:
     assert MODELS["deepseek_v3 without a query rank"].query_rank is None
     assert (gpt2.norm, gpt2.activation, gpt2.gated, gpt2.positions) == ("layer", "gelu", False, "learned")
     assert (gpt2.qkv_bias, gpt2.linear_bias, gpt2.tie_embeddings) == (True, True, True)
-    whole = {key: value for key, value in DIMENSIONS.items() if key != "ffn_size"}
-    assert resolve(**whole, num_experts=8, top_k=2, moe_ffn_size=24).ffn_size == 24
-    assert resolve(**LATENT, family="deepseek_v3", mtp_layers=1).mtp_loss == 0.3
+    without_ffn = {key: value for key, value in DIMENSIONS.items() if key != "ffn_size"}
+    assert resolve(**without_ffn, num_experts=8, top_k=2, moe_ffn_size=24).ffn_size == 24
+    assert resolve(**MLA, family="deepseek_v3", mtp_layers=1).mtp_loss == 0.3
 
 
 def test_0_takes_away_what_a_preset_has() -> None:
@@ -35,7 +35,7 @@ def test_0_takes_away_what_a_preset_has() -> None:
     assert (dense.family, dense.num_experts, dense.top_k, dense.moe_ffn_size) == ("llama", 0, 0, 0)
     assert resolve(preset="mistral-7b", sliding_window=0).sliding_window is None
     grouped = resolve(preset="deepseek-v3", key_value_rank=0, num_experts=0, mtp_layers=0, num_kv_heads=8)
-    assert (grouped.is_latent, grouped.head_dim, grouped.query_rank, grouped.family) == (False, 56, None, "llama")
+    assert (grouped.is_mla, grouped.head_dim, grouped.query_rank, grouped.family) == (False, 56, None, "llama")
     assert resolve(**STATED["mixtral"], capacity_factor=0).capacity_factor is None
     assert resolve(preset="llama3-8b", num_experts=4, top_k=1).family == "mixtral"
 
@@ -164,13 +164,13 @@ MOE: dict[str, Any] = {**DIMENSIONS, "num_experts": 8, "top_k": 2}
         ({**DIMENSIONS, "query_rank": 8}, ["model.query_rank = 8 needs model.key_value_rank"]),
         ({**DIMENSIONS, "rope_interleave": True}, ["model.rope_interleave = true needs model.key_value_rank"]),
         ({**DIMENSIONS, "key_value_rank": 8}, ["model.rope_head_dim is missing", "rope_head_dim = 64"]),
-        ({**LATENT, "value_head_dim": 0}, ["model.value_head_dim is missing", "value_head_dim = 128"]),
-        ({**LATENT, "rope_head_dim": 3}, ["model.rope_head_dim = 3 is odd", "4"]),
-        ({**LATENT, "head_dim": 8}, ["model.head_dim = 8", "= 12"]),
-        ({**LATENT, "num_kv_heads": 2}, ["model.num_kv_heads = 2", "state 4"]),
-        ({**LATENT, "qk_norm": True}, ["model.qk_norm = true", "MLA"]),
-        ({**LATENT, "positions": "learned"}, ["model.positions", '"rope"']),
-        ({**LATENT, "norm": "layer"}, ["model.norm", 'norm = "rms"']),
+        ({**MLA, "value_head_dim": 0}, ["model.value_head_dim is missing", "value_head_dim = 128"]),
+        ({**MLA, "rope_head_dim": 3}, ["model.rope_head_dim = 3 is odd", "4"]),
+        ({**MLA, "head_dim": 8}, ["model.head_dim = 8", "= 12"]),
+        ({**MLA, "num_kv_heads": 2}, ["model.num_kv_heads = 2", "state 4"]),
+        ({**MLA, "qk_norm": True}, ["model.qk_norm = true", "MLA"]),
+        ({**MLA, "positions": "learned"}, ["model.positions", '"rope"']),
+        ({**MLA, "norm": "layer"}, ["model.norm", 'norm = "rms"']),
         ({**DIMENSIONS, "activation": "gelu"}, ["model.activation = 'gelu'", "gated = false"]),
         ({**DIMENSIONS, "linear_bias": True}, ["model.linear_bias = true", "gated = false"]),
         ({**DIMENSIONS, "moe_period": 2}, ["model.moe_period = 2 needs model.num_experts", "num_experts = 8"]),

@@ -154,7 +154,7 @@ def test_a_family_that_is_trained_is_taken_as_it_is(tmp_path: Path) -> None:
     assert resolve_nearest(section) == (resolve_model(section), None)
 
 
-def test_what_a_family_cannot_be_trained_with_is_said(tmp_path: Path) -> None:
+def test_what_a_family_cannot_be_trained_with_is_reported(tmp_path: Path) -> None:
     model, near = taken(tmp_path, {"model_type": "llama", "mlp_bias": True} | sizes(4, 64, 4, 128, 512))
     assert "mlp_bias = true is not supported" in near.refused
     assert near.differences == ("biases are left out",)

@@ -17,7 +17,7 @@ from fourfold.simulate.run_prices import SoftwareOverrides
 DENSE = {"num_layers": 6, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 4, "ffn_size": 4096, "vocab_size": 8192}
 EXPERTS = {"family": "qwen3_moe", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "head_dim": 64}
 
-LATENT = {
+MLA = {
     "family": "deepseek_v3", "num_experts": 8, "top_k": 2, "moe_ffn_size": 1024, "num_shared_experts": 1, "first_dense_layers": 1,
     "num_kv_heads": 16, "router": "sigmoid", "query_rank": 256, "key_value_rank": 128, "nope_head_dim": 64,
     "rope_head_dim": 32, "value_head_dim": 64, "mtp_layers": 1,
@@ -53,8 +53,8 @@ def drawn(asked: Request, count: int, seed: int) -> list[tuple]:
         (16, {}),
         (16, EXPERTS),
         (64, EXPERTS),
-        (32, LATENT),
-        (32, LATENT | {"software": "deepseek-2024"}),
+        (32, MLA),
+        (32, MLA | {"software": "deepseek-2024"}),
         (16, {"software": "nemo-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8")}),
         (16, EXPERTS | {"software": "megatron-2025", "software_overrides": SoftwareOverrides(gemm_dtype="fp8-block")}),
         (16, {"precision": PrecisionSection(compute="fp32")}),
@@ -113,5 +113,5 @@ def test_the_space_holds_what_papers_ran() -> None:
     rows = bounds.where({"pp": 16, "schedule": "interleaved_1f1b", "virtual_stages": 8, "zero": 1, "dp_shard": 128})
     assert len(rows) == 1
     assert rows.candidate(0).words() == (
-        "tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none"
+        "tp 8 x pp 16 (interleaved_1f1b, VPP 8) x dp 128, ZeRO-1, microbatch 1, recompute none"
     )

@@ -1,4 +1,4 @@
-"""Of layouts that hold little, the one whose timeline is the best is simulated, whatever the bounds say."""
+"""The search simulates the low-memory layout with the best timeline, whatever the bounds say."""
 
 from dataclasses import replace
 

@@ -16,7 +16,7 @@ from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.program import lower_pipeline
 
-WIDE = {"num_layers": 6, "hidden_size": 8192, "num_heads": 64, "num_kv_heads": 8, "ffn_size": 1024, "vocab_size": 512}
+MODEL = {"num_layers": 6, "hidden_size": 8192, "num_heads": 64, "num_kv_heads": 8, "ffn_size": 1024, "vocab_size": 512}
 LAYOUT = Candidate(
     pp=8, schedule="1f1b", virtual_stages=1, dp_replicate=2, dp_shard=2, zero=1, cp=1, cp_method="ring", tp=1, ep=1, etp=1,
     microbatch_sequences=1, recompute="none",
@@ -24,7 +24,7 @@ LAYOUT = Candidate(
 
 
 def asked(devices: int = 32) -> Request:
-    return Request.of(resolve_model(ModelSection(**WIDE)), load_cluster(f"dgx-h100:{devices}"), 4096, 32)
+    return Request.of(resolve_model(ModelSection(**MODEL)), load_cluster(f"dgx-h100:{devices}"), 4096, 32)
 
 
 def priced(request: Request, layout: Candidate) -> Priced:
@@ -104,7 +104,7 @@ def test_other_trainers_are_told_or_cannot_be() -> None:
         assert not any("outermost" in each for each in EXPORTS[trainer](asked(), LAYOUT)[1])
 
 
-def test_torchtitan_takes_a_pipeline_s_whole_batch_at_once_and_accumulates_without_one() -> None:
+def test_torchtitan_takes_a_pipeline_s_full_batch_at_once_and_accumulates_without_one() -> None:
     """Accumulation is global_batch_size / (local_batch_size x dp) there; a pipeline cuts the local batch into microbatches."""
     pipelined = EXPORTS["torchtitan"](asked(), LAYOUT)[0]
     assert "local_batch_size = 8\n" in pipelined, "32 sequences, dp 4"

@@ -9,7 +9,7 @@ from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer
 from fourfold.program import compiled
 from fourfold.program.expand import expand_segments
-from tests.plan.test_bounds import EXPERTS, LATENT, request
+from tests.plan.test_bounds import EXPERTS, MLA, request
 
 LAYOUT = Candidate(
     pp=2, schedule="1f1b", virtual_stages=1, dp_replicate=1, dp_shard=4, zero=1, cp=1, cp_method="ring", tp=2, ep=1, etp=1,
@@ -32,7 +32,7 @@ DIVISIONS = [
         ({}, {"schedule": "zb_h1", "recompute": "full"}),
         ({}, {"schedule": "interleaved_1f1b", "virtual_stages": 2, "recompute": "selective:2"}),
         (EXPERTS, {"ep": 2}),
-        (LATENT, {"ep": 2}),
+        (MLA, {"ep": 2}),
     ],
     ids=["1f1b", "zero bubble", "interleaved", "experts", "latent"],
 )

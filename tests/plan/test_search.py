@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.plan.bound import Bounder
-from fourfold.plan.budget import Budget
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.explain import explain, parse_fixed
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.heuristic_baseline import MICROBATCHES, heuristic_baseline
@@ -65,7 +65,7 @@ def test_every_layout_is_counted_once() -> None:
     assert counts.too_large + counts.worse_bound + later == counts.layouts
 
 
-def test_a_budget_ends_the_search_and_is_said() -> None:
+def test_a_budget_ends_the_search_and_is_reported() -> None:
     """It is work, not time: a busy machine ends at the same layout."""
     first, second = (search(request(64, 512), budget=0.3) for _ in range(2))
     assert first.counts.shapes_not_priced > 0 or first.counts.not_searched > 0
@@ -90,7 +90,7 @@ def test_no_part_of_a_plan_knows_better_than_the_best() -> None:
 
 
 def test_the_baseline_keeps_to_its_budget() -> None:
-    work = Budget(0.1)
+    work = SearchBudget(0.1)
     heuristic_baseline(request(64, 512), work)
     assert 0 < work.spent < 1.0
 

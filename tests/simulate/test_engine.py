@@ -61,7 +61,7 @@ MODEL = {"num_layers": 6, "tie_embeddings": True}
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_rank_s_seconds_are_accounted_for(layout: dict) -> None:
-    """What they were spent on makes up the makespan, and nothing is negative."""
+    """The kinds of time sum to the makespan, and none is negative."""
     spec = make_spec(MODEL, transport="native", precision={"compute": "bf16"}, **layout)
     simulation = simulate(spec, real_prices(spec))
     for rank, spent in enumerate(simulation.spent):
@@ -200,7 +200,7 @@ def test_the_straight_line_of_a_long_pipeline(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["auto", OWN])
-def test_what_need_not_repeat_itself_is_simulated_whole(schedule: str) -> None:
+def test_what_need_not_repeat_itself_is_simulated_in_full(schedule: str) -> None:
     spec = make_spec(pp=2, schedule=schedule, accumulation=30, transport="native")
     assert simulated_microbatches(spec) == 30
     assert tuple(predict_memory(spec, real_prices(spec))) == predict_step(spec, real_prices(spec)).device_bytes
@@ -228,7 +228,7 @@ def test_what_is_published_ahead_is_waited_for_by_the_next_step_alone() -> None:
 @pytest.mark.parametrize(
     ("layout", "hidden"), [({"zero": 0}, True), ({"zero": 1}, False), ({"zero": 0, "pp": 2}, False)]
 )
-def test_all_reduces_of_whole_gradients_run_beside_backward_where_other_collectives_do_not(
+def test_all_reduces_of_full_gradients_run_beside_backward_where_other_collectives_do_not(
     layout: dict, hidden: bool
 ) -> None:
     spec = make_spec(dp_shard=4, **layout)

@@ -38,8 +38,8 @@ def test_a_gradient_is_added_in_a_pass_of_its_own_where_formats_differ() -> None
     gradient = replace(GEMM, accumulates=True)
     template = asked().template
     added = template.software.gradient_bytes * gradient.rows * gradient.columns
-    apart = template.kernel(gradient) - template.kernel(GEMM)
-    assert apart == pytest.approx(
+    extra = template.kernel(gradient) - template.kernel(GEMM)
+    assert extra == pytest.approx(
         added / (template.cluster.device.memory_bytes_per_second * template.kernels.memory_share)
     )
     alike = Request.of(

@@ -1,4 +1,4 @@
-"""What is read off a simulation agrees with it and among itself: critical path, communication, memory over time, trace, figures."""
+"""The views of a simulation agree with it and with each other: critical path, communication, memory over time, trace, figures."""
 
 import json
 from itertools import groupby, pairwise

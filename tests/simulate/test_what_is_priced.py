@@ -1,4 +1,4 @@
-"""What is priced is what instructions declare: alter one and time, bytes and memory follow; nothing beside the program is asked."""
+"""Prices come from what instructions declare: alter one and time, bytes and memory follow; nothing beside the program is asked."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def simulated(change: Callable[[Instruction], Instruction] = lambda step: step) 
 
 
 def computes_nothing(step: Instruction) -> Instruction:
-    """FLOPs and all collectives inside segments gone."""
+    """The instruction without its FLOPs and its segment's collectives."""
     items = tuple(item for item in step.work.items if not isinstance(item, Gemm))
     return step._replace(work=Work(items)) if step.op in (Op.FORWARD, Op.BACKWARD) else step
 

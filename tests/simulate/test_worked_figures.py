@@ -45,7 +45,7 @@ def summary(name: str, cluster: str, *overrides: str, software: str | None = Non
 
 
 def bytes_a_parameter(*kinds: str, precision: dict, **layout: int) -> float:
-    """Of one rank's buffers of these kinds, over the parameters of the whole model."""
+    """Bytes of one rank's buffers of these kinds / parameters of the full model."""
     model = resolve_model(load_run(Path("preset:llama3-405b-16k")).model)
     spec = make_spec(model, precision=precision, **layout)
     held = sum(buffer_bytes(rank_view(spec), f"{kind}/{unit}") for unit in rank_view(spec).flats for kind in kinds)
@@ -97,7 +97,7 @@ def test_6nd_is_what_our_own_count_comes_to() -> None:
     assert step_flops_per_token(model, 8192) == pytest.approx(6 * 405.9e9, rel=0.04)
 
 
-def test_intensity_of_a_product_and_the_ridge() -> None:
+def test_intensity_of_a_matmul_and_the_ridge() -> None:
     """4096 x 4096 x 4096 in bf16: 1365 FLOP a byte where the result is written too, 2048 where only operands are read. An H100
     needs 295 to be bound by arithmetic."""
     n, element = 4096, 2
@@ -152,7 +152,7 @@ def gpt(layers: int, hidden: int, heads: int) -> ModelConfig:
 
 
 def block_spec(name: str, sequence_parallel: bool) -> StepSpec:
-    """Of one block with tp 8, as a rank of the whole model has them."""
+    """The step of one block with tp 8, as a rank of the full model has it."""
     _, hidden, heads, _, _, sequences, *_ = FIGURE_1[name]
     return make_spec(
         gpt(1, hidden, heads), tp=TP, sequence_parallel=sequence_parallel, microbatch_sequences=sequences,

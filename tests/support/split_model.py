@@ -86,7 +86,7 @@ def tensor_layout(model: ModelConfig, tp: int, sequence: bool) -> Layout:
         recompute=(),
         prefetch=0,
         sequence_parallel=sequence,
-        tp_head=tp if model.is_latent else tensor_head_degree(tp, model.num_kv_heads),
+        tp_head=tp if model.is_mla else tensor_head_degree(tp, model.num_kv_heads),
     )
 
 

@@ -125,7 +125,7 @@ def _slowed(constants: Mapping[str, Any], share: float) -> Table:
 
 
 def _relative_speeds(measured: Measurements) -> list[float]:
-    """How fast a rank computes while 1, 2, ... of them do, beside its speed when all do."""
+    """How fast a rank computes while 1, 2 and more of them do, relative to its speed while all do."""
     if not measured.together:
         return [1.0]
     last = measured.together[-1]

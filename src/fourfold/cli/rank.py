@@ -32,16 +32,16 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
             return 0
         wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
         return _run_worker(folder)
-    with ExitStack() as stack:
+    with ExitStack() as locks:
         if stands := folder.config() is not None:
-            stack.enter_context(folder.locked())
+            locks.enter_context(folder.locked())
         ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks)
         if stands and finished_at(folder, config) is not None:
             say_finished(ready, folder, command)
             return 0
         folder.write(ready.resolved.config, ready.data_table(token))
         if not stands:
-            stack.enter_context(folder.locked())
+            locks.enter_context(folder.locked())
         return _train_first(ready, folder, command)
 
 

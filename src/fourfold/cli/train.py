@@ -22,7 +22,7 @@ from fourfold.report.run_state import RunState
 
 
 def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None) -> int:
-    """Train a model: prepares the data, proves the program sound, starts the ranks and shows how they do.
+    """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 
     Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there. Under torchrun or srun the command is one of
     the ranks itself.
@@ -52,9 +52,9 @@ def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds
     external = external_rank(os.environ)
     if external is not None:
         return train_as_rank(config, folder, command, external)
-    with ExitStack() as stack:
+    with ExitStack() as locks:
         if stands := folder.config() is not None:
-            stack.enter_context(folder.locked())
+            locks.enter_context(folder.locked())
         with preparing("preparing the data") as report:
             ready = prepare_run(config, command.ranks, folder, report)
         if stands and finished_at(folder, config) is not None:
@@ -62,7 +62,7 @@ def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds
             return 0
         folder.write(ready.resolved.config, ready.data_table())
         if not stands:
-            stack.enter_context(folder.locked())
+            locks.enter_context(folder.locked())
         return _launch(ready, folder, command, worker, grace_seconds)
 
 

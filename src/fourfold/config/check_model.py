@@ -15,7 +15,7 @@ def check_model(model: ModelConfig) -> None:
 
 
 def _heads(model: ModelConfig) -> str | None:
-    if model.is_latent:
+    if model.is_mla:
         return None
     if model.num_heads % model.num_kv_heads:
         fit = max(d for d in range(1, min(model.num_kv_heads, 100_000) + 1) if model.num_heads % d == 0)
@@ -53,7 +53,7 @@ def _rotary_scaling(model: ModelConfig) -> str | None:
 
 def _norms_and_biases(model: ModelConfig) -> str | None:
     for key in ("qk_norm", "qkv_bias"):
-        if model.is_latent and getattr(model, key):
+        if model.is_mla and getattr(model, key):
             return f"model.{key} = true is not known for MLA (model.key_value_rank); allowed: {key} = false"
     if model.qk_norm and model.qkv_bias:
         return (
@@ -70,8 +70,8 @@ def _feed_forward(model: ModelConfig) -> str | None:
         )
     if model.gated and model.linear_bias:
         return "model.linear_bias = true: a gated feed-forward has no biases here; a value that works: gated = false"
-    if model.norm == "layer" and (model.is_latent or model.num_experts):
-        what = "MLA" if model.is_latent else "experts"
+    if model.norm == "layer" and (model.is_mla or model.num_experts):
+        what = "MLA" if model.is_mla else "experts"
         return f'model.norm = "layer" is not known for {what}; allowed: norm = "rms"'
     return None
 
@@ -86,8 +86,8 @@ def _multi_token(model: ModelConfig) -> str | None:
     return None
 
 
-def _latent(model: ModelConfig) -> str | None:
-    if not model.is_latent:
+def _mla(model: ModelConfig) -> str | None:
+    if not model.is_mla:
         return None
     for key, example in (("rope_head_dim", 64), ("nope_head_dim", 128), ("value_head_dim", 128)):
         if not getattr(model, key):
@@ -188,7 +188,7 @@ _CHECKS: tuple[Callable[[ModelConfig], str | None], ...] = (
     _heads,
     _rotary_scaling,
     _norms_and_biases,
-    _latent,
+    _mla,
     _experts,
     _feed_forward,
     _multi_token,

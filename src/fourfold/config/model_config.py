@@ -88,7 +88,7 @@ class ModelConfig:
     """A person's own block, `python:MODULE:NAME`, in place of attention and feed-forward; it reads what dimensions it likes."""
 
     @property
-    def is_latent(self) -> bool:
+    def is_mla(self) -> bool:
         """Multi-head latent attention."""
         return self.key_value_rank is not None
 

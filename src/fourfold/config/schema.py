@@ -110,15 +110,15 @@ class PrecisionSection(Section):
     @property
     def master_format(self) -> str:
         """`master`, or its default."""
-        return self.master or self._wide
+        return self.master or self._accumulation_dtype
 
     @property
     def gradients_format(self) -> str:
         """`gradients`, or its default."""
-        return self.gradients or self._wide
+        return self.gradients or self._accumulation_dtype
 
     @property
-    def _wide(self) -> str:
+    def _accumulation_dtype(self) -> str:
         return "fp64" if self.compute == "fp64" else "fp32"
 
 

@@ -13,10 +13,10 @@ from fourfold.hardware.schema import (
     MAX_DEVICES,
     ClusterTable,
     DeviceTable,
-    brief,
     check,
     check_calibration,
     check_levels,
+    shortened,
 )
 from fourfold.hardware.size import resize
 from fourfold.hardware.types import Cluster, Device, Level
@@ -133,7 +133,7 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
         near = begins[-1] if begins else nearest(word, device_names())
         hint = f"did you mean {near!r}? " if near else ""
         raise UserError(
-            f"{where}: device = {brief(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
+            f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
         )
     return load_device(device)
 
@@ -145,7 +145,7 @@ def _split(name: str) -> tuple[str, int | None]:
         return name, None
     if not (count.isascii() and count.isdigit() and len(count) < 12 and 1 <= int(count) <= MAX_DEVICES):
         raise UserError(
-            f"{brief(name)}: {brief(count)} is no number of devices; allowed: 1 to {MAX_DEVICES}, for example dgx-h100:64"
+            f"{shortened(name)}: {shortened(count)} is no number of devices; allowed: 1 to {MAX_DEVICES}, for example dgx-h100:64"
         )
     return base, int(count)
 
@@ -169,7 +169,7 @@ def _find(name: str, folder: str) -> tuple[str, str]:
         near = nearest(name, allowed)
         hint = f"did you mean {near}? " if near else ""
         raise UserError(
-            f"{folder.removesuffix('s')} {brief(name)} is unknown; {hint}"
+            f"{folder.removesuffix('s')} {shortened(name)} is unknown; {hint}"
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
         )
     return (resources.files("fourfold.hardware") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
@@ -204,7 +204,7 @@ def _table(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid TOML: {brief(str(error))[1:-1]}") from None
+        raise UserError(f"{where}: not valid TOML: {shortened(str(error))[1:-1]}") from None
 
 
 def _is_list_of_numbers(line: str) -> bool:

@@ -14,7 +14,7 @@ MAX_DEVICES = 1_000_000
 """Most devices of a cluster: ten times the largest that is known."""
 
 
-def _whole(value: Any) -> Any:
+def _integer(value: Any) -> Any:
     """8e10 is as good a number of bytes as 80000000000."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
@@ -31,10 +31,10 @@ Name = Annotated[
 Source = Annotated[
     str, Field(min_length=1, max_length=4000), BeforeValidator(lambda v: _shown(v) if isinstance(v, str) else v)
 ]
-Bytes = Annotated[int, BeforeValidator(_whole), Field(ge=1_000_000, le=10**15)]
+Bytes = Annotated[int, BeforeValidator(_integer), Field(ge=1_000_000, le=10**15)]
 Rate = Annotated[float, Field(ge=1e3, le=1e18)]
 Flops = Annotated[float, Field(ge=1e6, le=1e21)]
-Devices = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_DEVICES)]
+Devices = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_DEVICES)]
 Positive = Annotated[float, Field(ge=1e-3, le=1e12)]
 Format = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
 
@@ -47,7 +47,7 @@ class DeviceTable(Section):
     memory_bytes: Bytes
     memory_bytes_per_second: Rate
     peak_flops_per_second: Annotated[dict[Format, Flops], Field(min_length=1)]
-    units: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=1_000_000)] | None = None
+    units: Annotated[int, BeforeValidator(_integer), Field(ge=1, le=1_000_000)] | None = None
     power_watts: Positive | None = None
 
 
@@ -130,17 +130,19 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         fields = LevelTable if location[0] == "levels" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
         near = nearest(last, allowed)
-        return f"unknown key {brief(key)}; " + (f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}")
+        return f"unknown key {shortened(key)}; " + (
+            f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}"
+        )
     example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
     if "[key]" in item["loc"]:
-        return f"unknown number format {brief(key)}; allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"
+        return f"unknown number format {shortened(key)}; allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"
     if item["type"] == "missing":
         return f"key {key!r} is missing; for example {last} = {example}"
     message = item["msg"].removeprefix("Value error, ")
-    return f"{key} = {brief(item['input'])}: {message[0].lower()}{message[1:]}; a value that works: {example}"
+    return f"{key} = {shortened(item['input'])}: {message[0].lower()}{message[1:]}; a value that works: {example}"
 
 
-def brief(value: Any) -> str:
+def shortened(value: Any) -> str:
     """`repr`, cut to a line: a file may hold anything."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
     return text if len(text) <= 80 else text[:77] + "..."
@@ -195,7 +197,7 @@ def check_calibration(table: Any, where: str) -> dict[str, Any]:
     """`[calibration]`: tables (at most 8 deep) of finite numbers and of lists of them, at most 100,000 values together.
     Raises `UserError` naming the key."""
     if not isinstance(table, dict):
-        raise UserError(f"{where}: calibration = {brief(table)}: should be a table; for example [calibration]")
+        raise UserError(f"{where}: calibration = {shortened(table)}: should be a table; for example [calibration]")
     left = MAX_CALIBRATION_VALUES
     pending: list[tuple[str, Any, int]] = [("calibration", table, 0)]
     while pending:
@@ -203,13 +205,13 @@ def check_calibration(table: Any, where: str) -> dict[str, Any]:
         left -= 1
         if depth > 8 or left < 0:
             limit = "8 levels" if depth > 8 else f"{MAX_CALIBRATION_VALUES} values"
-            raise UserError(f"{where}: {brief(key)}: more than {limit}; run `fourfold calibrate` again")
+            raise UserError(f"{where}: {shortened(key)}: more than {limit}; run `fourfold calibrate` again")
         if isinstance(value, dict):
             pending += [(f"{key}.{name}", inner, depth + 1) for name, inner in value.items()]
         elif isinstance(value, list):
             pending += [(f"{key}[{index}]", inner, depth + 1) for index, inner in enumerate(value)]
         elif isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e30:
             raise UserError(
-                f"{where}: {key} = {brief(value)}: should be a finite number, or a list of them; for example 1.5e-6"
+                f"{where}: {key} = {shortened(value)}: should be a finite number, or a list of them; for example 1.5e-6"
             )
     return dict(table)

@@ -64,7 +64,7 @@ def nearest_model(raw: dict[str, Any], source: str) -> Nearest:
     differences = ["its parts for pictures or sound are left out"] if pictures else []
     values = _dimensions(raw, family, found, source)
     values.update(_experts(raw, found, differences))
-    values.update(_latent(found))
+    values.update(_mla(found))
     values.update(_options(raw, family, values, differences))
     if found.get("mtp_layers") and values["norm"] == "rms" and values["positions"] == "rope":
         values["mtp_layers"] = found["mtp_layers"]
@@ -168,7 +168,7 @@ def _of_experts(raw: dict[str, Any], found: dict[str, int]) -> int:
     return stated if isinstance(stated, int) and stated > 0 else found["ffn_size"]
 
 
-def _latent(found: dict[str, int]) -> dict[str, Any]:
+def _mla(found: dict[str, int]) -> dict[str, Any]:
     names = ("key_value_rank", "rope_head_dim", "nope_head_dim", "value_head_dim")
     if not all(found.get(name) for name in names):
         return {}

@@ -10,7 +10,7 @@ def tensor_fault(model: ModelConfig, tp: int) -> tuple[str, int] | None:
     None: all are split."""
     if model.block is not None:
         return ("model.block", 1) if tp > 1 else None
-    kv = model.num_heads if model.is_latent else model.num_kv_heads
+    kv = model.num_heads if model.is_mla else model.num_kv_heads
     if part_size(model.vocab_size, tp) is None:
         return "model.vocab_size", model.vocab_size
     sizes = {"model.num_heads": model.num_heads}

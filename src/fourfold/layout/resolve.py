@@ -75,7 +75,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
         ep=section.ep,
         etp=section.etp,
         outermost=section.outermost,
-        tp_head=section.tp if model.is_latent else tensor_head_degree(section.tp, model.num_kv_heads),
+        tp_head=section.tp if model.is_mla else tensor_head_degree(section.tp, model.num_kv_heads),
     )
     if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:
         layout = replace(layout, sequence_parallel=True)

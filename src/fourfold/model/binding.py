@@ -51,7 +51,7 @@ def bind_weights(segment: Segment, model: ModelConfig, units: Mapping[str, Weigh
 
 def _bind_block(segment: Segment, own: WeightUnit, model: ModelConfig, units: Mapping[str, WeightUnit]) -> BlockWeights:
     prefix = f"model.layers.{segment.layer}."
-    attention = _bind_mla(own, model, prefix) if model.is_latent else _bind_attention(own, model, prefix)
+    attention = _bind_mla(own, model, prefix) if model.is_mla else _bind_attention(own, model, prefix)
     if segment.moe:
         return BlockWeights(attention, _bind_routed(own, units[f"{segment.name}.experts"], model, prefix))
     if not model.gated:

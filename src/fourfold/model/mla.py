@@ -15,7 +15,7 @@ from fourfold.model.rope import rotate_, score_scale
 from fourfold.model.tensor_parallel import ColumnInput, gather_tokens, sum_partial
 from fourfold.model.weights import MLAWeights, Weight
 
-LATENT_NORM_EPS = 1e-6
+COMPRESSED_NORM_EPS = 1e-6
 """The epsilon of the latents' norms, in the released models and in transformers whatever the blocks' `norm_eps`."""
 
 
@@ -39,24 +39,24 @@ def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microb
     normed, statistics = normalize(ops, x, w, model.norm_eps)
     saved.keep(statistics_1=statistics, normed_1=normed)
     down = ops.linear(normed, w.key_value_down.data)
-    latent, rope_key = down.split((rank, rope), dim=1)
-    normed_latent = _norm_latent(env, latent, w.key_value_norm, "latent", saved)
+    compressed, rope_key = down.split((rank, rope), dim=1)
+    normed_compressed = _norm_compressed(env, compressed, w.key_value_norm, "latent", saved)
     query_input = normed
     if w.query_down is not None and w.query_norm is not None:
-        query_input = _norm_latent(env, ops.linear(normed, w.query_down.data), w.query_norm, "query", saved)
-    del normed, statistics, latent, down
-    given = [normed_latent, rope_key, query_input]
-    del normed_latent, rope_key, query_input
+        query_input = _norm_compressed(env, ops.linear(normed, w.query_down.data), w.query_norm, "query", saved)
+    del normed, statistics, compressed, down
+    given = [normed_compressed, rope_key, query_input]
+    del normed_compressed, rope_key, query_input
     _gather(env, given)
     q = _heads(env, given.pop(), w.query_up, batch, model.head_dim)
     with ops.fused():
         rotate_(q[..., model.nope_head_dim :], batch.cos, batch.sin, model.rope_interleave)
         if score_scale(model) != 1:
             q.mul_(score_scale(model))
-    rope_key, latent = given.pop(), given.pop()
+    rope_key, compressed = given.pop(), given.pop()
     widths = (model.nope_head_dim, model.value_head_dim)
-    key, value = _heads(env, latent, w.key_value_up, batch, sum(widths)).split(widths, dim=-1)
-    del latent
+    key, value = _heads(env, compressed, w.key_value_up, batch, sum(widths)).split(widths, dim=-1)
+    del compressed
     with ops.fused():
         shared = ops.copy(rope_key.reshape(*key.shape[:2], 1, -1))
         del rope_key
@@ -84,9 +84,9 @@ def mla_query_key_value_backward(
     if normed is None:
         normed = normalize_again(ops, x, statistics, w, eps)
     query_norm = w.query_norm
-    query_input = normed if query_norm is None else _latent_again(env, query_norm, "query", saved)
+    query_input = normed if query_norm is None else _norm_again(env, query_norm, "query", saved)
     inputs = ColumnInput(env, w.query_up, query_input)
-    latents = ColumnInput(env, w.key_value_up, _latent_again(env, w.key_value_norm, "latent", saved))
+    latents = ColumnInput(env, w.key_value_up, _norm_again(env, w.key_value_norm, "latent", saved))
     del query_input
     grad_query, grad_key_value, grad_rope_key = given
     given.clear()
@@ -99,12 +99,12 @@ def mla_query_key_value_backward(
     inputs.add_matmul(grad_query)
     latents.add_matmul(grad_key_value)
     del inputs, latents, grad_query, grad_key_value
-    grad_latent, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
+    grad_compressed, grad_rope_key, grad_input = summed.wait().split(widths, dim=1)
     del summed
     with ops.fused():
-        grad_latent = rms_norm_backward(ops, grad_latent, *_taken(saved, "latent"), w.key_value_norm)
-        grad_down = ops.concatenate((grad_latent, grad_rope_key), dim=1)
-        del grad_latent, grad_rope_key
+        grad_compressed = rms_norm_backward(ops, grad_compressed, *_taken(saved, "latent"), w.key_value_norm)
+        grad_down = ops.concatenate((grad_compressed, grad_rope_key), dim=1)
+        del grad_compressed, grad_rope_key
     grad = _project_backward(env, grad_down, w.key_value_down, normed)
     del grad_down
     if query_norm is not None and w.query_down is not None:
@@ -117,15 +117,15 @@ def mla_query_key_value_backward(
         return normalize_backward(ops, grad, x, statistics, w).add_(residual)
 
 
-def _norm_latent(env: Environment, latent: Array, norm: Weight, name: str, saved: Saved) -> Array:
+def _norm_compressed(env: Environment, compressed: Array, norm: Weight, name: str, saved: Saved) -> Array:
     """The norm of a latent [t, rank], kept with the latent itself and its 1/rms."""
     with env.ops.fused():
-        normed, scale = rms_norm(env.ops, latent, norm.data, LATENT_NORM_EPS)
-    saved.keep(**{name: latent, f"scale_{name}": scale, f"normed_{name}": normed})
+        normed, scale = rms_norm(env.ops, compressed, norm.data, COMPRESSED_NORM_EPS)
+    saved.keep(**{name: compressed, f"scale_{name}": scale, f"normed_{name}": normed})
     return normed
 
 
-def _latent_again(env: Environment, norm: Weight, name: str, saved: Saved) -> Array:
+def _norm_again(env: Environment, norm: Weight, name: str, saved: Saved) -> Array:
     """A latent's norm, kept or made again."""
     normed = saved.take_if_kept(f"normed_{name}")
     if normed is None:

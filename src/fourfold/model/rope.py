@@ -11,7 +11,7 @@ def rotated_width(model: ModelConfig) -> int:
     """Elements of a head's query and key that are rotated: all, `rope_head_dim` of MLA's, none where positions are learned."""
     if model.positions == "learned":
         return 0
-    return model.rope_head_dim if model.is_latent else model.head_dim
+    return model.rope_head_dim if model.is_mla else model.head_dim
 
 
 def rotate_(x: Array, cos: Array, sin: Array, interleave: bool = False, inverse: bool = False) -> None:

@@ -126,7 +126,7 @@ def _block(model: ModelConfig, layer: int) -> Segment:
     if model.block is not None:
         return Segment(name, "block", (_own(model, prefix, name),), (name,), layer)
     moe = model.is_moe(layer)
-    attention = _mla(model, prefix) if model.is_latent else _grouped_attention(model, prefix)
+    attention = _mla(model, prefix) if model.is_mla else _grouped_attention(model, prefix)
     norms = [n for name in ("input_layernorm", "post_attention_layernorm") for n in _norms(model, prefix + name)]
     feed_forward = _routed_feed_forward(model, prefix) if moe else _feed_forward(model, f"{prefix}mlp.", model.ffn_size)
     dense = sorted((*feed_forward, *attention, *norms), key=_place)
@@ -288,7 +288,7 @@ def step_flops_per_token(
         own, half = (model.num_layers * flops for flops in own_flops_per_token(model, sequence_length))
         blocks, attention = own / 2.0, 2.0 * half
     else:
-        widths = model.head_dim + (model.value_head_dim if model.is_latent else model.head_dim)
+        widths = model.head_dim + (model.value_head_dim if model.is_mla else model.head_dim)
         attention = 2.0 * (model.num_layers + model.mtp_layers) * model.num_heads * widths * sequence_length
     if convention == "causal":
         attention /= 2

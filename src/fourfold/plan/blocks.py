@@ -25,7 +25,7 @@ _PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
 class BlockPrice:
     """Costs of all segments of the model, one microbatch, one rank of each pipeline stage together.
 
-    `forward_seconds`, `backward_seconds` (recomputation included), `weight_seconds`: that part of the latter that can be put off.
+    `forward_seconds`, `backward_seconds` (recomputation included), `weight_seconds`: the part of the latter that can be deferred.
     `saved_bytes`: what blocks keep for backward, their inputs included; `transient_bytes`: the most that one block needs besides.
     `head_seconds`, `embedding_seconds`, and `block_seconds` of the cheapest block: both passes of these alone.
     """
@@ -163,7 +163,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         sequence_parallel=shape.tp > 1,
         ep=shape.ep,
         etp=shape.etp,
-        tp_head=shape.tp if model.is_latent else tensor_head_degree(shape.tp, model.num_kv_heads),
+        tp_head=shape.tp if model.is_mla else tensor_head_degree(shape.tp, model.num_kv_heads),
     )
     formats = (request.precision.compute, request.precision.master_format, request.precision.gradients_format)
     return StepSpec(model, layout, *formats, request.document_mask, request.transport, request.optimizer.spec)

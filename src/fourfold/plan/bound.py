@@ -184,8 +184,8 @@ class Bounder:
         return price.head_seconds + np.where(table.pp > 1, others, 0.0)
 
     def _data_seconds(self, shape: BlockShape, table: Arrangements) -> tuple[Column, Column]:
-        """Reductions of gradients and gathers of parameters beside computation, and what ZeRO-1 and 2 publish after it: of dense
-        parameters and of experts, which travel in groups of their own, whichever takes longer."""
+        """Reductions of gradients and gathers of parameters beside computation, and the parameter all-gather of ZeRO-1 and 2 after
+        it: of dense parameters and of experts, which travel in groups of their own, whichever takes longer."""
         experts = shape.ep * shape.etp
         columns: list[tuple[Column, float, int]] = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
         if self.parameters[1]:

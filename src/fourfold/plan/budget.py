@@ -16,12 +16,12 @@ MEMORY = 0.5
 
 
 @dataclass
-class Budget:
+class SearchBudget:
     """`limit` units, of which `spent` are spent; `parent` is told of what is spent here."""
 
     limit: float
     spent: float = 0.0
-    parent: "Budget | None" = None
+    parent: "SearchBudget | None" = None
 
     @property
     def is_spent(self) -> bool:
@@ -32,6 +32,6 @@ class Budget:
         if self.parent is not None:
             self.parent.spend(units)
 
-    def part(self, share: float) -> "Budget":
+    def part(self, share: float) -> "SearchBudget":
         """A budget of its own: this share of the whole limit, and no more than is left."""
-        return Budget(max(0.0, min(share * self.limit, self.limit - self.spent)), parent=self)
+        return SearchBudget(max(0.0, min(share * self.limit, self.limit - self.spent)), parent=self)

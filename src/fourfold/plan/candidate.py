@@ -51,10 +51,10 @@ class Candidate(BlockShape):
         return LayoutSection(**vars(self), sequence_parallel=self.tp > 1)
 
     def words(self) -> str:
-        """`tp 8 x pp 16 (interleaved_1f1b, v 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""
+        """`tp 8 x pp 16 (interleaved_1f1b, VPP 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""
         parts = [f"tp {self.tp}"] if self.tp > 1 else []
         parts += [f"cp {self.cp} ({self.cp_method})"] if self.cp > 1 else []
-        stages = f", v {self.virtual_stages}" if self.virtual_stages > 1 else ""
+        stages = f", VPP {self.virtual_stages}" if self.virtual_stages > 1 else ""
         parts += [f"pp {self.pp} ({self.schedule}{stages})"] if self.pp > 1 else []
         replicated = f" ({self.dp_replicate} x {self.dp_shard})" if self.dp_replicate > 1 and self.zero else ""
         parts += [f"dp {self.dp}{replicated}"] if self.dp > 1 else []

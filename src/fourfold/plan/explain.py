@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS
-from fourfold.plan.budget import Budget
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
@@ -49,7 +49,9 @@ def parse_fixed(text: str) -> dict[str, int | str]:
     return result
 
 
-def explain(request: Request, fixed: Mapping[str, int | str], found: Found, budget: Budget | float) -> Explanation:
+def explain(
+    request: Request, fixed: Mapping[str, int | str], found: Found, budget: SearchBudget | float
+) -> Explanation:
     """Searches among the layouts with these fields alone, and sets the best of them beside the best of all."""
     own = search(request, budget, most_simulations=12, keep=1, fixed=fixed)
     if not own.best:

@@ -9,7 +9,7 @@ from itertools import product
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
 from fourfold.plan.bound import Bounder
-from fourfold.plan.budget import Budget
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
@@ -20,7 +20,7 @@ MICROBATCHES = (1, 2, 4, 8)
 """Sequences of a microbatch that are tried."""
 
 
-def heuristic_baseline(request: Request, budget: Budget | None = None) -> Priced | None:
+def heuristic_baseline(request: Request, budget: SearchBudget | None = None) -> Priced | None:
     """The fastest of the baseline's layouts that fit, over recompute policies and microbatches; None if none fits, or the budget
     was spent before one was found."""
     node, model = request.cluster.node_devices, request.model

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fourfold.plan.budget import Budget
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.explain import explain
 from fourfold.plan.fewest import enough_devices
@@ -29,7 +29,7 @@ def make_plan(
 
     A baseline or an explained layout that the search missed joins the best.
     """
-    work = Budget(budget)
+    work = SearchBudget(budget)
     baseline = heuristic_baseline(request, work.part(BASELINE_SHARE))
     found = search(request, work.part(1.0), keep=keep, progress=progress)
     explanations = tuple(explain(request, fields, found, EXPLAINED_SHARE * budget) for fields in explained)

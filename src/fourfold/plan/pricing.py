@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
-from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, Budget
+from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
@@ -49,13 +49,13 @@ def _computation(candidate: Candidate) -> Candidate:
 
 
 class Pricer:
-    """Prices of single layouts. Of those that differ in how data parallelism is divided and placed alone, the programs are the same
-    but for its part, and of those that differ in how it is divided, timelines are: what was found of one is kept for the next. Its
-    work is spent from `budget`."""
+    """Prices of single layouts. Layouts that differ only in how data parallelism is divided and placed share all other parts of
+    their programs; those that differ only in how it is divided share their timelines. The next layout reuses what was
+    computed. Work is spent from `budget`."""
 
-    def __init__(self, request: Request, budget: Budget | None = None) -> None:
+    def __init__(self, request: Request, budget: SearchBudget | None = None) -> None:
         self.request = request
-        self.budget = budget or Budget(float("inf"))
+        self.budget = budget or SearchBudget(float("inf"))
         self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}

@@ -15,7 +15,7 @@ import numpy as np
 from fourfold.config import UserError
 from fourfold.layout.mesh import ORDERS, Outermost
 from fourfold.plan.bound import Bounder
-from fourfold.plan.budget import ROW, SHAPE, Budget
+from fourfold.plan.budget import ROW, SHAPE, SearchBudget
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.low_memory import CLEARLY, LowMemory
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
@@ -72,7 +72,7 @@ class Found:
 
 def search(
     request: Request,
-    budget: Budget | float = BUDGET,
+    budget: SearchBudget | float = BUDGET,
     most_simulations: int = 60,
     keep: int = 8,
     progress: Progress | None = None,
@@ -86,14 +86,14 @@ def search(
             f"recompute = {asked!r} of a layout that is searched for: allowed: none, selective, full, of all blocks; how many need "
             f"it is found by itself; a value that works: '{asked.partition(':')[0]}'"
         )
-    work = budget if isinstance(budget, Budget) else Budget(budget)
+    work = budget if isinstance(budget, SearchBudget) else SearchBudget(budget)
     with without_collection():
         return _search(request, work, most_simulations, keep, progress, fixed or {})
 
 
 def _search(
     request: Request,
-    budget: Budget,
+    budget: SearchBudget,
     most_simulations: int,
     keep: int,
     progress: Progress | None,
@@ -245,7 +245,7 @@ def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[
 
 
 def _bound_all(
-    request: Request, counts: Counts, budget: Budget, progress: Progress | None, fixed: Mapping[str, int | str]
+    request: Request, counts: Counts, budget: SearchBudget, progress: Progress | None, fixed: Mapping[str, int | str]
 ) -> tuple[Pool, LowMemory]:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
     pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), LowMemory.of(request)

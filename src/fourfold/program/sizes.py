@@ -31,7 +31,7 @@ def buffer_bytes(view: RankView, name: str) -> int:
     spec = view.spec
     element, layout, model = DTYPE_BYTES[spec.compute], spec.layout, spec.model
     learned = model.positions == "learned"
-    rotated = 0 if learned else model.rope_head_dim if model.is_latent else model.head_dim
+    rotated = 0 if learned else model.rope_head_dim if model.is_mla else model.head_dim
     if kind == "rope":
         return layout.sequence_length * rotated * element
     if kind == "batch":

@@ -1,4 +1,4 @@
-"""A plan in words and as a document: the best layouts, what the heuristic baseline loses, why others lost."""
+"""A plan as text and as a document: the best layouts, what the heuristic baseline loses, why others lost."""
 
 from typing import Any
 
@@ -32,11 +32,11 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     if not found.best:
         return [*lines, *_nothing(plan), *_explanations(plan), "", *_counts(plan)]
-    head = f"{'':4}{'step':>9}  {'tokens/s a device':>17}  {'MFU':>6}  {'memory':>8}  layout"
+    head = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  layout"
     lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1))]
     front = plan.front
     if len(front) > 1:
-        lines += ["", "less memory for less speed:", *(_row(plan, "", each) for each in front[1:])]
+        lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in front[1:])]
     lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
 
@@ -44,17 +44,17 @@ def plan_lines(plan: Plan) -> list[str]:
 def format_best_layout(plan: Plan) -> str:
     """The best layout and what is predicted of it, in a line."""
     assert plan.best is not None
-    rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s a device"
+    rate = f"{plan.tokens_per_second(plan.best):.4g} tokens/s/device"
     where = f"on {plan.request.cluster.key}, software {format_software(plan.request.template)}"
     return f"{plan.best.candidate.words()}: predicted {seconds_text(plan.best.seconds)} a step, {rate}, {where}"
 
 
 def _closer(plan: Plan) -> list[str]:
-    """Lines on the best layout: what its time, its network and its memory go into."""
+    """Lines on the best layout: its time, its network and its memory."""
     summary = plan.closer
     assert summary is not None
     lines = late_lines(summary)
-    lines = ["of the best, " + lines[0], *lines[1:]]
+    lines = [f"best layout: {lines[0]}", *lines[1:]]
     if (waiting := summary.bubble_fraction) >= 0.0005:
         lines.append(f"stages wait for each other {per_cent(waiting)} of the time")
     traffic = communication_lines(summary)
@@ -69,7 +69,7 @@ def _explanations(plan: Plan) -> list[str]:
 
 def _row(plan: Plan, name: str, priced: Priced) -> str:
     return (
-        f"{name:>3} {seconds_text(priced.seconds):>9}  {plan.tokens_per_second(priced):>17.4g}  {per_cent(plan.mfu(priced)):>6}  "
+        f"{name:>3} {seconds_text(priced.seconds):>9}  {plan.tokens_per_second(priced):>15.4g}  {per_cent(plan.mfu(priced)):>6}  "
         f"{format_bytes(priced.memory_bytes):>8}  {priced.candidate.words()}"
     )
 
@@ -144,7 +144,7 @@ def _counts(plan: Plan) -> list[str]:
         )
     if counts.shapes_not_priced:
         lines.append(
-            f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch, for the budget was spent; --budget allows more"
+            f"not searched: {counts.shapes_not_priced:,} ways to share a microbatch: the budget was spent (--budget)"
         )
     return lines
 

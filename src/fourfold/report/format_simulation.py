@@ -1,4 +1,4 @@
-"""A predicted step in words: rates, memory, where the seconds went, communication, and why the step takes as long as it does."""
+"""A predicted step as text: rates, memory, where the seconds went, communication, and what limits the step."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,10 @@ KINDS = {
     "grad_shard": "gradients (shards)",
     "hidden": "hidden states",
     "dhidden": "gradients of hidden states",
-    "saved": "activations kept for backward",
-    "deferred": "kept for weight gradients",
+    "saved": "activations",
+    "deferred": "tensors of deferred wgrads",
     "reduce": "staging buffers of reductions",
-    "units": "units kept whole beside the shards",
+    "units": "full units beside the shards",
     "batch": "tokens",
     "rope": "rotary tables",
     "router": "routers",
@@ -56,28 +56,28 @@ def step_lines(summary: StepSummary) -> list[str]:
         f"step       {seconds_text(summary.seconds)} for {format_count(summary.tokens)} tokens "
         f"({summary.num_microbatches} microbatches a rank)",
         f"rate       {format_count(summary.tokens_per_second)} tokens/s, "
-        f"{summary.tokens_per_second / summary.devices:.4g} tokens/s a device",
-        f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs a token x tokens/s / ({summary.devices} devices "
-        f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s a device",
+        f"{summary.tokens_per_second / summary.devices:.4g} tokens/s/device",
+        f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs/token x tokens/s / ({summary.devices} devices "
+        f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s/device",
         f"HFU        {per_cent(summary.hfu)} = {summary.executed_flops:.4g} FLOPs executed, recomputation included / "
         f"(step x devices x peak)",
-        f"bubble     {per_cent(summary.bubble_fraction)} of all devices' time waits for other stages",
+        f"bubble     {per_cent(summary.bubble_fraction)} of the step, mean over pipeline ranks",
     ]
     if not summary.step.is_full:
         lines.append(
-            f"           steps of {simulated} and of fewer microbatches were simulated, and the line through both taken to "
+            f"           simulated with {simulated} and with fewer microbatches, and extrapolated linearly to "
             f"{summary.num_microbatches}"
         )
     return lines
 
 
 def late_lines(summary: StepSummary) -> list[str]:
-    """The critical path in words."""
+    """The critical path: what the step is limited by."""
     step_seconds = summary.seconds
     parts = [(kind, seconds) for kind, seconds in summary.path.items() if seconds >= 0.005 * step_seconds]
     crossings = summary.path_crossings
-    over = f", which goes {crossings} times from one pipeline rank to another," if crossings else ""
-    lines = [f"the step is late because its longest chain of work{over} is"]
+    over = f", which changes pipeline ranks {crossings} times" if crossings else ""
+    lines = [f"the step is limited by its critical path{over}:"]
     for kind, seconds in parts[:SHOWN_REASONS]:
         lines.append(f"  {per_cent(seconds / step_seconds):>6}  {kind}, {seconds_text(seconds)}")
     hint = _hint(summary)
@@ -85,7 +85,7 @@ def late_lines(summary: StepSummary) -> list[str]:
 
 
 def _hint(summary: StepSummary) -> str | None:
-    """Names what takes most beside the arithmetic, and what usually shortens it."""
+    """Names the largest cost beside the arithmetic, and what usually shortens it."""
     layout = summary.step.simulation.spec.layout
     arithmetic = ("matmuls", "attention")
     costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
@@ -93,7 +93,7 @@ def _hint(summary: StepSummary) -> str | None:
     kind, seconds = max(costs.items(), key=lambda item: item[1], default=("", 0.0))
     if seconds < 0.1 * summary.seconds and idle > max(seconds, 0.05 * summary.seconds):
         return (
-            f"what would help first: stages wait for each other {seconds_text(idle)} a device: more microbatches a step, more "
+            f"stages wait for each other {seconds_text(idle)} per device; what would help first: more microbatches a step, more "
             f"stages a rank (layout.virtual_stages), stages of more equal work, or less pp"
         )
     if seconds < 0.03 * summary.seconds:
@@ -113,7 +113,8 @@ def _hint(summary: StepSummary) -> str | None:
         what = "ZeRO-1, which reduces once a step, not once a microbatch" if once else "more microbatches a step"
     elif kind.endswith(" gather"):
         what = "more computation between gathers: larger microbatches, ZeRO-1 or 2, or a deeper layout.prefetch"
-    return f"what would help first: {kind} takes {seconds_text(seconds)}: {what}" if what else None
+    take = "take" if kind.endswith("s") else "takes"
+    return f"{kind} {take} {seconds_text(seconds)}; what would help first: {what}" if what else None
 
 
 def chosen_ranks(count: int, pp_rank: int | None) -> list[int]:
@@ -126,7 +127,7 @@ def chosen_ranks(count: int, pp_rank: int | None) -> list[int]:
 
 
 def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
-    """Seconds by what they went into: columns are pipeline ranks and the mean of all."""
+    """Seconds by kind: columns are pipeline ranks and the mean of all."""
     spent = summary.spent
     mean: dict[str, float] = {}
     for rank in spent:
@@ -174,7 +175,7 @@ def communication_lines(summary: StepSummary) -> list[str]:
 
 
 def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
-    """The peak of each rank's devices: its instruction and what it is made of."""
+    """The peak of each rank's devices, its instruction and its largest buffers."""
     simulation, capacity = summary.step.simulation, summary.device.memory_bytes
     rows = []
     for rank in ranks:
@@ -192,12 +193,12 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     )
     hint = [] if summary.fits else [_too_much(summary)]
     overhead = format_overhead(simulation.prices.software)
-    beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), in what is held"] if overhead else []
+    beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
     return [
         verdict,
         *hint,
         *beside,
-        *table(["peak of a device", "held", "of it", "at", "most of it"], rows, left=(0, 3, 4)),
+        *table(["device of", "peak memory", "of capacity", "reached at", "largest buffers"], rows, left=(0, 3, 4)),
     ]
 
 
@@ -235,11 +236,13 @@ def _too_much(summary: StepSummary) -> str:
         least = {"optimizer": 1, "master": 1, "grad": 2}.get(kind, 3)
         sharded = f"layout.zero={least} with dp_shard" if layout.zero < least else "more dp_shard"
         what = f"{sharded}, more tp or pp"
-    return f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what makes them less: {what}"
+    return (
+        f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what would shrink them: {what}"
+    )
 
 
 def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 60) -> list[str]:
-    """Memory over the simulated step, and everything that makes the peak."""
+    """Memory over the simulated step, and all buffers of the peak."""
     simulation = summary.step.simulation
     lines = []
     for rank in ranks:

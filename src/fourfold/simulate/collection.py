@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, put off while millions of small objects are made that have no cycles."""
+"""Pauses Python's collector of cyclic garbage while millions of small objects without cycles are made."""
 
 import gc
 from collections.abc import Iterator

@@ -2,12 +2,12 @@
 
 Failures come at random, M seconds apart on average for the whole job; a checkpoint takes d seconds, during which nothing else goes
 on; after a failure, R seconds pass until training goes on from the last checkpoint. With a checkpoint after every t seconds of
-training
+training, the share of the time that is training which is kept is
 
     efficiency(t) = t / (M exp(R/M) (exp((t + d)/M) - 1))
 
-of the time is training that is kept (Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps";
-failures during restarts and checkpoints included).
+Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps"; failures during restarts and checkpoints
+are included.
 """
 
 from math import exp, isfinite, log1p, sqrt

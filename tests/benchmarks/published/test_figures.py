@@ -85,7 +85,7 @@ def test_times_from_rates() -> None:
     assert [CASES[n].measured.step_from for n in ("sweep:2", "papers:5", "papers:4")] == ["tokens", "samples", "days"]
 
 
-def test_a_rate_in_whole_numbers_is_no_contradiction() -> None:
+def test_a_rate_in_integers_is_no_contradiction() -> None:
     assert not any("by samples" in text for text in CASES["papers:16"].defaults), "2 samples/s, of 2.56"
 
 

@@ -8,7 +8,7 @@ import pytest
 import fit_file
 from case import PublishedCase
 from fit_constants import HOLD, OUTLIER, Model, fitted_table, informed, named_as_known
-from fit_memory import LARGEST, UNITS, Held, fit_memory
+from fit_memory import LARGEST, UNITS, MemoryRows, fit_memory
 from fit_rows import TimedRows
 from fit_table import FAMILIES, LIMITS, NAMES, Constants, Node, copied, moved_by, weights_of
 from fourfold.cost.fitted import Fitted, fitted
@@ -104,7 +104,7 @@ def test_a_file_that_is_left_out_informs_nothing() -> None:
         (case("kept", "torchtitan, 2024"), 1.0),
         *((case("gone", "halo, throughput, 2026"), 1.3) for _ in range(30)),
     ]
-    model, held = Model.of([timed(rows)], PRIOR), Held([], np.zeros((0, 4)))
+    model, held = Model.of([timed(rows)], PRIOR), MemoryRows([], np.zeros((0, 4)))
     full = fitted_table(model, held, PRIOR)
     assert informed(full, model.cases, held.cases)["software"]["halo-2026"] == {"rows": 30, "files": ["gone"]}
     assert Constants(full).value("software", "halo-2026", "gemm_speed") > 0.91
@@ -145,7 +145,7 @@ def test_memory_constants_are_recovered(moved: str) -> None:
         parts = np.array([0.4, *(of[name] for name in UNITS)])
         rows.append(parts / (0.4 + sum(of[name] * wanted[name] / UNITS[name] for name in UNITS)))
     table = copied(PRIOR)
-    fit_memory(Held([one] * len(rows), np.array(rows)), PRIOR, table)
+    fit_memory(MemoryRows([one] * len(rows), np.array(rows)), PRIOR, table)
     for name in ("saved_bytes", "logits_bytes", "unit_bytes"):
         assert Constants(table).value("software", one.software, name) == pytest.approx(
             wanted[name], rel=0.1, abs=0.2
@@ -163,7 +163,7 @@ def test_runs_whose_memory_nobody_measured_bound_it(failed: bool, moves: int) ->
         head = {"logits_bytes": 0.5 * needed * UNITS["logits_bytes"] / was["logits_bytes"]}
         parts = np.array([0.5 * needed, *(head.get(name, 0.0) for name in UNITS)])
         table = copied(PRIOR)
-        fit_memory(Held([bounded] * 20, np.array([parts] * 20)), PRIOR, table)
+        fit_memory(MemoryRows([bounded] * 20, np.array([parts] * 20)), PRIOR, table)
         constants = Constants(table)
         now = [1.0, *(constants.value("software", measured.software, name) / UNITS[name] for name in UNITS)]
         return float((1 + constants.value("software", measured.software, "extra")) * (parts @ now))

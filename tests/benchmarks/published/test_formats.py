@@ -47,7 +47,7 @@ def test_a_format_that_is_not_known_is_remarked() -> None:
         ("fp32", "fp32", None, "fp32"),
     ],
 )
-def test_formats_of_states_and_sums_are_not_those_of_products(
+def test_formats_of_states_and_sums_are_not_those_of_matmuls(
     text: str, compute: str, low: str | None, gradients: str
 ) -> None:
     case = normalise(replace(ROWS["torchtitan:6"], precision=text))
@@ -117,7 +117,7 @@ def test_in_what_gradients_are_summed(source: str, precision: str, notes: str, g
         ("float8 tensorwise, rest bf16", "bf16", "fp8"),
     ],
 )
-def test_what_stands_before_a_bracket_names_the_format_of_products(
+def test_what_stands_before_a_bracket_names_the_format_of_matmuls(
     precision: str, compute: str, low: str | None
 ) -> None:
     case = normalise(replace(ROWS["vendor:10"], precision=precision, notes=""))
@@ -125,7 +125,7 @@ def test_what_stands_before_a_bracket_names_the_format_of_products(
     assert (case.precision.compute, case.precision.low) == (compute, low)
 
 
-def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_notes() -> None:
+def test_parameters_without_wider_copies_and_optimizer_states_of_one_byte_are_read_from_notes() -> None:
     row = replace(ROWS["torchtitan:6"], precision="bf16")
     narrow = normalise(replace(row, notes="training dtype bf16 without fp32 masters"))
     assert narrow.precision.master == "bf16"  # type: ignore[union-attr]
@@ -138,7 +138,7 @@ def test_parameters_without_wider_copies_and_moments_of_one_byte_are_read_from_n
     assert held[3] < held[1] < held[0] == held[2]
 
 
-def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothing_is_said_of_them() -> None:
+def test_one_device_that_would_not_hold_fp32_states_has_narrow_ones_where_its_row_states_none() -> None:
     row = replace(ROWS["torchtitan:6"], num_devices=1, global_sequences=1, microbatch_sequences=1, recompute="full")
     row = replace(row, sequence_length=1024)
     row = replace(row, layout=replace(row.layout, dp=1, zero=None, fsdp=False))
@@ -161,8 +161,8 @@ def test_one_device_that_would_not_hold_wide_states_has_narrow_ones_where_nothin
     )
 
 
-def test_transformer_engine_keeps_what_products_read_in_few_bits() -> None:
-    """Of a block's 12 h + 6 f bytes a token at most: inputs of three products halve, attention's output has a copy beside it."""
+def test_transformer_engine_saves_inputs_of_matmuls_in_8_bits() -> None:
+    """A block saves 12 h + 6 f bytes a token at most: inputs of three matmuls halve, attention's output has a copy beside it."""
     row = replace(ROWS["torchtitan:6"], source="Megatron-LM, 2025", precision="fp8", notes="", recompute="none")
     row = replace(row, layout=replace(row.layout, tp=1, sequence_parallel=False))
 

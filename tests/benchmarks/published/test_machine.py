@@ -1,4 +1,4 @@
-"""What a row's words say of its devices and its network."""
+"""Devices and networks are read from a row's text."""
 
 from dataclasses import replace
 
@@ -89,12 +89,14 @@ def test_devices_by_their_names(name: str, key: str) -> None:
     assert case.hardware == load_device(case.device)
 
 
-@pytest.mark.parametrize(("stated", "held"), [(80.0, 80), (84.0, 80), (96.0, 96), (64.0, 64)])
-def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another(stated: float, held: int) -> None:
+@pytest.mark.parametrize(("stated", "memory_gib"), [(80.0, 80), (84.0, 80), (96.0, 96), (64.0, 64)])
+def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another(
+    stated: float, memory_gib: int
+) -> None:
     row = ROWS["torchtitan:6"]
     case = normalise(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=stated)))
     assert isinstance(case, PublishedCase)
-    assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", held * 2**30)
+    assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", memory_gib * 2**30)
     assert cluster_of(case).device == case.hardware
 
 

@@ -15,7 +15,7 @@ COMMON: dict[str, Any] = {
     "n_gpus": 64, "seq_len": 8192, "global_batch": 512, "micro_batch": 1, "precision": "bf16", "recompute": "full",
     "parallel": {"tp": 1, "pp": 8, "dp": 8, "cp": 1}, "measured": {"step_time_s": 10.0}, "notes": "",
 }  # fmt: skip
-LATENT = {
+MLA = {
     "name": "a mixture", "layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 128000, "glu": True, "experts": 64,
     "top_k": 6, "moe_ffn": 1408, "shared_ffn": 2816, "dense_layers": 1, "q_lora": 512, "kv_lora": 256, "qk_nope": 128,
     "qk_rope": 64, "v_head": 128,
@@ -39,20 +39,20 @@ def case(folder: Path, model: dict[str, Any], **more: Any) -> PublishedCase:
 
 
 def test_a_model_by_other_names_of_its_keys_is_the_same(tmp_path: Path) -> None:
-    ours, theirs = case(tmp_path, LATENT), case(tmp_path, HUGGING_FACE)
+    ours, theirs = case(tmp_path, MLA), case(tmp_path, HUGGING_FACE)
     assert ours.model == theirs.model
-    assert ours.model.is_latent
+    assert ours.model.is_mla
     assert (ours.model.first_dense_layers, ours.model.num_shared_experts) == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["dense_layers", "first_dense", "first_dense_layers", "num_dense_layers"])
 def test_dense_blocks_by_their_names(name: str, tmp_path: Path) -> None:
-    model = {key: value for key, value in LATENT.items() if key != "dense_layers"}
+    model = {key: value for key, value in MLA.items() if key != "dense_layers"}
     assert case(tmp_path, model | {name: 3}).model.first_dense_layers == 3
 
 
 def test_experts_in_every_other_block(tmp_path: Path) -> None:
-    assert case(tmp_path, LATENT | {"interleave_moe_layer_step": 2}).model.moe_period == 2
+    assert case(tmp_path, MLA | {"interleave_moe_layer_step": 2}).model.moe_period == 2
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a row states is taken as stated; what it leaves out is filled by a documented default, and the case says so."""
+"""A row's statements are taken as they are; a documented default fills what it leaves out, and the case says so."""
 
 from dataclasses import replace
 
@@ -117,8 +117,8 @@ def test_models_by_their_kind() -> None:
     assert not CASES["papers:16"].model.linear_bias, "MPT has no biases"
     moonlight = CASES["vendor:8"].model
     assert (moonlight.num_layers, moonlight.num_experts, moonlight.num_shared_experts) == (27, 64, 2)
-    latent = CASES["flags:4"].model
-    assert (latent.is_latent, latent.norm, latent.positions) == (True, "rms", "rope")
+    mla = CASES["flags:4"].model
+    assert (mla.is_mla, mla.norm, mla.positions) == (True, "rms", "rope")
 
 
 def test_experts_without_a_gate_become_gated_ones_of_as_many_weights() -> None:
@@ -174,7 +174,7 @@ def test_sharding() -> None:
         assert normalise(row).layout.zero == zero  # type: ignore[union-attr]
 
 
-def test_schedules_in_our_words() -> None:
+def test_schedules_have_the_names_of_this_project() -> None:
     names = {"sweep:0": "1f1b", "vendor:1": "interleaved_1f1b", "papers:5": "zb_h1", "papers:18": "dualpipe_v"}
     assert {name: CASES[name].layout.schedule for name in names} == names
     assert CASES["papers:6"].layout.virtual_stages == 6, "(46 blocks + embedding + head) / 8 ranks"
@@ -209,7 +209,7 @@ def test_a_schedule_of_parts_of_sequences_is_not_asked() -> None:
 )
 def test_how_sequences_are_split_is_read(words: str, framework: str, notes: str, method: str) -> None:
     row = ROWS["torchtitan:6"]
-    layout = replace(row.layout, tp=1, pp=1, dp=1, cp=16, cp_words=words)
+    layout = replace(row.layout, tp=1, pp=1, dp=1, cp=16, cp_text=words)
     asked = replace(
         row, layout=layout, num_devices=16, framework=framework, notes=notes, source="", sequence_length=65536
     )
@@ -246,13 +246,13 @@ def test_batches_are_derived_where_they_can_be() -> None:
     assert CASES["vendor:13"].num_devices == 64
 
 
-def test_every_filled_setting_is_documented() -> None:
+def test_every_imputed_default_is_documented() -> None:
     for case in CASES.values():
         for text in case.defaults:
             assert text in DEFAULTS.values() or ": " in text or "taken" in text
 
 
-def test_torchs_fsdp_in_a_pipeline_keeps_parameters_and_whole_gradients() -> None:
+def test_torchs_fsdp_in_a_pipeline_keeps_parameters_and_full_gradients() -> None:
     assert CASES["torchtitan:13"].layout.zero == 1
     assert any("sums gradients once a step" in text for text in CASES["torchtitan:13"].defaults)
     assert CASES["torchtitan:6"].layout.zero == 3

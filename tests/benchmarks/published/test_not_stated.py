@@ -1,4 +1,4 @@
-"""What a row leaves open is what its trainer usually does, or the least that fits; what of it no step can tell is not asked."""
+"""A setting that a row leaves open is the trainer's usual one, or the least that fits; what no step can tell is not asked."""
 
 from dataclasses import replace
 

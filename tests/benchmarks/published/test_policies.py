@@ -1,4 +1,4 @@
-"""What a row's words say of attention, kernels, memory and recomputation."""
+"""Attention, kernels, memory and recomputation are read from a row's text."""
 
 from dataclasses import replace
 
@@ -151,10 +151,10 @@ def test_experts_fused_in_their_kernels(notes: str, fused: bool) -> None:
 
 
 def test_merged_microbatches_hide_what_goes_to_experts() -> None:
-    apart, merged = (normalise(replace(ROWS["vendor:0"], notes=notes)) for notes in ("", "MoE all-to-all overlap"))
-    assert isinstance(apart, PublishedCase)
+    split, merged = (normalise(replace(ROWS["vendor:0"], notes=notes)) for notes in ("", "MoE all-to-all overlap"))
+    assert isinstance(split, PublishedCase)
     assert isinstance(merged, PublishedCase)
-    assert (predict_case(merged).step_seconds or 1e9) < (predict_case(apart).step_seconds or 0)
+    assert (predict_case(merged).step_seconds or 1e9) < (predict_case(split).step_seconds or 0)
 
 
 def test_a_loss_in_chunks_holds_few_logits() -> None:

@@ -34,12 +34,12 @@ def read(**changes: object) -> PublishedCase | Skip:
         ("nothing of the kind", False),
     ],
 )
-def test_what_a_clause_denies_is_not_said(text: str, expected: bool) -> None:
+def test_what_a_clause_denies_is_not_asserted(text: str, expected: bool) -> None:
     assert bool(asserted(text, "offload")) == expected
 
 
 @pytest.mark.parametrize(
-    ("recompute", "notes", "held"),
+    ("recompute", "notes", "offloaded"),
     [
         (None, "CPU offload False", None),
         (None, "SparseCore offload of the three FSDP collectives", None),
@@ -54,10 +54,10 @@ def test_what_a_clause_denies_is_not_said(text: str, expected: bool) -> None:
         ("selective; optimizer states offloaded", "", "optimizer"),
     ],
 )
-def test_what_lies_in_the_host_s_memory(recompute: str | None, notes: str, held: str | None) -> None:
+def test_what_lies_in_the_host_s_memory(recompute: str | None, notes: str, offloaded: str | None) -> None:
     case = read(recompute=recompute, notes=notes)
-    assert (case.offloaded if isinstance(case, PublishedCase) else "skipped") == held
-    if held == "activations" and isinstance(case, PublishedCase):
+    assert (case.offloaded if isinstance(case, PublishedCase) else "skipped") == offloaded
+    if offloaded == "activations" and isinstance(case, PublishedCase):
         assert case.layout.recompute == "full", "what is kept lies in the host's memory, the rest is made again"
 
 
