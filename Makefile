@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 RANKS  ?= 4
+WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
 .PHONY: train test test-all lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
-	@echo "make test       all tests but the long sweeps"
+	@echo "make test       all tests but the long sweeps, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps too"
 	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"
 	@echo "make docs       this documentation as a site in docs/_build: warnings are errors, links are checked"
@@ -20,7 +21,7 @@ train: $(VENV)/ready
 	$(BIN)/fourfold train examples/stdlib.toml --ranks $(RANKS) $(ARGS)
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -m "not sweep" $(ARGS)
+	$(BIN)/python -m pytest -m "not sweep" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)

@@ -145,21 +145,40 @@ def test_a_layout_that_does_not_fit_is_reported(fourfold) -> None:
         "layout.schedule=1f1b",
     )
     result = fourfold("simulate", "preset:llama3-70b", "--cluster", "dgx-h100:8", *one, "batch.global_sequences=8")
-    assert result.code == 0
+    assert result.code == 1
     assert "DOES NOT FIT" in result.out
     assert "what would shrink them: more dp_shard, more tp or pp" in result.out
 
 
 def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
-    found = document(fourfold, *LLAMA, "--software", "fourfold")
-    assert found["software"] == "fourfold"
-    assert found["step_seconds"] == document(fourfold, *LLAMA)["step_seconds"]
+    found = document(fourfold, *LLAMA, "--software", "meta")
+    assert found["software"] == "meta"
+    assert found["step_seconds"] == document(fourfold, *LLAMA)["step_seconds"], "the preset's own"
+    assert document(fourfold, *LLAMA, "--software", "fourfold")["step_seconds"] != found["step_seconds"]
+
+
+def test_a_published_figure_stands_beside_the_prediction(fourfold) -> None:
+    found = document(fourfold, "preset:llama3-405b-16k")
+    published = found["published"]
+    flops = found["flops_per_token"] * found["tokens"]
+    assert published["step_seconds"] == pytest.approx(flops / (400e12 * 16384))
+    assert published["error"] == pytest.approx(found["step_seconds"] / published["step_seconds"] - 1)
+    text = fourfold("simulate", "preset:llama3-405b-16k").out
+    assert f"published  400 TFLOP/s/device, {published['step_seconds']:.3g} s a step" in text
+    assert "table 4, row 2" in text
+    assert document(fourfold, "preset:gpt3-175b")["published"]["step_seconds"] == 13.75
+
+
+def test_another_run_than_the_published_one_has_no_published_figure(fourfold) -> None:
+    assert document(fourfold, "preset:llama3-405b-16k", "layout.zero=1")["published"] is None
+    assert document(fourfold, *LLAMA)["published"] is None, "on another cluster"
+    assert document(fourfold, *SMALL)["published"] is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("preset:llama3-405b-16k",), "--cluster is missing"),
+        (("run.toml",), "--cluster is missing"),
         ((*LLAMA[:1], "--cluster", "h100-24577"), "did you mean h100-24576"),
         ((*LLAMA[:1], "--cluster", "this"), "fourfold calibrate"),
         ((*LLAMA[:1], "--cluster", "nothing.toml"), "nothing.toml: no such file"),

@@ -5,7 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from fourfold.config import UserError
+from fourfold.config import ModelSection, UserError
+from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.explain import explain, parse_fixed
@@ -118,10 +120,19 @@ def test_what_is_no_field_is_refused(text: str) -> None:
 
 
 def test_the_heuristic_baseline_keeps_tensors_in_the_node() -> None:
-    priced = heuristic_baseline(request(64, 512))
+    """Fewer sequences than devices: no sharding group has a microbatch for each."""
+    priced = heuristic_baseline(request(64, 32))
     assert priced is not None
     assert priced.candidate.tp == 8
     assert priced.candidate.dp * priced.candidate.pp * priced.candidate.tp == 64
+
+
+def test_the_heuristic_baseline_of_a_small_model_on_few_devices_is_fsdp() -> None:
+    model = resolve_model(ModelSection(preset="llama3-8b"))
+    priced = heuristic_baseline(Request.of(model, load_cluster("dgx-h100:16"), 8192, 128))
+    assert priced is not None
+    layout = priced.candidate
+    assert (layout.zero, layout.dp_shard, layout.tp, layout.pp) == (3, 16, 1, 1)
 
 
 def test_the_heuristic_baseline_takes_the_microbatch_that_is_fastest() -> None:

@@ -19,7 +19,9 @@ def test_too_few_segments_for_the_stages_that_a_schedule_takes() -> None:
 
 
 def test_sequence_parallelism_comes_with_tensor_parallelism() -> None:
-    assert make_spec(tp=2).layout.sequence_parallel
+    assert make_spec(tp=2, sequence_parallel=None).layout.sequence_parallel
     assert not make_spec(tp=2, sequence_parallel=False).layout.sequence_parallel
-    assert not make_spec(tp=1).layout.sequence_parallel
-    assert not make_spec(tp=2, sequence_length=17).layout.sequence_parallel, "17 tokens are not divided over 2 ranks"
+    assert not make_spec(tp=1, sequence_parallel=None).layout.sequence_parallel
+    assert not make_spec(tp=2, sequence_parallel=None, sequence_length=17).layout.sequence_parallel, (
+        "17 tokens are not divided over 2 ranks"
+    )

@@ -63,7 +63,7 @@ def test_without_collectives_inside_segments_a_step_takes_less_time_and_sends_le
         {Op.REDUCE},
         {Op.SEND_ACTIVATION, Op.RECV_ACTIVATION},
     ],
-    ids=str,
+    ids=lambda ops: "+".join(sorted(op.value for op in ops)),
 )
 def test_instructions_with_a_hundred_times_the_work_take_longer(ops: set[Op]) -> None:
     def heavier(step: Instruction) -> Instruction:

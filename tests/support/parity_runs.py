@@ -55,11 +55,11 @@ MIXTURES = {"mixtral": MIXTRAL, "qwen3_moe": QWEN3_MOE, "deepseek_v3": DEEPSEEK_
 
 
 def run_table(**sections: dict[str, Any]) -> dict[str, Any]:
-    """A run table with small defaults, sections overridden."""
+    """A run table with small defaults, sections overridden. Sequence parallelism is off unless a layout turns it on."""
     base: dict[str, Any] = {
         "model": dict(DIMENSIONS),
         "batch": {"global_sequences": 12, "sequence_length": 20, "steps": STEPS},
-        "layout": {},
+        "layout": {"sequence_parallel": False},
         "precision": {"compute": "fp64"},
         "optimizer": {"lr": 1e-2, "schedule": "constant", "clip_norm": 0.5, "weight_decay": 0.1},
         "run": {"seed": 7},

@@ -21,7 +21,7 @@ def lowered(preset: str, vocab_size: int, **layout: Any) -> StepSpec:
     table = {
         "model": {"preset": preset},
         "batch": {"global_sequences": 64, "sequence_length": 4096, "steps": 1},
-        "layout": layout,
+        "layout": {"sequence_parallel": False, **layout},
         "precision": {"compute": "bf16"},
     }
     config = parse_run(table)

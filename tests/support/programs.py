@@ -37,13 +37,14 @@ def make_spec(
     transport: Transport = "exchange",
     **layout: Any,
 ) -> StepSpec:
-    """The spec of a layout whose global batch gives every rank `accumulation` microbatches."""
+    """The spec of a layout whose global batch gives every rank `accumulation` microbatches. Sequence parallelism is off unless the
+    layout turns it on, or leaves it open as None."""
     degree = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1) * layout.get("microbatch_sequences", 1)
     table = {
         "model": _stated(model) if not isinstance(model, ModelConfig) else {},
         "data": {"document_mask": document_mask},
         "batch": {"global_sequences": degree * accumulation, "sequence_length": sequence_length},
-        "layout": layout,
+        "layout": {"sequence_parallel": False, **layout},
         "precision": precision or {},
     }
     config = parse_run(table)

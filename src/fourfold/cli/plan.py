@@ -12,6 +12,7 @@ from fourfold.cli.plan_progress import showing
 from fourfold.cli.plan_request import Options, model_notes, planned_run, read_request
 from fourfold.cli.software import repeated, software_overrides_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
+from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
@@ -21,7 +22,6 @@ from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET, Progress
 from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
-from fourfold.simulate.run_prices import GemmDtype
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 

@@ -95,18 +95,21 @@ def read_request(options: Options) -> Asked:
     if dtype is not None:
         precision = precision.model_copy(update={"compute": dtype})
     masks = (data.document_mask, data.document_tokens)
+    software, overrides = options.software or config.cluster.software, options.software_overrides
+    if overrides.gemm_dtype is None:
+        overrides = replace(overrides, gemm_dtype=config.cluster.gemm_dtype)
     request = Request.of(
         resolved,
         machine,
         length,
         sequences,
         precision,
-        options.software,
+        software,
         options.memory_share,
         *masks,
         config.layout.prefetch,
         windows,
-        options.software_overrides,
+        overrides,
         config.optimizer,
     )
     run = config.model_copy(update={"model": section, "precision": precision})

@@ -2,6 +2,7 @@
 
 import json as json_text
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 from fourfold.cli.numbers import parse_number
 from fourfold.cli.software import software_overrides_of
 from fourfold.config import RunConfig, UserError, load_run
+from fourfold.config.schema import GemmDtype
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
@@ -36,7 +38,8 @@ from fourfold.simulate.campaign import (
     checkpoint_seconds,
 )
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.run_prices import GemmDtype, check_devices, prices_for, transport_on
+from fourfold.simulate.published import PublishedStep, published_step
+from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
@@ -115,6 +118,10 @@ def simulate(
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     config = load_run(_run_file(run), overrides)
     name = _cluster_name(config, cluster)
+    published = None if overrides or name != config.cluster.preset else config.published
+    software = software if software is not None else config.cluster.software
+    if gemm_dtype is None:
+        software_overrides = replace(software_overrides, gemm_dtype=config.cluster.gemm_dtype)
     machine = load_cluster(name)
     config = config.on_cluster(name)  # for layout = "auto"
     vocabulary = stated_vocab_size(config.model, config.data)
@@ -132,20 +139,22 @@ def simulate(
     prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
     check_size(resolved.spec)
     summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), layout.num_microbatches)
+    beside = published_step(published, resolved.config, summary) if published is not None else None
     length = None
     if wanted is not None:
         length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
     traced = _write_trace(trace, resolved, summary) if trace is not None else None
     if json:
         document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
+        document["published"] = None if beside is None else beside.document()
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
-        return 0
-    print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated)))
-    if traced is not None:
-        print(f"\n{traced}")
-    return 0
+    else:
+        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated, beside)))
+        if traced is not None:
+            print(f"\n{traced}")
+    return 0 if summary.fits else 1
 
 
 def _text(
@@ -156,6 +165,7 @@ def _text(
     pp_rank: int | None,
     memory: bool,
     stated: frozenset[str],
+    published: PublishedStep | None,
 ) -> list[str]:
     columns = chosen_ranks(resolved.layout.pp, pp_rank)
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
@@ -166,6 +176,7 @@ def _text(
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
         "",
         *step_lines(summary),
+        *([published.line()] if published is not None else []),
         "",
         *late_lines(summary),
         "",

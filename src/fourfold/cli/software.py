@@ -2,7 +2,8 @@
 
 from fourfold.cli.numbers import parse_number
 from fourfold.config import UserError
-from fourfold.simulate.run_prices import GemmDtype, SoftwareOverrides
+from fourfold.config.schema import GemmDtype
+from fourfold.simulate.run_prices import SoftwareOverrides
 
 
 def software_overrides_of(

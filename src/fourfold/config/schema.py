@@ -2,11 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, SerializeAsAny
+from pydantic import Field, PositiveFloat, PositiveInt, SerializeAsAny
 
 from fourfold.config.model_section import ModelSection
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.section import Dtype, Section
+
+GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
+"""Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
+FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
+"""How model FLOPs are counted (`model.spec.step_flops_per_token`)."""
 
 
 class CorpusPart(Section):
@@ -139,6 +144,24 @@ class ClusterSection(Section):
     preset: str = "this"
     """A cluster's name, `NAME:DEVICES`, or a cluster file. `"this"` is the machine of the run, whose peak is measured when it
     starts."""
+    software: str | None = None
+    """The software profile that predictions take: `fourfold`, or a framework and its year (`megatron-2024`). Left out: fourfold."""
+    gemm_dtype: GemmDtype | None = None
+    """The format that predictions take for matmuls but the head's. Left out: `precision.compute`."""
+
+
+class PublishedSection(Section):
+    """One figure that the literature states for this run. `fourfold simulate` prints its prediction beside it."""
+
+    source: str = ""
+    """Authors, year, title and table."""
+    tflops_per_device: PositiveFloat | None = None
+    """Model TFLOP/s of a device, counted by `flops`."""
+    flops: FlopsConvention = "causal"
+    """FLOPs of `tflops_per_device`: `causal` counts half of the attention matrix, `full` all of it, `hardware` also what
+    recomputation repeats, `6nd` six for every parameter."""
+    step_seconds: PositiveFloat | None = None
+    """Seconds of a step."""
 
 
 class RunSection(Section):
@@ -174,6 +197,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
     run: RunSection = RunSection()
+    published: PublishedSection = PublishedSection()
 
     def on_cluster(self, name: str) -> "RunConfig":
         """The same run on the cluster of that name."""

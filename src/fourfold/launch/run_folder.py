@@ -16,7 +16,7 @@ from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
-_ORDER = ("data", "batch", "layout", "precision", "optimizer", "model", "checkpoint", "cluster", "run")
+_ORDER = ("data", "batch", "layout", "precision", "optimizer", "model", "checkpoint", "cluster", "run", "published")
 _MAY_CHANGE = frozenset(
     (
         "batch.steps",

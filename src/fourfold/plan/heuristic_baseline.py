@@ -1,10 +1,13 @@
-"""The heuristic baseline: tensor or expert parallelism inside the node, a pipeline across nodes, data parallelism for the rest.
+"""The heuristic baseline: what an experienced person would run without searching, the faster of two usual recipes.
 
-As Narayanan et al. 2021 (takeaways 1 to 3) and the guides of the common trainers give it: the split that talks most stays where
-links are fast, as many stages as the memory needs and no more, at least as many microbatches as stages where the batch has them,
-ZeRO-1 over what is left; of recomputing nothing, some and all, and of a few sizes of a microbatch, whichever is then the fastest.
+FSDP: parameters sharded over all devices (ZeRO-3; Zhao et al. 2023), nothing else. Megatron: tensor or expert parallelism inside
+the node, as many pipeline stages across nodes as memory needs and no more, ZeRO-1 over the rest (Narayanan et al. 2021,
+takeaways 1 to 3), with at least as many microbatches as stages where the batch has them. Each is tried with recomputation of
+nothing, some and all, and with a few sizes of a microbatch.
 """
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
@@ -21,8 +24,8 @@ MICROBATCHES = (1, 2, 4, 8)
 
 
 def heuristic_baseline(request: Request, budget: SearchBudget | None = None) -> Priced | None:
-    """The fastest of the baseline's layouts that fit, over recompute policies and microbatches; None if none fits, or the budget
-    was spent before one was found."""
+    """The fastest of both recipes' layouts that fit, over recompute policies and microbatches; None if none fits, or the budget was
+    spent before one was found."""
     node, model = request.cluster.node_devices, request.model
     tensor = max(
         d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
@@ -33,17 +36,38 @@ def heuristic_baseline(request: Request, budget: SearchBudget | None = None) -> 
         tensor = 1
     bounder, pricer, fitting = Bounder(request), Pricer(request, budget), list[Priced]()
     for policy, sequences in product(RECOMPUTE, MICROBATCHES):
-        for pp in _stages(request, request.devices // tensor, sequences):
-            candidate = _candidate(request, pp, tensor, experts, policy, sequences)
-            if _least_bytes(bounder, candidate) > request.memory_bytes:
-                continue
-            if pricer.budget.is_spent:
-                break
-            found = pricer.price(candidate)
-            if isinstance(found, Priced) and found.memory_bytes <= request.memory_bytes:
+        megatron = (
+            _candidate(request, pp, tensor, experts, policy, sequences)
+            for pp in _stages(request, request.devices // tensor, sequences)
+        )
+        for recipe in (_fsdp(request, policy, sequences), megatron):
+            found = _first_that_fits(recipe, bounder, pricer)
+            if found is not None:
                 fitting.append(found)
-                break
     return min(fitting, key=lambda each: each.seconds, default=None)
+
+
+def _first_that_fits(candidates: Iterable[Candidate], bounder: Bounder, pricer: Pricer) -> Priced | None:
+    limit = pricer.request.memory_bytes
+    for candidate in candidates:
+        if _least_bytes(bounder, candidate) > limit:
+            continue
+        if pricer.budget.is_spent:
+            return None
+        found = pricer.price(candidate)
+        if isinstance(found, Priced) and found.memory_bytes <= limit:
+            return found
+    return None
+
+
+def _fsdp(request: Request, policy: str, sequences: int) -> Iterator[Candidate]:
+    """The layout with all devices in one sharding group, where the batch has a microbatch for each."""
+    if request.global_sequences % (request.devices * sequences) == 0:
+        yield replace(
+            _candidate(request, 1, 1, 1, policy, sequences),
+            dp_shard=request.devices,
+            zero=3 if request.devices > 1 else 0,
+        )
 
 
 def _stages(request: Request, ranks: int, sequences: int) -> list[int]:

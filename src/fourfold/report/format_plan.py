@@ -75,13 +75,18 @@ def _row(plan: Plan, name: str, priced: Priced) -> str:
 
 
 def _heuristic_baseline(plan: Plan) -> list[str]:
-    name = "the heuristic baseline (tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest)"
     if plan.heuristic_baseline is None:
-        return [f"{name}: no such layout fits or divides"]
+        return [
+            "the heuristic baseline: neither FSDP nor tensor, pipeline and data parallelism by rule fits or divides"
+        ]
     assert plan.best is not None
+    layout = plan.heuristic_baseline.candidate
+    recipe = "FSDP over all devices"
+    if layout.zero != 3 or layout.tp * layout.pp * layout.ep > 1:
+        recipe = "tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest"
     slower = plan.heuristic_baseline.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
-    return [f"{name} {verdict}:", _row(plan, "", plan.heuristic_baseline)]
+    return [f"the heuristic baseline ({recipe}) {verdict}:", _row(plan, "", plan.heuristic_baseline)]
 
 
 def _explanation(plan: Plan, explanation: Explanation) -> list[str]:

@@ -1,9 +1,9 @@
 """The prices of a run on a cluster: its devices, the software that runs it, the number formats that it computes in."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from fourfold.config import RunConfig, UserError, nearest
+from fourfold.config.schema import GemmDtype
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
@@ -14,9 +14,8 @@ from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
 
 OWN_SOFTWARE = "fourfold"
-GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
 PEAK_FORMATS: dict[GemmDtype, str] = {"fp8": "fp8", "fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-"""Formats of low-precision GEMMs, and the peak that each has; all but the first have a scale for every block of numbers."""
+"""The peak that each format of GEMMs has."""
 
 
 @dataclass(frozen=True)
