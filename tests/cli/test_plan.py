@@ -21,7 +21,9 @@ def test_the_text_is_the_document(fourfold) -> None:
         rate = found["tokens"] / each["step_seconds"] / 16
         assert each["tokens_per_second_per_device"] == pytest.approx(rate)
     assert f"{found['counts']['layouts']:,} layouts" in text
-    assert found["heuristic_baseline"]["layout"]["tp"] == 8
+    baseline = found["heuristic_baseline"]  # 8B parameters on 16 devices of 80 GB: FSDP
+    assert (baseline["layout"]["tp"], baseline["layout"]["zero"], baseline["layout"]["dp_shard"]) == (1, 3, 16)
+    assert baseline["words"] in text
     first, second = found["explanations"]
     assert first["layout"]["layout"]["tp"] == 8
     assert second["layout"] is None
@@ -32,7 +34,8 @@ def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
     best = document(fourfold, *SMALL)["best"][0]
     keys = [f"layout.{k}={v if not isinstance(v, bool) else str(v).lower()}" for k, v in best["layout"].items()]
     run = ("preset:llama3-70b", "model.preset=llama3-8b", "batch.sequence_length=8192", "batch.global_sequences=64")
-    result = fourfold("simulate", *run, "precision.compute=bf16", *keys, "--cluster", "dgx-h100:16", "--json")
+    result = fourfold("simulate", *run, "precision.compute=bf16", *keys, "--cluster", "dgx-h100:16",
+                      "--software", "fourfold", "--json")  # fmt: skip
     assert result.code == 0, result.err
     assert json.loads(result.out)["step_seconds"] == pytest.approx(best["step_seconds"], rel=1e-9)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fourfold.program.instruction import Program
+from fourfold.program.instruction import Op, Program
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ def memory_curve(program: Program) -> list[int]:
 def peak_bytes(program: Program) -> int:
     """The highest point of the curve."""
     return max(memory_curve(program))
+
+
+def highest_bytes(program: Program) -> dict[tuple[Op, str | None], int]:
+    """The highest point of the curve among the instructions of each operation and segment."""
+    highest: dict[tuple[Op, str | None], int] = {}
+    for step, live in zip(program.instructions, memory_curve(program), strict=True):
+        key = step.op, step.segment
+        if live > highest.get(key, -1):
+            highest[key] = live
+    return highest
 
 
 def memory_peak(program: Program) -> MemoryPeak:

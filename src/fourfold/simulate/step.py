@@ -16,7 +16,7 @@ from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
-from fourfold.program.liveness import MemoryPeak, memory_peak, peak_bytes
+from fourfold.program.liveness import MemoryPeak, highest_bytes, memory_peak, peak_bytes
 from fourfold.program.lower import each_program
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
@@ -189,12 +189,17 @@ class StepPrediction:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """Peak memory of the devices of every pipeline rank."""
-        last = self.simulation.device_bytes
+        """Peak memory of the devices of every pipeline rank. Each instruction's memory lies on a line of its own, and the peak on
+        the highest of them."""
         if self.earlier is None:
-            return last
-        ratio = self.periods
-        return tuple(round(a + ratio * max(0, b - a)) for a, b in zip(self.earlier.device_bytes, last, strict=True))
+            return self.simulation.device_bytes
+        ratio, software = self.periods, self.simulation.prices.software
+        found = []
+        for earlier, last in zip(self.earlier.held, self.simulation.held, strict=True):
+            before, after = highest_bytes(earlier), highest_bytes(last)
+            lines = (before[key] + ratio * max(0, b - before[key]) for key, b in after.items() if key in before)
+            found.append(device_bytes(round(max(lines)), software))
+        return tuple(found)
 
     def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
         """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""
