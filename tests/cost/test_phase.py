@@ -149,6 +149,21 @@ def test_a_software_profile_holds_what_it_says_beside_the_program() -> None:
     assert device_bytes(1000, software) == 10**9 + 1210
 
 
+def test_operands_of_deferred_weight_gradients_are_as_narrow_as_saved_ones() -> None:
+    spec = _spec(pp=4, schedule="zb_v", virtual_stages=2)
+    program, view = lower_pipeline(spec)[-1], rank_view(spec, pp_rank=3)
+    deferred = [name for name in program.buffers if name.startswith("deferred/")]
+    assert deferred
+
+    def shares(**options: object) -> set[float]:
+        held = held_program(program, view, replace(SOFTWARE, **options)).buffers  # type: ignore[arg-type]
+        return {round(held[name] / program.buffers[name], 3) for name in deferred}
+
+    assert shares(saved_share=0.55) == {0.55}
+    assert shares(narrow_operands=True, gemm_dtype="fp8") == {0.5}
+    assert shares(saved_share=1.2) == {1.0}, "operands are no more than what GEMMs read"
+
+
 def test_no_software_profile_is_needed_for_the_order_of_layouts() -> None:
     """Tensor parallelism inside the node, over two nodes, over eight: by every software the first is fastest."""
     for name in ("unknown", "nanotron-2025", "nemo-2025"):

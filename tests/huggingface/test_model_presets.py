@@ -23,6 +23,7 @@ PUBLISHED = {
     "qwen3-235b-a22b": 235_093_634_560,
     "deepseek-v3": 671_026_404_352,  # 671,026,419,200 with its balancing biases, 58 x 256; without multi-token prediction
     "gpt3-175b": 174_604_259_328,  # "174.6B": table 2.1's "175.0B" is rounded
+    "mt-nlg-530b": 529_600_819_200,  # "530B"
     "megatron-1t": 1_008_038_758_400,  # "1008.0B", table 1
 }
 ACTIVE = {
@@ -55,7 +56,7 @@ def test_a_token_passes_the_published_number_of_parameters(preset: str) -> None:
 
 def test_narayanans_formula_for_the_size_of_a_gpt_model() -> None:
     """Formula 2 of Narayanan et al. 2021, which leaves out the last LayerNorm."""
-    for preset in ("gpt3-175b", "megatron-1t"):
+    for preset in ("gpt3-175b", "mt-nlg-530b", "megatron-1t"):
         m = _resolve(preset)
         layers, hidden, vocab, length = m.num_layers, m.hidden_size, m.vocab_size, m.max_position
         formula = layers * hidden * (12 * hidden + 13) + (vocab + length) * hidden

@@ -128,3 +128,19 @@ def test_wrong_use_is_one_message(validate: Run, arguments: list[Any]) -> None:
     assert out == ""
     assert err.startswith("error: ")
     assert "Traceback" not in err
+
+
+def test_the_presets_are_near_their_published_figures_and_fit(validate: Run) -> None:
+    """Every run that ran is predicted to fit."""
+    code, out, _ = validate("presets", "--json")
+    found = json.loads(out)
+    assert code == 0
+    cases = {case["name"]: case for case in found["cases"]}
+    assert {"deepseek-v3-2k", "llama3-405b-8k", "llama3-405b-128k", "mt-nlg-530b", "megatron-1t"} <= set(cases)
+    assert all(case["predicted_to_fit"] for case in cases.values())
+    assert all(abs(case["step_error"]) < 0.15 for case in cases.values())
+    code, out, _ = validate("preset:gpt3-175b", "--json")
+    (alone,) = json.loads(out)["cases"]
+    assert alone == cases["gpt3-175b"]
+    code, _, err = validate("preset:llama3-405b-128k-24k")
+    assert (code, "no published figure" in err, "fourfold validate presets" in err) == (2, True, True)

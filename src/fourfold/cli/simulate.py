@@ -118,7 +118,7 @@ def simulate(
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     config = load_run(_run_file(run), overrides)
     name = _cluster_name(config, cluster)
-    published = None if overrides or name != config.cluster.preset else config.published
+    is_as_published = not overrides and name == config.cluster.preset
     software = software if software is not None else config.cluster.software
     if gemm_dtype is None:
         software_overrides = replace(software_overrides, gemm_dtype=config.cluster.gemm_dtype)
@@ -139,19 +139,21 @@ def simulate(
     prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
     check_size(resolved.spec)
     summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), layout.num_microbatches)
-    beside = published_step(published, resolved.config, summary) if published is not None else None
+    published = None
+    if is_as_published:
+        published = published_step(resolved.config, resolved.model, layout, machine.device)
     length = None
     if wanted is not None:
         length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
     traced = _write_trace(trace, resolved, summary) if trace is not None else None
     if json:
         document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
-        document["published"] = None if beside is None else beside.document()
+        document["published"] = None if published is None else published.document(summary.seconds)
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
     else:
-        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated, beside)))
+        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated, published)))
         if traced is not None:
             print(f"\n{traced}")
     return 0 if summary.fits else 1
@@ -176,7 +178,7 @@ def _text(
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
         "",
         *step_lines(summary),
-        *([published.line()] if published is not None else []),
+        *([published.line(summary.seconds)] if published is not None else []),
         "",
         *late_lines(summary),
         "",

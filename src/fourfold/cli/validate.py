@@ -6,15 +6,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from fourfold.config import UserError
+from fourfold.config import UserError, load_run, run_preset_names
+from fourfold.config.run_file import RUN_PRESET
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder, read_jsonl
 from fourfold.report.format_validation import validation_lines
 from fourfold.simulate.collection import without_collection
-from fourfold.validate import Case, checked_prediction, read_cases, run_case
+from fourfold.validate import Case, checked_prediction, preset_case, read_cases, run_case
 from fourfold.validate import validate as compare
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+PRESETS = "presets"
 
 
 @without_collection()
@@ -22,25 +24,33 @@ def validate(*paths: Path, cluster: str | None = None, json: Flag = False) -> in
     """Predict runs that were measured and compare: errors of step time and memory, order of layouts, regret.
 
     Cases are stated in the run file's words, each with its cluster, its software and what was measured; examples/cases.toml shows
-    how. Several layouts of one model, cluster and batch are ranked against each other.
+    how. Several layouts of one model, cluster and batch are ranked against each other. `presets` names the runs of the literature
+    that ship: each is compared with its published figure.
 
     Parameters
     ----------
     paths
-        Files of [[case]] tables, and folders of runs that fourfold trained.
+        Files of [[case]] tables, folders of runs that fourfold trained, `presets`, or preset:NAME.
     cluster
         Predict the runs of the folders on this cluster: NAME, NAME:DEVICES or a cluster file. Default: each run's own.
     json
         Print one JSON document and nothing else.
     """
     if not paths:
-        raise UserError("no case is given; what works: fourfold validate examples/cases.toml, or the folder of a run")
+        raise UserError(
+            "no case is given; what works: fourfold validate examples/cases.toml, the folder of a run, or presets"
+        )
     found = compare([case for path in paths for case in _cases(path, cluster)], checked_prediction)
     print(json_text.dumps(found.to_json(), indent=1, allow_nan=False) if json else "\n".join(validation_lines(found)))
     return 0 if any(outcome.prediction.refused is None for outcome in found.outcomes) else 1
 
 
 def _cases(path: Path, cluster: str | None) -> list[Case]:
+    if str(path) == PRESETS:
+        runs = {name: load_run(Path(RUN_PRESET + name)) for name in run_preset_names()}
+        return [preset_case(name, run) for name, run in runs.items() if run.published.source]
+    if str(path).startswith(RUN_PRESET):
+        return [preset_case(str(path).removeprefix(RUN_PRESET), load_run(path))]
     if not path.is_dir():
         return read_cases(path, stated_vocab_size)
     folder = RunFolder(path)

@@ -158,8 +158,12 @@ class PublishedSection(Section):
     tflops_per_device: PositiveFloat | None = None
     """Model TFLOP/s of a device, counted by `flops`."""
     flops: FlopsConvention = "causal"
-    """FLOPs of `tflops_per_device`: `causal` counts half of the attention matrix, `full` all of it, `hardware` also what
+    """FLOPs of `tflops_per_device` and `mfu`: `causal` counts half of the attention matrix, `full` all of it, `hardware` also what
     recomputation repeats, `6nd` six for every parameter."""
+    mfu: PositiveFloat | None = None
+    """Model FLOPs, counted by `flops`, over the device's dense bf16 peak."""
+    tokens_per_second_per_device: PositiveFloat | None = None
+    """Tokens a second of one device."""
     step_seconds: PositiveFloat | None = None
     """Seconds of a step."""
 

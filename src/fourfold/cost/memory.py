@@ -44,6 +44,8 @@ def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra:
         kind, _, rest = name.partition("/")
         if kind == "saved":
             yield name, kept_bytes(size, program.saved_parts[rest.partition("/")[0]], software) + extra
+        elif kind == "deferred":
+            yield name, int(size * _operand_share(software))
         elif kind in shares:
             yield name, int(size * shares[kind])
 
@@ -65,6 +67,13 @@ def kept_bytes(saved: int, parts: SavedParts, software: SoftwareProfile) -> int:
         narrow = NARROW[software.gemm_dtype]
         kept -= (1 - narrow) * parts.operands - narrow * parts.attended
     return int(kept)
+
+
+def _operand_share(software: SoftwareProfile) -> float:
+    """Share of the declared bytes of operands that wait for a deferred weight gradient."""
+    if software.narrow_operands and software.gemm_dtype:
+        return NARROW[software.gemm_dtype]
+    return min(1.0, software.saved_share)
 
 
 def _held(step: Instruction, logits: int, extra: int) -> Instruction:

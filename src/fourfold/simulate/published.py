@@ -3,44 +3,51 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fourfold.config import RunConfig
-from fourfold.config.schema import PublishedSection
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.hardware import Device
+from fourfold.layout import Layout
 from fourfold.model.spec import step_flops_per_token
-from fourfold.simulate.summary import StepSummary
 
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """Seconds of a step as the literature has them, and as predicted."""
+    """A step as the literature has it. `figure`: in the source's unit, with the seconds that it means."""
 
     source: str
     figure: str
     seconds: float
-    predicted_seconds: float
 
-    @property
-    def error(self) -> float:
+    def error(self, predicted_seconds: float) -> float:
         """Predicted over published, less 1: positive where the prediction is too slow."""
-        return self.predicted_seconds / self.seconds - 1
+        return predicted_seconds / self.seconds - 1
 
-    def line(self) -> str:
+    def line(self, predicted_seconds: float) -> str:
         """The line of `fourfold simulate`."""
-        way = "slower" if self.error > 0 else "faster"
-        return f"published  {self.figure}; predicted {abs(self.error):.1%} {way} ({self.source})"
+        error = self.error(predicted_seconds)
+        return f"published  {self.figure}; predicted {abs(error):.1%} {'slower' if error > 0 else 'faster'} ({self.source})"
 
-    def document(self) -> dict[str, Any]:
-        return {"source": self.source, "step_seconds": self.seconds, "error": self.error}
+    def document(self, predicted_seconds: float) -> dict[str, Any]:
+        return {"source": self.source, "step_seconds": self.seconds, "error": self.error(predicted_seconds)}
 
 
-def published_step(section: PublishedSection, config: RunConfig, summary: StepSummary) -> PublishedStep | None:
+def published_step(config: RunConfig, model: ModelConfig, layout: Layout, device: Device) -> PublishedStep | None:
     """None where the run file states no figure."""
-    seconds, figure = section.step_seconds, f"{section.step_seconds} s a step"
-    if section.tflops_per_device is not None:
+    section, devices = config.published, layout.world_size
+    if section.step_seconds is not None:
+        return PublishedStep(section.source, f"{section.step_seconds} s a step", section.step_seconds)
+    tokens = config.batch.global_sequences * config.batch.sequence_length
+    if section.tokens_per_second_per_device is not None:
+        figure = f"{section.tokens_per_second_per_device:g} tokens/s/device"
+        seconds = tokens / (section.tokens_per_second_per_device * devices)
+    elif section.tflops_per_device is not None or section.mfu is not None:
+        if section.tflops_per_device is not None:
+            figure, device_flops = f"{section.tflops_per_device:g} TFLOP/s/device", section.tflops_per_device * 1e12
+        else:
+            assert section.mfu is not None
+            figure, device_flops = f"MFU {section.mfu:.1%}", section.mfu * device.peak("bf16")
         recompute = config.layout.recompute if isinstance(config.layout.recompute, str) else "none"
-        model, length = summary.step.simulation.spec.model, config.batch.sequence_length
-        flops = step_flops_per_token(model, length, section.flops, recompute) * summary.tokens
-        seconds = flops / (section.tflops_per_device * 1e12 * summary.devices)
-        figure = f"{section.tflops_per_device:g} TFLOP/s/device, {seconds:.3g} s a step"
-    if seconds is None:
+        flops = step_flops_per_token(model, config.batch.sequence_length, section.flops, recompute) * tokens
+        seconds = flops / (device_flops * devices)
+    else:
         return None
-    return PublishedStep(section.source, figure, seconds, summary.seconds)
+    return PublishedStep(section.source, f"{figure}, {seconds:.3g} s a step", seconds)

@@ -12,7 +12,7 @@ from fourfold.validate.predict import (
     predict_case,
     refusal_of,
 )
-from fourfold.validate.run_case import run_case
+from fourfold.validate.run_case import preset_case, run_case
 from fourfold.validate.software import Software
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "measure",
     "null_times",
     "predict_case",
+    "preset_case",
     "read_cases",
     "refusal_of",
     "run_case",

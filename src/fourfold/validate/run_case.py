@@ -1,4 +1,4 @@
-"""A finished run as a case: its own run file, and the median step and the peak memory of its `metrics.jsonl`."""
+"""Runs as cases: a finished one, by its run file and `metrics.jsonl`; one of the literature, by its preset's published figure."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -7,6 +7,8 @@ from typing import Any
 from fourfold.config import RunConfig, UserError
 from fourfold.hardware import THIS, load_cluster
 from fourfold.huggingface import resolve_model
+from fourfold.layout import resolve_layout
+from fourfold.simulate.published import published_step
 from fourfold.validate.case import Case, MeasuredStep
 from fourfold.validate.software import Software
 
@@ -40,6 +42,23 @@ def run_case(name: str, run: RunConfig, metrics: Iterable[Mapping[str, Any]], cl
         measured=MeasuredStep(
             step_seconds=median(seconds), peak_memory_bytes=max(peaks, default=None), memory_rank="first"
         ),
+    )
+
+
+def preset_case(name: str, run: RunConfig) -> Case:
+    """The case of a run preset. Raises `UserError` where its source states no figure."""
+    model, cluster = resolve_model(run.model), load_cluster(run.cluster.preset)
+    published = published_step(run, model, resolve_layout(run, model), cluster.device)
+    if published is None:
+        raise UserError(f"preset:{name}: no published figure is known of it; what works: fourfold validate presets")
+    return Case(
+        name=name,
+        source=published.source,
+        run=run,
+        model=model,
+        cluster=cluster,
+        software=Software(name=run.cluster.software or Software().name, gemm_dtype=run.cluster.gemm_dtype),
+        measured=MeasuredStep(step_seconds=published.seconds),
     )
 
 
