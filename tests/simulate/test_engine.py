@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from fourfold.config import UserError
 from fourfold.program import Op, lower_pipeline, verify
 from fourfold.program.compiled import CompiledStages
+from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
@@ -237,3 +239,29 @@ def test_all_reduces_of_full_gradients_run_beside_backward_where_other_collectiv
     )
     assert (beside < waited) == hidden
     assert simulate(spec, real_prices(spec)).seconds <= beside
+
+
+def test_what_leaves_the_node_shares_its_port_to_the_network() -> None:
+    """Tensor parallelism over two nodes and the data axis' collectives: a step is no shorter than both together. Inside a node they
+    have links of their own."""
+    ports, steps = {}, {}
+    for tp in (8, 16):
+        spec = make_spec(
+            {"num_layers": 8, "hidden_size": 4096, "num_heads": 32, "ffn_size": 14336, "num_kv_heads": 8, "vocab_size": 32000},
+            sequence_length=4096, tp=tp, sequence_parallel=True, dp_shard=8, dp_replicate=2, zero=3, precision={"compute": "bf16"},
+            transport="native",
+        )  # fmt: skip
+        prices = real_prices(spec, link_speed=0.2, contention=0.0)
+        step = simulate(spec, prices)
+        (program,) = step.programs
+        started = [s for s in program.instructions if s.collectives and s.stream != "compute"]
+        outside = sum(prices.network(c.kind, c.axes, c.bytes) for s in started for c in s.collectives)
+        inside = sum(step.durations.phase(s).network for s in program.instructions if s.op in COMPUTE_OPS)
+        assert (inside > 0) == (tp == 16)
+        ports[tp], steps[tp] = outside + inside, step
+        assert step.seconds >= ports[tp]
+        spans = sorted(span for index, span in step.times.ranks[0].streams.items())
+        assert all(begin >= end * (1 - 1e-12) for (_, end), (begin, _) in pairwise(spans)), "one after the other"
+    assert steps[16].seconds < 1.5 * ports[16], "the port is what it waits for"
+    lost = {tp: step.spent[0].get("compute/communication contention", 0.0) / step.seconds for tp, step in steps.items()}
+    assert lost[16] > 0.01 > 1e-12 > lost[8]

@@ -89,16 +89,30 @@ def collective_seconds(
         return _all_to_all(size, span, cluster, links, spared)
     if kind in ("shift", "send", "recv"):
         return _shift(size, span, cluster, links)
-    slowest = 0.0
-    volume = sent_bytes(kind, int(size), span.size)
-    for index, level in enumerate(cluster.levels):
-        inner = span.members[index - 1] if index else 1
-        if span.members[index] > inner:
-            rate = _bandwidth(level, span.shared[index] if index == 0 else 1, inner) * (
-                links.network_share if index else 1
-            )
-            slowest = max(slowest, volume / inner / (rate * _rings(level, span.members[index])))
-    return slowest + _latency(kind, size, span, cluster, links)
+    return max(_ring_seconds(kind, size, span, cluster, links)) + _latency(kind, size, span, cluster, links)
+
+
+def network_seconds(
+    kind: str, size: float, span: Span, cluster: Cluster, links: Links = NO_LOSS, spared: Spared = (0.0, 0.0)
+) -> float:
+    """Seconds in which a collective fills its devices' ports to the network. Arguments as of `collective_seconds`."""
+    if span.size <= span.members[0]:
+        return 0.0
+    if kind == "all_to_all":
+        return max(_parts_seconds(size, span, cluster, links, spared)[1:])
+    if kind in ("shift", "send", "recv"):
+        return _shift(size, span, cluster, links)
+    return max(_ring_seconds(kind, size, span, cluster, links)[1:])
+
+
+def _ring_seconds(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> list[float]:
+    """Seconds of the rings' bytes on each level; 0 on one that the group does not cross."""
+    volume, inner, found = sent_bytes(kind, int(size), span.size), 1, []
+    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
+        rate = _bandwidth(level, 1 if index else span.shared[0], inner) * (links.network_share if index else 1)
+        found.append(volume / inner / (rate * _rings(level, members)) if members > inner else 0.0)
+        inner = members
+    return found
 
 
 def _bandwidth(level: Level, groups: int, members: int) -> float:
@@ -145,19 +159,25 @@ def _hop(index: int, leaves: bool, links: Links) -> float:
 
 def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> float:
     """Each member sends an equal part to every other; a level carries what goes to members outside the level below."""
-    slowest, latency, inner = 0.0, 0.0, 1
+    latency, inner = 0.0, 1
     part = min(1.0, size / links.hop_bytes)
     for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
         if members > inner:
-            outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared[index > 0])
-            rate = _bandwidth(level, span.shared[index] if index == 0 else 1, members) * (
-                links.network_share if index else 1
-            )
-            slowest = max(slowest, outside / rate)
             hop = level.latency_seconds + part * _hop(index, index > 0, links)
             latency = max(latency, hop * log2(members) * 2)
         inner = max(inner, members)
-    return slowest + latency
+    return max(_parts_seconds(size, span, cluster, links, spared)) + latency
+
+
+def _parts_seconds(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> list[float]:
+    """Seconds of an all-to-all's bytes on each level; 0 on one that the group does not cross."""
+    inner, found = 1, []
+    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
+        outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared[index > 0])
+        rate = _bandwidth(level, 1 if index else span.shared[0], members) * (links.network_share if index else 1)
+        found.append(outside / rate if members > inner else 0.0)
+        inner = max(inner, members)
+    return found
 
 
 def _shift(size: float, span: Span, cluster: Cluster, links: Links) -> float:

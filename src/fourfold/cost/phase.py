@@ -13,13 +13,22 @@ KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound ker
 @dataclass(frozen=True)
 class PhaseCost:
     """`seconds` from start to end. `busy`: of kernels, by kind. `communication`: of its collectives by axes, overlapped or not;
-    `exposed`: of that, what kernels did not hide. `host`: what a slow host adds."""
+    `exposed`: of that, what kernels did not hide; `network`: of that too, while the device's port to the network is full. `host`:
+    what a slow host adds."""
 
     seconds: float
     busy: dict[str, float] = field(default_factory=dict)
     communication: dict[str, float] = field(default_factory=dict)
     exposed: float = 0.0
     host: float = 0.0
+    network: float = 0.0
+
+    def delay(self, beside: float) -> float:
+        """Seconds that the pass takes longer while collectives started before it hold the network for another `beside` seconds:
+        both progress at half their speed, and as much of the delay shows as of the pass's own communication."""
+        if not self.network or not self.exposed:
+            return 0.0
+        return min(self.network, beside) * self.exposed / sum(self.communication.values())
 
 
 def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
@@ -27,7 +36,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     finds there as much computation as this pass has, on average of the two."""
     software = prices.software
     now = exposed = 0.0
-    started = host = 0.0
+    started = host = network = 0.0
     busy: dict[str, float] = {}
     communication: dict[str, float] = {}
     links: dict[str, float] = {}
@@ -38,6 +47,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
             axes = item.collective.axes
             seconds = prices.collective(item.collective.kind, axes, item.collective.bytes)
             communication[axes] = communication.get(axes, 0.0) + seconds
+            network += prices.network(item.collective.kind, axes, item.collective.bytes)
             if axes == "ep" and prices.paired_share:
                 beside_pair += prices.paired_share * seconds
                 seconds *= 1 - prices.paired_share
@@ -69,7 +79,7 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     host += started * software.host_launch_seconds
     if software.host_route_seconds and is_routed(phase):
         host += software.host_route_seconds
-    return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now))
+    return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now), network)
 
 
 def is_routed(phase: Work) -> bool:

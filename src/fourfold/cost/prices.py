@@ -5,7 +5,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import sqrt
 
-from fourfold.cost.collectives import Links, Span, Spared, collective_seconds, span_of, transfer_seconds
+from fourfold.cost.collectives import (
+    Links,
+    Span,
+    Spared,
+    collective_seconds,
+    network_seconds,
+    span_of,
+    transfer_seconds,
+)
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import Kernels, kernel_times, memory_seconds
 from fourfold.cost.software import SoftwareProfile
@@ -91,6 +99,19 @@ class Prices:
             self._collectives[key] = found
         return found
 
+    def network(self, kind: str, axes: str, size: int) -> float:
+        """Seconds of that in which the device's port to the network is full; 0 where the group stays in a node."""
+        span = self._span(axes)
+        if span.size <= span.members[0]:
+            return 0.0
+        spared = self._spared(span) if kind == "all_to_all" else (0.0, 0.0)
+        return network_seconds(kind, size / self._link_share, span, self.cluster, self._software_links, spared)
+
+    def leaves_node(self, axes: str) -> bool:
+        """Whether groups along `axes` cross the network."""
+        span = self._span(axes)
+        return span.size > span.members[0]
+
     def _span(self, axes: str) -> Span:
         found = self._spans.get(axes)
         if found is None:
@@ -112,14 +133,18 @@ class Prices:
 
     def _dispatch(self, axes: str, size: float) -> float:
         """Tokens to their experts, or back."""
-        etp, software, span = self.layout.etp, self.software, self._span(axes)
-        nodes = -(-span.size // span.members[0])
-        spared = (0.0, 0.0)
-        if software.dispatches_once:
-            spared = (spared_copies(span.size, self.top_k), spared_copies(nodes, self.top_k, self.top_nodes))
+        etp, software = self.layout.etp, self.software
+        spared = self._spared(self._span(axes))
         if not software.dispatch_first or etp == 1:
             return self._group("all_to_all", axes, size, spared)
         return self._group("all_to_all", axes, size / etp, spared) + self._group("all_gather", "etp", size)
+
+    def _spared(self, span: Span) -> Spared:
+        """Shares of a dispatch that the software need not send."""
+        if not self.software.dispatches_once:
+            return 0.0, 0.0
+        nodes = -(-span.size // span.members[0])
+        return spared_copies(span.size, self.top_k), spared_copies(nodes, self.top_k, self.top_nodes)
 
     @cached_property
     def paired_share(self) -> float:

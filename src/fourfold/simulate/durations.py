@@ -12,7 +12,7 @@ class Durations:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
         self._known: dict[tuple[Work, bool], PhaseCost] = {}
-        self._seconds: dict[tuple[int, bool], tuple[Work, float]] = {}
+        self._costs: dict[tuple[int, bool], tuple[Work, PhaseCost]] = {}
 
     def work(self, work: Work, is_head: bool = False) -> PhaseCost:
         """The cost of a pass over a segment, in its parts. The head's matmuls stay in the format of the rest of the model."""
@@ -28,16 +28,17 @@ class Durations:
         return phase_cost(unchunked(work) if self.prices.software.unchunked_head else work, self.prices.plain)
 
     def phase(self, step: Instruction) -> PhaseCost:
-        """A computing instruction, its own collectives included."""
-        return self.work(step.work, step.segment == "head")
+        """A computing instruction, its own collectives included. Instructions share their work: found by identity, and kept, so
+        that its identity stays its own."""
+        key = (id(step.work), step.segment == "head")
+        known = self._costs.get(key)
+        if known is None:
+            known = self._costs[key] = (step.work, self.work(step.work, step.segment == "head"))
+        return known[1]
 
     def compute(self, step: Instruction) -> float:
-        """The same, in all. Instructions share their work: found by identity, and kept, so that its identity stays its own."""
-        key = (id(step.work), step.segment == "head")
-        known = self._seconds.get(key)
-        if known is None:
-            known = self._seconds[key] = (step.work, self.phase(step).seconds)
-        return known[1]
+        """The same, in all."""
+        return self.phase(step).seconds
 
     def collectives(self, step: Instruction) -> float:
         """The collectives of one instruction, one after the other."""

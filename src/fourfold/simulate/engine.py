@@ -31,7 +31,8 @@ def simulate_times(state: SimulationState) -> Times:
 
 
 def _advance(rank: Rank, state: SimulationState) -> None:
-    """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them."""
+    """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them, and
+    collectives of a pass what they share of the network."""
     steps, times, contention = rank.steps, rank.times, state.prices.software.contention
     while rank.at < len(steps):
         start = rank.now
@@ -41,7 +42,8 @@ def _advance(rank: Rank, state: SimulationState) -> None:
         if seconds:
             beside = rank.in_flight - start
             if beside > 0 and steps[rank.at].op in COMPUTE_OPS:
-                seconds += contention * min(seconds, beside)
+                lost = contention * min(seconds, beside)
+                seconds += lost + state.share_network(rank, steps[rank.at])
             rank.now = start + seconds
         times.starts.append(start)
         times.ends.append(rank.now)

@@ -51,6 +51,8 @@ class Rank:
         self.pending: dict[str, float | Rendezvous] = {}
         self.origin: dict[str, Place] = {}
         self.in_flight = 0.0
+        self.network_free = 0.0
+        self.on_network: dict[str, int] = {}
         self.ahead = 0.0
         self.ordinals: dict[str, int] = {}
 
@@ -120,6 +122,7 @@ class SimulationState:
             rank.times.causes.setdefault(index, origin)
             rank.now = end
         del rank.pending[handle]
+        rank.on_network.pop(handle, None)
         rank.times.joins[index] = origin[1]
         return True
 
@@ -159,14 +162,39 @@ class SimulationState:
             rank.pending[handle] = self._meet(rank, expected, seconds)
             return
         begin = max(rank.now, rank.free.get(step.stream, 0.0))
+        on_network = any(self.prices.leaves_node(collective.axes) for collective in step.collectives)
+        if on_network:
+            begin = max(begin, rank.network_free)
         end = begin + seconds
         rank.free[step.stream] = end
+        if on_network:
+            rank.network_free = end
+            rank.on_network[handle] = index
         rank.times.streams[index] = (begin, end)
         rank.pending[handle] = end
         if self._overlaps(step):
             rank.in_flight = max(rank.in_flight, end)
         else:
             rank.now = end
+
+    def share_network(self, rank: Rank, step: Instruction) -> float:
+        """The rank's pass has collectives that leave the node, beside those that it has started: all share its port to the network.
+        Delays what is started. Returns the seconds that the pass takes longer."""
+        beside, cost = rank.network_free - rank.now, self.durations.phase(step)
+        delay = min(cost.network, beside)
+        if delay <= 0:
+            return 0.0
+        streams = rank.times.streams
+        for handle, index in rank.on_network.items():
+            begin, end = streams[index]
+            if end > rank.now:
+                streams[index] = (begin + delay if begin > rank.now else begin, end + delay)
+                rank.pending[handle] = end + delay
+                stream = rank.steps[index].stream
+                rank.free[stream] = max(rank.free[stream], end + delay)
+        rank.network_free += delay
+        rank.in_flight = max(rank.in_flight, rank.network_free)
+        return cost.delay(beside)
 
     def _overlaps(self, step: Instruction) -> bool:
         """Whether a collective that is started runs beside computation."""
