@@ -1,6 +1,7 @@
 """The prices of a run on a cluster: its devices, the software that runs it, the number formats that it computes in."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from fourfold.config import RunConfig, UserError, nearest
 from fourfold.config.schema import GemmDtype
@@ -9,6 +10,7 @@ from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.cost.software_file import is_software_file, read_software
 from fourfold.hardware import Cluster, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
@@ -115,8 +117,10 @@ def software_names() -> list[str]:
 
 
 def software_named(name: str | None) -> SoftwareProfile:
-    """A software profile by its name; of a known framework, any year will do. Raises `UserError`."""
+    """A software profile by its name or file; of a known framework, any year will do. Raises `UserError`."""
     constants = fitted()
+    if name is not None and is_software_file(name):
+        return read_software(Path(name))
     if name is None or name == OWN_SOFTWARE:
         return constants.software(OWN_SOFTWARE)
     allowed = [OWN_SOFTWARE, *software_names()]

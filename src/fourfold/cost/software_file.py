@@ -1,0 +1,69 @@
+"""Software profiles of one's own: a TOML file that names a shipped profile and states the constants that depart from it."""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fourfold.config import UserError, nearest
+from fourfold.cost.fitted import fitted
+from fourfold.cost.software import SoftwareProfile
+
+MOST_BYTES = 1_000_000
+_EXAMPLE = 'base = "megatron-2025" and, under [constants], gemm_speed = 0.95'
+
+
+def is_software_file(name: str) -> bool:
+    """Whether `--software` names a file, not a shipped profile."""
+    return name.endswith(".toml")
+
+
+def read_software(path: Path) -> SoftwareProfile:
+    """The profile of a file. Its name is the file's stem. Raises `UserError`."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{path}: more than {MOST_BYTES} bytes; what works: a file that fourfold fit wrote")
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; what works: a file that fourfold fit wrote") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: {error}; what works: {_EXAMPLE}") from None
+    base, constants = table.get("base"), table.get("constants", {})
+    known = sorted(fitted().profiles)
+    if not isinstance(base, str) or base not in known:
+        near = nearest(str(base), known)
+        hint = f"did you mean {near!r}?" if near else f"what works: {_EXAMPLE}"
+        raise UserError(f"{path}: base = {base!r}: no such software; {hint}")
+    if not isinstance(constants, dict):
+        raise UserError(f"{path}: constants = {constants!r}; what works: {_EXAMPLE}")
+    numbers = {field.name: field.default for field in fields(SoftwareProfile) if _is_number(field.default)}
+    for key, value in constants.items():
+        if key not in numbers:
+            near = nearest(key, numbers)
+            raise UserError(
+                f"{path}: constants.{key}: no such constant; " + (f"did you mean {near!r}?" if near else _EXAMPLE)
+            )
+        if not _is_number(value) or not math.isfinite(value) or not -1 < value < 1e12:
+            raise UserError(
+                f"{path}: constants.{key} = {value!r}; allowed: a number; a value that works: {numbers[key]}"
+            )
+    return SoftwareProfile(**{**fitted().entry(base), **constants, "name": path.stem})
+
+
+def write_software(path: Path, base: str, constants: Mapping[str, float], about: str) -> None:
+    """Writes a new file that `read_software` reads. Raises `UserError` where there is one."""
+    table: dict[str, Any] = {"base": base, "constants": dict(constants)}
+    lines = "".join(f"# {line}\n" for line in about.splitlines())
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(lines + tomli_w.dumps(table))
+    except FileExistsError:
+        raise UserError(f"{path}: exists already; name a new file") from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,209 @@
+"""Adjusts a software profile to a few measured runs: the most probable constants, given the runs and the profile as a prior.
+
+Each constant may depart from the profile's by its spread, which is how far profiles lie from one another; measurements scatter by
+`NOISE`. Both are taken as normal in the constants' own scale and in the logarithm of predicted over measured, and the model is
+linearised twice (Gauss-Newton; Bishop 2006, section 3.3, for the posterior mean of a linear model). With one run all constants move
+together as far as they matter to it; with more, those that tell the runs apart.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fourfold.config import UserError
+from fourfold.cost.fitted import Fitted, fitted
+from fourfold.validate.case import Case
+from fourfold.validate.predict import predict_case
+
+NOISE = {"step": 0.03, "memory": 0.05}
+"""Spread of measured step times and peaks of memory, as a share, that no constant explains."""
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Free:
+    """A constant that may move. `spread`: of its departures, in its logarithm where `is_factor`."""
+
+    name: str
+    spread: float
+    least: float
+    most: float
+    is_factor: bool = True
+
+    def moved(self, value: float, by: float) -> float:
+        """The constant after a departure, within its limits."""
+        return min(self.most, max(self.least, value * math.exp(by) if self.is_factor else value + by))
+
+    def departure(self, value: float, start: float) -> float:
+        return math.log(value / start) if self.is_factor else value - start
+
+    @property
+    def step(self) -> float:
+        """A departure to take slopes by."""
+        return self.spread / 5
+
+
+FREE = (
+    Free("gemm_speed", 0.12, 0.2, 1.6),
+    Free("attention_speed", 0.2, 0.1, 3.0),
+    Free("fused", 0.15, 0.0, 1.0, is_factor=False),
+    Free("link_speed", 0.25, 0.05, 1.25),
+    Free("host_launch_seconds", 0.4, 1e-7, 1e-3),
+    Free("extra", 0.1, -0.3, 3.0, is_factor=False),
+    Free("saved_share", 0.15, 0.2, 2.0),
+    Free("context_bytes", 1.5e9, 0.0, 2e10, is_factor=False),
+)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Logarithm of predicted over measured of one figure of a case."""
+
+    case: int
+    figure: str
+    error: float
+
+
+@dataclass(frozen=True)
+class SoftwareFit:
+    """`constants`: those that departed, by name; `prior`: as they were. `before`, `after`: errors of the cases; `left_out`: of each
+    by the constants that the others give, from the linear model."""
+
+    base: str
+    prior: Mapping[str, float]
+    constants: Mapping[str, float]
+    before: tuple[Residual, ...]
+    after: tuple[Residual, ...]
+    left_out: tuple[Residual, ...]
+
+
+def fit_software(cases: Sequence[Case], progress: Callable[[int, int], None] = lambda done, total: None) -> SoftwareFit:
+    """Constants of the software of the cases. Raises `UserError` where they are of several, or nothing was measured."""
+    base = _one_software(cases)
+    prior = {free.name: float(getattr(fitted().software(base), free.name)) for free in FREE}
+    values, total, done = dict(prior), len(cases) * (ROUNDS * (len(FREE) + 1) + 1), 0
+
+    def look(constants: Mapping[str, float]) -> list[Residual]:
+        nonlocal done
+        found = _residuals(cases, _with(base, constants))
+        done += len(cases)
+        progress(done, total)
+        return found
+
+    before = residuals = look(prior)
+    if not residuals:
+        raise UserError("no case has a measured step time or memory; what works: measured = { step_seconds = 2.35 }")
+    slopes: list[list[float]] = []
+    for _ in range(ROUNDS):
+        slopes = [[] for _ in residuals]
+        for free in FREE:
+            moved = free.moved(values[free.name], free.step)
+            if moved == values[free.name]:
+                moved = free.moved(values[free.name], -free.step)
+            by = free.departure(moved, values[free.name])
+            for row, (now, then) in enumerate(zip(residuals, look({**values, free.name: moved}), strict=True)):
+                slopes[row].append((then.error - now.error) / by)
+        departures = _most_probable(
+            residuals, slopes, [free.departure(values[free.name], prior[free.name]) for free in FREE]
+        )
+        values = {free.name: free.moved(prior[free.name], by) for free, by in zip(FREE, departures, strict=True)}
+        residuals = look(values)
+    return SoftwareFit(
+        base=base,
+        prior=prior,
+        constants={
+            name: _rounded(value)
+            for name, value in values.items()
+            if abs(value - prior[name]) > 1e-3 * abs(prior[name])
+        },
+        before=tuple(before),
+        after=tuple(residuals),
+        left_out=tuple(
+            _left_out(residuals, slopes, [free.departure(values[free.name], prior[free.name]) for free in FREE])
+        ),
+    )
+
+
+def _one_software(cases: Sequence[Case]) -> str:
+    names = sorted({case.software.name for case in cases})
+    if len(names) != 1:
+        raise UserError(
+            f"the cases are of {len(names)} softwares ({', '.join(names)}); what works: cases of one software at a time"
+        )
+    measured = [case.name for case in cases if case.software.is_own and case.cluster.calibration is not None]
+    if measured:
+        raise UserError(
+            f"{measured[0]}: its cluster was calibrated, and its prices are measured; what works: fourfold calibrate again"
+        )
+    return names[0]
+
+
+def _with(base: str, constants: Mapping[str, float]) -> Fitted:
+    """The shipped constants with this software's replaced."""
+    known = fitted()
+    entry = {**known.entry(base), **constants}
+    return replace(known, profiles={**known.profiles, base: entry})
+
+
+def _residuals(cases: Sequence[Case], constants: Fitted) -> list[Residual]:
+    found = []
+    for index, case in enumerate(cases):
+        prediction = predict_case(case, constants)
+        figures = {
+            "step": (prediction.step_seconds, case.measured_seconds),
+            "memory": (prediction.memory_bytes, case.measured.peak_memory_bytes),
+        }
+        for figure, (predicted, measured) in figures.items():
+            if predicted and measured:
+                found.append(Residual(index, figure, math.log(predicted / measured)))
+    return found
+
+
+def _most_probable(
+    residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
+) -> list[float]:
+    """Departures from the prior with the highest posterior density, of a model that is linear around the departures `at`."""
+    size = len(FREE)
+    held = [[(1.0 / FREE[i].spread ** 2 if i == j else 0.0) for j in range(size)] for i in range(size)]
+    wanted = [0.0] * size
+    for residual, row in zip(residuals, slopes, strict=True):
+        weight = 1 / NOISE[residual.figure] ** 2
+        target = sum(slope * departure for slope, departure in zip(row, at, strict=True)) - residual.error
+        for i, left in enumerate(row):
+            wanted[i] += weight * left * target
+            for j, right in enumerate(row):
+                held[i][j] += weight * left * right
+    return _solved(held, wanted)
+
+
+def _left_out(residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]) -> list[Residual]:
+    found = []
+    for case in sorted({residual.case for residual in residuals}):
+        others = [row for row, residual in enumerate(residuals) if residual.case != case]
+        departures = _most_probable([residuals[row] for row in others], [slopes[row] for row in others], at)
+        for residual, row in zip(residuals, slopes, strict=True):
+            if residual.case == case:
+                change = sum(slope * (by - now) for slope, by, now in zip(row, departures, at, strict=True))
+                found.append(replace(residual, error=residual.error + change))
+    return found
+
+
+def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Solves a symmetric positive definite system (Cholesky), scaled to a unit diagonal."""
+    size = len(right)
+    scale = [1 / math.sqrt(matrix[i][i]) for i in range(size)]
+    lower = [[0.0] * size for _ in range(size)]
+    for i in range(size):
+        for j in range(i + 1):
+            rest = matrix[i][j] * scale[i] * scale[j] - sum(lower[i][k] * lower[j][k] for k in range(j))
+            lower[i][j] = math.sqrt(rest) if i == j else rest / lower[j][j]
+    found = [right[i] * scale[i] for i in range(size)]
+    for i in range(size):
+        found[i] = (found[i] - sum(lower[i][k] * found[k] for k in range(i))) / lower[i][i]
+    for i in reversed(range(size)):
+        found[i] = (found[i] - sum(lower[k][i] * found[k] for k in range(i + 1, size))) / lower[i][i]
+    return [value * each for value, each in zip(found, scale, strict=True)]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
