@@ -77,15 +77,19 @@ class SoftwareFit:
     left_out: tuple[Residual, ...]
 
 
-def fit_software(cases: Sequence[Case], progress: Callable[[int, int], None] = lambda done, total: None) -> SoftwareFit:
-    """Constants of the software of the cases. Raises `UserError` where they are of several, or nothing was measured."""
-    base = _one_software(cases)
-    prior = {free.name: float(getattr(fitted().software(base), free.name)) for free in FREE}
+def fit_software(
+    cases: Sequence[Case],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    known: Fitted | None = None,
+) -> SoftwareFit:
+    """Constants of the software of the cases. `known`: the constants to start from; None: those that ship. Raises `UserError` where they are of several, or nothing was measured."""
+    base, known = _one_software(cases), known or fitted()
+    prior = {free.name: float(getattr(known.software(base), free.name)) for free in FREE}
     values, total, done = dict(prior), len(cases) * (ROUNDS * (len(FREE) + 1) + 1), 0
 
     def look(constants: Mapping[str, float]) -> list[Residual]:
         nonlocal done
-        found = _residuals(cases, _with(base, constants))
+        found = _residuals(cases, with_constants(known, base, constants))
         done += len(cases)
         progress(done, total)
         return found
@@ -138,9 +142,8 @@ def _one_software(cases: Sequence[Case]) -> str:
     return names[0]
 
 
-def _with(base: str, constants: Mapping[str, float]) -> Fitted:
-    """The shipped constants with this software's replaced."""
-    known = fitted()
+def with_constants(known: Fitted, base: str, constants: Mapping[str, float]) -> Fitted:
+    """The constants with some of one software's replaced."""
     entry = {**known.entry(base), **constants}
     return replace(known, profiles={**known.profiles, base: entry})
 
