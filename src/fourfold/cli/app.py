@@ -21,6 +21,7 @@ COMMANDS = {
     "show": ("show", "show"),
     "calibrate": ("calibrate", "calibrate"),
     "validate": ("validate", "validate"),
+    "job": ("job", "job"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
     "export": ("huggingface", "export"),
