@@ -72,6 +72,11 @@ def test_the_automatic_layout_is_planned_for_the_same_cluster(fourfold) -> None:
         (("--as", "slurm", "--nodes", "0", "--devices-per-node", "2"), "--nodes 8"),
         (("--as", "slurm", "--cluster", "dgx-h100:13"), "multiple"),
         (("--as", "slurm", "--cluster", "dgx-h100:16"), "batch.global_sequences"),
+        (("--as", "slurm", *SIZE, "layout.dp_shard=2"), "the layout has 2 ranks, the nodes have 4"),
+        (
+            ("--as", "slurm", "--cluster", "dgx-h100:8", "layout.dp_shard=12"),
+            "the layout has 12 ranks, the nodes have 8",
+        ),
         (("--as", "nomad", *SIZE), "slurm"),
         (("batch.steps=none", "--as", "slurm", *SIZE), "batch.steps"),
         (("--as", "slurm", *SIZE, "--out", "no/job.sh"), "--out job.sh"),

@@ -1,16 +1,28 @@
 """When the sbatch script starts a job again: srun and scontrol are stand-ins here. `make test-slurm` runs it on a real Slurm."""
 
-import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fourfold.config import parse_run
 from fourfold.jobs import TARGETS, Job, Site
+from fourfold.train.metrics import RunLog
 
-START, RESUME, SAVE = (json.dumps({"time": 1.0, "event": name, "step": 0}) for name in ("start", "resume", "save"))
+START, RESUME, SAVE = "start", "resume", "save"
 EVENTS = "runs/tiny/events.jsonl"
+
+
+def recorded(folder: Path, events: list[str]) -> str:
+    """Lines as a run records its events."""
+    folder.mkdir(exist_ok=True)
+    (folder / "events.jsonl").unlink(missing_ok=True)
+    log = RunLog(folder, parse_run({"batch": {"global_sequences": 1, "sequence_length": 2}}), 0)
+    for name in events:
+        log.event(name, step=0)
+    log.close()
+    return (folder / "events.jsonl").read_text()
 
 
 @pytest.fixture
@@ -28,8 +40,8 @@ def launch(tmp_path: Path):
         events = tmp_path / EVENTS
         events.unlink(missing_ok=True)
         if before:
-            events.write_text("".join(f"{line}\n" for line in before))
-        lines = "".join(f"echo '{line}' >> {EVENTS}\n" for line in added)
+            events.write_text(recorded(tmp_path / "before", before))
+        lines = f"cat <<'END' >> {EVENTS}\n{recorded(tmp_path / 'added', added)}END\n" if added else ""
         (programs / "srun").write_text(f"#!/bin/bash\n{lines}exit {code}\n")
         (programs / "scontrol").write_text('#!/bin/bash\necho "$@" > asked\n')
         for program in programs.iterdir():

@@ -125,6 +125,20 @@ def test_directives_stand_before_the_first_command() -> None:
     assert not any("gpus" in line for line in TARGETS["slurm"].write(replace(JOB, device=None), Site()).splitlines())
 
 
+@pytest.mark.parametrize(
+    ("time", "warning"),
+    [("60", 300), ("8", 120), ("4:0", 60), ("0:10:0", 150), ("0-1", 300), ("1-0:0:0", 300), ("0-0:4", 60), (None, 300)],
+)
+def test_a_short_job_is_not_asked_to_save_at_once(time: str | None, warning: int) -> None:
+    assert f"#SBATCH --signal=TERM@{warning}\n" in TARGETS["slurm"].write(JOB, Site(time=time))
+
+
+@pytest.mark.parametrize("time", ["2days", "1:2:3:4", "-1", "1-2-3"])
+def test_a_time_that_slurm_does_not_read_is_refused(time: str) -> None:
+    with pytest.raises(UserError, match="--time"):
+        TARGETS["slurm"].write(JOB, Site(time=time))
+
+
 VALUES = [
     {"a": "b", "c": 1, "d": True, "e": "true", "f": "1e5", "g": "", "h": "a: b", "i": "- a", "j": "#", "k": {"l": []}},
     {
@@ -164,8 +178,9 @@ def test_nodes_come_from_the_cluster() -> None:
     assert devices_of_node(load_cluster("dgx-h100:64")) == 8
     assert devices_of_node(load_cluster("gb200-nvl72")) == 4, "a rack's trays are its hosts"
     assert devices_of_node(load_cluster("dgx-h100:4")) == 4
-    with pytest.raises(UserError, match="--devices-per-node"):
-        devices_of_node(load_cluster("tpu-v4-4096"))
+    for name in ("tpu-v4-4096", "ascend-910b-8"):
+        with pytest.raises(UserError, match="trains on CUDA devices"):
+            devices_of_node(load_cluster(name))
     assert divide(64, 8) == (8, 8)
     assert divide(4, 8) == (1, 4)
     with pytest.raises(UserError, match=re.escape("--devices-per-node 6 (2 nodes)")):

@@ -66,7 +66,7 @@ def job(
     account
         Slurm's account.
     time
-        Slurm's time limit, for example 2-00:00:00. 5 minutes before it the run is saved; then the job starts again.
+        Slurm's time limit, for example 2-00:00:00. 5 minutes before its end the run is saved; then the job starts again.
     image
         The container image that holds fourfold (k8s, skypilot).
     storage
@@ -117,11 +117,17 @@ def _job(
         if config.layout.auto and cluster is not None:  # the ranks plan again, for the same cluster
             overrides = (*overrides, f"cluster.preset={os.path.abspath(cluster) if is_path(cluster) else cluster}")
     devices = devices_per_node or (devices_of_node(machine) if machine is not None else 1)
-    ranks = nodes * devices if nodes is not None else None
-    if ranks is None and config.layout.dp_shard is None and machine is not None:
-        ranks = machine.devices
-    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data))
-    count, each = divide(resolved.layout.world_size, devices)
+    ranks = nodes * devices if nodes is not None else machine.devices if machine is not None else None
+    fills = config.layout.dp_shard is None
+    world = resolve_run(
+        config, ranks if fills else None, stated_vocab_size(config.model, config.data)
+    ).layout.world_size
+    if ranks is not None and (world > ranks or (nodes is not None and world != ranks)):
+        raise UserError(
+            f"the layout has {world} ranks, the nodes have {ranks}; leave layout.dp_shard out to take all, or state --nodes "
+            f"{-(-world // devices)}" + ("" if nodes is not None else f", or a cluster of {world} devices")
+        )
+    count, each = divide(world, devices)
     return Job(
         name=job_name(str(run)),
         program=_program(),

@@ -107,12 +107,17 @@ def job_name(run: str) -> str:
     return (name if name[:1].isalpha() else f"run-{name}")[:LONGEST_NAME].rstrip("-")
 
 
+_NOT_CUDA = ("ascend", "gaudi", "max-", "tpu", "trainium")
+
+
 def devices_of_node(cluster: Cluster) -> int:
-    """Devices that one host holds: the innermost level's, or its trays' (an NVL72 rack has hosts of 4). Raises `UserError`."""
+    """Devices that one host holds: the innermost level's, or its trays' (an NVL72 rack has hosts of 4). Raises `UserError` for
+    devices that fourfold plans for and does not run on."""
     inner = cluster.levels[0]
-    if inner.kind == "torus":
+    if cluster.device.key.startswith(_NOT_CUDA):
         raise UserError(
-            f"cluster {cluster.key}: the devices of a host are not known for a torus; what works: --devices-per-node 4"
+            f"cluster {cluster.key}: fourfold plans for {cluster.device.name} and trains on CUDA devices and CPUs; a value that "
+            f"works: --cluster dgx-h100:64"
         )
     return min(inner.part_multiple or inner.devices, cluster.devices)
 

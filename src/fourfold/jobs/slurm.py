@@ -1,11 +1,13 @@
 """A batch script for Slurm: one task a rank; a lost node, preemption or the end of the time leads to a new start, which resumes."""
 
+import re
 import shlex
 
+from fourfold.config import UserError
 from fourfold.jobs.job import Job, Site, printable
 
 WARNING_SECONDS = 300
-"""How long before the end of the time the ranks are asked to save."""
+"""How long before the end of the time the ranks are asked to save; less where a quarter of the time is less."""
 _SCRIPT = """\
 #!/bin/bash
 # {title}
@@ -46,7 +48,7 @@ def write(job: Job, site: Site) -> str:
         "#SBATCH --mem=0",
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
-        f"#SBATCH --signal=TERM@{WARNING_SECONDS}",
+        f"#SBATCH --signal=TERM@{warning_seconds(site.time)}",
     ]
     for option in ("partition", "account", "time"):
         value = getattr(site, option)
@@ -61,3 +63,16 @@ def write(job: Job, site: Site) -> str:
         run_folder=shlex.quote(job.run_folder),
         command=shlex.join(printable("the command's word", word) for word in words),
     )
+
+
+def warning_seconds(time: str | None) -> int:
+    """Seconds between SIGTERM and the end of `time`: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Raises `UserError` for another text."""
+    if time is None:
+        return WARNING_SECONDS
+    if not re.fullmatch(r"([0-9]{1,4}-)?[0-9]{1,6}(:[0-9]{1,2}){0,2}", time):
+        raise UserError(f"--time {time}: allowed: MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS; for example 2-00:00:00")
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    hours = [*parts, 0, 0][:3] if dash or len(parts) == 3 else [0, *parts, 0][:3]
+    limit = int(days or 0) * 86_400 + hours[0] * 3600 + hours[1] * 60 + hours[2]
+    return min(WARNING_SECONDS, limit // 4)
