@@ -6,12 +6,13 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train test test-all lint docs wheel benchmark clean help
+.PHONY: train test test-all test-slurm lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
 	@echo "make test       all tests but the long sweeps, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps too"
+	@echo "make test-slurm the job script on a real Slurm of two nodes on this machine (some four minutes; installs Debian's packages as root)"
 	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"
 	@echo "make docs       this documentation as a site in docs/_build: warnings are errors, links are checked"
 	@echo "make wheel      wheel and source distribution in dist, tried in a fresh environment without torch"
@@ -25,6 +26,9 @@ test: $(VENV)/ready
 
 test-all: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slurm: $(VENV)/ready
+	$(BIN)/python -m tools.check_slurm
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -36,6 +36,35 @@ def test_slurm_is_read_and_names_its_first_node() -> None:
     assert rank.master_address == "gpu07"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[07-09,12],login", "gpu07"), ("a1,b2", "a1"), ("r[1-2]n[03,07]-ib,x", "r1n03-ib"), ("", "127.0.0.1")],
+)
+def test_the_first_of_slurms_nodes_is_found(nodes: str, first: str) -> None:
+    rank = external_rank({**SLURM, "SLURM_JOB_NODELIST": nodes})
+    assert rank is not None
+    assert rank.master_address == first
+
+
+@pytest.mark.parametrize(
+    ("told", "node", "local"), [("4(x2)", "1", 4), ("4(x2),3", "2", 3), ("5,3", "1", 3), ("", "0", 8), ("x", "0", 8)]
+)
+def test_slurms_ranks_on_a_node_are_counted(told: str, node: str, local: int) -> None:
+    rank = external_rank({**SLURM, "SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node})
+    assert rank is not None
+    assert rank.local_ranks == local
+
+
+def test_slurm_tells_the_cpus_of_a_rank() -> None:
+    told, untold = external_rank({**SLURM, "SLURM_CPUS_PER_TASK": "6"}), external_rank(SLURM)
+    assert told is not None
+    assert untold is not None
+    assert (told.cpus, untold.cpus) == (6, None)
+    torchrun = external_rank({**TORCHRUN, "SLURM_CPUS_PER_TASK": "6"})  # of all ranks of torchrun's node together
+    assert torchrun is not None
+    assert torchrun.cpus is None
+
+
 def test_torchrun_goes_before_the_slurm_job_it_runs_in() -> None:
     rank = external_rank({**SLURM, **TORCHRUN})
     assert rank is not None

@@ -22,6 +22,7 @@ COMMANDS = {
     "calibrate": ("calibrate", "calibrate"),
     "validate": ("validate", "validate"),
     "fit": ("fit", "fit"),
+    "job": ("job", "job"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
     "export": ("huggingface", "export"),

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from fourfold.cli.outcome import conclude, run_info, say_finished, write_plain
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
+from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import STOPPED, LaunchOutcome
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
@@ -26,6 +27,8 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
             f"--ranks {command.ranks}: the environment says that {external.world_size} ranks were started; leave --ranks out"
         )
     os.environ.update(external.environment())  # as the worker reads it, whoever told us
+    threads = external.cpus or threads_per_rank(config, external.local_ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before torch is imported, which reads it then
     token = start_token(config, external)
     if external.rank != 0:
         if finished_at(folder, config) is not None:

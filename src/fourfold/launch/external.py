@@ -15,12 +15,14 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class ExternalRank:
-    """This process among the ranks that another launcher started. `launch` names that launch as far as it tells."""
+    """This process among the ranks that another launcher started. `local_ranks`: those on this machine. `cpus`: this rank's own,
+    where the launcher says so. `launch` names that launch as far as it tells."""
 
     rank: int
     world_size: int
     local_rank: int
     local_ranks: int
+    cpus: int | None
     master_address: str
     master_port: int
     launch: str
@@ -42,25 +44,28 @@ def external_rank(environment: Mapping[str, str]) -> ExternalRank | None:
     A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        on_this_machine, cpus = _number(environment, "LOCAL_WORLD_SIZE", 0), 0
         launch = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     elif "SLURM_PROCID" in environment and not ("SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
         if environment.get(tasks, "1") == "1":
             return None
-        names = ("SLURM_PROCID", tasks, "SLURM_LOCALID", "")
+        names = ("SLURM_PROCID", tasks, "SLURM_LOCALID")
+        on_this_machine, cpus = _tasks_on_node(environment), _number(environment, "SLURM_CPUS_PER_TASK", 0)
         launch = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "")
     else:
         return None
     rank, world_size = _number(environment, names[0]), _number(environment, names[1])
     if rank >= world_size:
         raise UserError(f"{names[0]} = {rank} in the environment must be below {names[1]} = {world_size}")
-    local_ranks = _number(environment, names[3], world_size)
+    local_ranks = on_this_machine or world_size
     return ExternalRank(
         rank=rank,
         world_size=world_size,
-        local_rank=_number(environment, names[2], rank % max(local_ranks, 1)),
+        local_rank=_number(environment, names[2], rank % local_ranks),
         local_ranks=local_ranks,
+        cpus=cpus or None,
         master_address=environment.get("MASTER_ADDR") or _first_host(environment),
         master_port=_number(environment, "MASTER_PORT", _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000),
         launch="/".join(environment.get(name, "") for name in launch),
@@ -79,10 +84,23 @@ def _number(environment: Mapping[str, str], name: str, default: int | None = Non
 
 
 def _first_host(environment: Mapping[str, str]) -> str:
-    """`gpu[07-09,12],login` -> `gpu07`: the node of Slurm's task 0."""
+    """The node of Slurm's task 0: `gpu[07-09,12]-ib,login` -> `gpu07-ib`."""
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
-    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-    return match[1] + (match[2] or "") if match else "127.0.0.1"
+    match = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0]) if match else "127.0.0.1"
+
+
+def _tasks_on_node(environment: Mapping[str, str]) -> int:
+    """Slurm's tasks on this node; 0 where it does not say. `8(x2),4` is 8 on the first two nodes and 4 on the third."""
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    each = [
+        int(match[1])
+        for part in text.split(",")
+        if (match := re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part))
+        for _ in range(int(match[2] or 1))
+    ]
+    node = _number(environment, "SLURM_NODEID", 0)
+    return each[node] if node < len(each) else 0
 
 
 def start_token(config: RunConfig, external: ExternalRank) -> str:

@@ -82,7 +82,8 @@ def fit_software(
     progress: Callable[[int, int], None] = lambda done, total: None,
     known: Fitted | None = None,
 ) -> SoftwareFit:
-    """Constants of the software of the cases. `known`: the constants to start from; None: those that ship. Raises `UserError` where they are of several, or nothing was measured."""
+    """Constants of the software of the cases. `known`: the constants to start from; None: those that ship. Raises `UserError` where
+    the cases are of several, or nothing was measured."""
     base, known = _one_software(cases), known or fitted()
     prior = {free.name: float(getattr(known.software(base), free.name)) for free in FREE}
     values, total, done = dict(prior), len(cases) * (ROUNDS * (len(FREE) + 1) + 1), 0
