@@ -94,6 +94,7 @@ def test_a_run_in_every_form(here: Path) -> None:
     )
     assert all(config_of(run, each) == expected for run in forms for each in overrides)
     assert config_of("run.toml", "layout.zero=3") == load_run(Path("run.toml"), ("layout.zero=3",))
+    assert config_of(table, {"batch.steps": 7}).batch.steps == 7
     assert table == tomllib.loads(Path("run.toml").read_text()), "the caller's own table is not changed"
 
 
@@ -133,6 +134,19 @@ def test_a_cluster_in_every_form(here: Path) -> None:
     assert planned.to_json()["best"] == ff.plan(
         "run.toml", cluster="dgx-h100:4", objective="cost", tokens="1G", price=9, budget=4
     ).to_json()["best"]  # fmt: skip
+
+
+def test_a_run_states_its_software_and_an_argument_wins(here: Path) -> None:
+    stated = {"cluster": {"software": "megatron-2024", "gemm_dtype": "fp8"}, "precision.compute": "bf16"}
+
+    def found(**arguments: Any) -> tuple[str, str]:
+        document = ff.simulate("run.toml", stated, cluster="dgx-h100:4", **arguments).to_json()
+        return document["software"], document["gemm_dtype"]
+
+    assert found() == ("megatron-2024", "fp8")
+    assert found(software="fourfold") == ("fourfold", "fp8")
+    with pytest.raises(ff.UserError, match=r"--gemm-dtype nvfp4: .* has no such matmuls"):
+        found(gemm_dtype="nvfp4")
 
 
 def test_a_price_beside_published_figures_stands_where_no_key_is_overridden(fourfold) -> None:

@@ -1,12 +1,15 @@
 """Results in a notebook: HTML that is well formed, complete in itself, and takes no text for markup."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import fourfold as ff
+from fourfold.api.training import TrainResult
+from fourfold.program import Fault
 
 EVIL = "<script>alert('x')</script>"
 VOID = {"br"}
@@ -73,14 +76,12 @@ def test_a_program_and_its_verification(here: Path) -> None:
 
 
 def test_text_is_never_markup(here: Path) -> None:
-    from fourfold.api.training import TrainResult
-
-    config = ff.Program.of("run.toml").resolved.config
-    result = TrainResult(Path(EVIL), config, ({"step": 0, "loss": 2.0},), (), None, EVIL)
+    program = ff.Program.of("run.toml")
+    result = TrainResult(Path(EVIL), program.resolved.config, ({"step": 0, "loss": 2.0},), (), None, EVIL)
     assert EVIL in read(result).text
+    check = replace(ff.verify(program), faults=(Fault(0, 0, None, EVIL, "mend it"),))
+    assert EVIL in read(check).text
     cluster = ff.load_cluster("dgx-h100:4")
-    from dataclasses import replace
-
     evil = replace(cluster, device=replace(cluster.device, name=EVIL))
     assert EVIL in read(ff.simulate("run.toml", cluster=evil)).text
     assert EVIL in read(ff.plan("run.toml", cluster=evil, budget=2)).text
@@ -88,8 +89,6 @@ def test_text_is_never_markup(here: Path) -> None:
 
 @pytest.mark.parametrize("losses", [(), (float("nan"),), (2.0, 1.0)])
 def test_a_run_that_trained(losses: tuple[float, ...], here: Path) -> None:
-    from fourfold.api.training import TrainResult
-
     config = ff.Program.of("run.toml").resolved.config
     rows = tuple({"step": step, "loss": loss} for step, loss in enumerate(losses))
     assert f"{len(losses)}\n" in read(TrainResult(Path("runs/x"), config, rows, (), 1.5, "none")).text

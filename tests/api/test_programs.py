@@ -92,3 +92,9 @@ def test_a_program_is_compiled_for_the_transport_of_a_cluster(here: Path) -> Non
     assert there.resolved.spec.transport == "native"
     assert own.resolved.spec.transport == "exchange"
     assert ff.verify(there)
+
+
+def test_an_automatic_layout_is_that_of_the_cluster(here: Path) -> None:
+    program = ff.Program.of("run.toml", {"layout": "auto"}, cluster="dgx-h100:4")
+    assert program.resolved.layout.world_size == 4
+    assert ff.verify(program)
