@@ -229,7 +229,7 @@ def test_a_trace_that_cannot_be_written(fourfold) -> None:
     ],
 )
 def test_numbers_have_suffixes(text: str, value: float) -> None:
-    from fourfold.cli.numbers import parse_number
+    from fourfold.api.numbers import parse_number
 
     assert parse_number(text, "--tokens", "1T") == pytest.approx(value)
 

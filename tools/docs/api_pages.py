@@ -24,9 +24,9 @@ def write(package: Path, folder: Path) -> None:
 
 
 _INTRODUCTION = """\
-fourfold has no stable Python interface before version 1.0; the commands, the run file and the text form of a program are what
-stays. These pages are for those who read or extend the code. Each package may import only packages below it:
-[architecture](/architecture.md#the-layers)."""
+[Use from Python](/api.md) describes `import fourfold as ff`, whose functions stand in [fourfold.api](fourfold.api.rst). The other
+pages are for those who read or extend the code. It may change before version 1.0; commands, run file and text form stay. Each
+package may import only packages below it: [architecture](/architecture.md#the-layers)."""
 
 
 def _title(path: Path, package: Path) -> str:

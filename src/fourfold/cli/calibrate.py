@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tomli_w
 from cyclopts import Parameter
 
-from fourfold.cli.numbers import parse_number
+from fourfold.api.numbers import parse_number
 from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import write_whole
 from fourfold.hardware import parse_cluster

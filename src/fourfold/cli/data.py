@@ -26,8 +26,8 @@ def data(
     json
         Print one JSON document and nothing else.
     """
-    from fourfold.cli.console import preparing
     from fourfold.data.prepare import prepare
+    from fourfold.report.console import preparing
     from fourfold.report.corpus import corpus_lines, corpus_summary
 
     config = load_run(run, overrides)

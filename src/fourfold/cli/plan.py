@@ -7,21 +7,17 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.cli.numbers import parse_number
+from fourfold.api.planning import plan as make_plan
+from fourfold.api.software import repeated
 from fourfold.cli.plan_progress import showing
-from fourfold.cli.plan_request import Options, model_notes, planned_run, read_request
-from fourfold.cli.software import repeated, software_overrides_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
-from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
-from fourfold.plan.goals import cheapest, fewest, largest, longest
-from fourfold.plan.planner import make_plan
-from fourfold.plan.request import MEMORY_SHARE, Request
+from fourfold.plan.request import MEMORY_SHARE
 from fourfold.plan.result import Plan
-from fourfold.plan.search import BUDGET, Progress
-from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
+from fourfold.plan.search import BUDGET
+from fourfold.report.format_plan import format_best_layout, plan_lines
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -108,34 +104,45 @@ def plan(
     json
         Print one JSON document and nothing else.
     """
-    fixed = [parse_fixed(text) for text in explain or ()]
-    _check(memory_share, keep, budget, objective, tokens, price, deadline_days, out)
-    batch = (sequence_length, batch_tokens, batch_sequences)
-    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    asked = read_request(
-        Options(run, overrides, model, cluster, *batch, dtype, software, memory_share, software_overrides)
-    )
+    _check(out)
     with showing(json) as progress:
-        request, lines = _aimed(asked.request, objective, tokens, deadline_days, price, budget, progress)
-        result = make_plan(request, fixed, budget, keep, progress)
-    notes = model_notes(asked, request)
-    best = result.best
-    exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
+        planned = make_plan(
+            run,
+            overrides,
+            model=model,
+            cluster=cluster,
+            sequence_length=sequence_length,
+            batch_tokens=batch_tokens,
+            batch_sequences=batch_sequences,
+            dtype=dtype,
+            software=software,
+            gemm_dtype=gemm_dtype,
+            context_bytes=context_bytes,
+            fragmentation=fragmentation,
+            objective=objective,
+            tokens=tokens,
+            deadline_days=deadline_days,
+            price=price,
+            explain=explain or (),
+            keep=keep,
+            budget=budget,
+            memory_share=memory_share,
+            progress=progress,
+        )
+    result, notes, best = planned.found, planned.notes, planned.best
+    exported = EXPORTS[as_](planned.request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
-    if written is not None and best is not None:
-        length = _needed(tokens, objective) if tokens is not None else None
-        _write(written, result, planned_run(asked, request, best.candidate, length), notes)
+    if written is not None:
+        _write(written, result, planned.run(), notes)
     if json:
-        document = plan_document(result)
-        document["objective"] = {"name": objective, "said": lines}
-        document["notes"] = notes
+        document = planned.to_json()
         if exported is not None:
             document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
         if written is not None:
             document["run_file"] = str(written)
         print(json_text.dumps(document, indent=1))
         return 0 if best is not None else 1
-    lines = [*notes, *lines]
+    lines = [*notes, *planned.searched]
     print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
     if exported is not None:
         text, missing = exported
@@ -147,32 +154,8 @@ def plan(
     return 0 if best is not None else 1
 
 
-def _check(
-    memory_share: float,
-    keep: int,
-    budget: float,
-    objective: str,
-    tokens: str | None,
-    price: str | None,
-    deadline_days: float | None,
-    out: Path | None,
-) -> None:
-    """Raises `UserError` for an option that cannot be, or that says nothing here."""
-    if not 0 < memory_share <= 1:
-        raise UserError(f"--memory-share {memory_share}: allowed: more than 0, at most 1; a value that works: 0.94")
-    if keep < 1 or keep > 1000:
-        raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
-    if not 0 < budget <= 86_400:
-        raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
-    for option, value, wanting in (
-        ("--tokens", tokens, ("cost", "devices")),
-        ("--price", price, ("cost",)),
-        ("--deadline-days", deadline_days, ("devices",)),
-    ):
-        if value is not None and objective not in wanting:
-            raise UserError(
-                f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
-            )
+def _check(out: Path | None) -> None:
+    """Raises `UserError` for a file that cannot be written, before the search."""
     if out is None:
         return
     if out.suffix != ".toml" or not out.absolute().parent.is_dir():
@@ -185,29 +168,6 @@ def _check(
         )
 
 
-def _aimed(
-    request: Request,
-    objective: str,
-    tokens: str | None,
-    deadline_days: float | None,
-    price: str | None,
-    budget: float,
-    progress: Progress,
-) -> tuple[Request, list[str]]:
-    """The request to plan for an objective, and lines about the way there."""
-    if objective == "cost":
-        number, dollars = _needed(tokens, objective), _price(price, request)
-        return cheapest(request, number, dollars, budget, progress)
-    if objective == "devices":
-        number, seconds = _needed(tokens, objective), _deadline(deadline_days)
-        return fewest(request, number, seconds, budget, progress)
-    if objective == "context":
-        return longest(request, budget, progress)
-    if objective == "model":
-        return largest(request, budget, progress)
-    return request, []
-
-
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
     lines = [format_best_layout(result), *notes]
     if run.batch.steps is None and run.batch.tokens is None:
@@ -216,24 +176,3 @@ def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
         write_whole(out, "".join(f"# {line}\n" for line in lines) + dump_run(run, brief=True))
     except OSError as error:
         raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
-
-
-def _needed(tokens: str | None, objective: str) -> float:
-    if tokens is None:
-        raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
-    return parse_number(tokens, "--tokens", "15T", least=1)
-
-
-def _deadline(days: float | None) -> float:
-    if days is None or not 0 < days < 1e6:
-        raise UserError(f"--deadline-days {days}: allowed: more than 0; a value that works: --deadline-days 60")
-    return days * 86_400
-
-
-def _price(price: str | None, request: Request) -> float:
-    if price is not None:
-        return parse_number(price, "--price", "2.5", least=1e-6, most=1e6)
-    stated = request.cluster.dollars_per_device_hour
-    if stated is None:
-        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
-    return stated

@@ -5,7 +5,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fourfold.cli.outcome import conclude, run_info, say_finished, write_plain
+from fourfold.api.training import check_request, run_info, write_plain
+from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
@@ -22,6 +23,7 @@ _SIGTERM_CODE = 143
 
 def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank) -> int:
     """Trains as one rank of those that another launcher started; the exit code."""
+    check_request(config, command.ranks)
     if command.ranks is not None and command.ranks != external.world_size:
         raise UserError(
             f"--ranks {command.ranks}: the environment says that {external.world_size} ranks were started; leave --ranks out"
@@ -40,7 +42,7 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
             locks.enter_context(folder.locked())
         ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks)
         if stands and finished_at(folder, config) is not None:
-            say_finished(ready, folder, command)
+            say_finished(RunState(run_info(ready, folder), begun=0.0), folder, command)
             return 0
         folder.write(ready.resolved.config, ready.data_table(token))
         if not stands:

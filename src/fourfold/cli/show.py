@@ -6,17 +6,15 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from fourfold.api.programs import compiled_run, run_heading
+from fourfold.api.verification import Verification
 from fourfold.cli.timeline import show_timeline
-from fourfold.config import UserError, load_run
-from fourfold.hardware import load_cluster
-from fourfold.launch.machine import num_cuda_devices, transport_of
-from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RUN_FILE
-from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
+from fourfold.config import UserError
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.program import Program, from_text, lower_pipeline, to_text
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
-from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
-from fourfold.simulate.run_prices import transport_on
+from fourfold.report.program_table import program_rows, program_totals, proof_lines, table_lines, totals_lines
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -78,20 +76,9 @@ def show(
     json
         Print one JSON document and nothing else.
     """
-    path = run / RUN_FILE if run.is_dir() else run
-    if run.is_dir() and not path.is_file():
-        raise UserError(
-            f"{run}: the folder holds no {RUN_FILE}; name a run file, or a folder that fourfold train wrote"
-        )
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
-    config = load_run(path, overrides)
-    if cluster is not None:
-        transport = transport_on(load_cluster(cluster))
-        config = config.on_cluster(cluster)
-    else:
-        transport = transport_of(config, num_cuda_devices(config))
-    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
+    resolved = compiled_run(run, overrides, ranks, cluster)
     if progress:
         return _progress(run, resolved, json)
     if timeline or svg is not None:
@@ -99,9 +86,9 @@ def show(
     if times is not None:
         raise UserError(f"--times {times}: is for the drawing; what works: --timeline --times {times}")
     if program is not None:
-        return _verify([resolved.with_program(_read_program(program, resolved))], resolved, json)
+        return _verify(Verification.of(resolved, [resolved.with_program(_read_program(program, resolved))]), json)
     if verify:
-        return _verify([resolved.train_programs, resolved.evaluate_programs], resolved, json)
+        return _verify(Verification.of(resolved, [resolved.train_programs, resolved.evaluate_programs]), json)
     return _show(resolved, pp_rank, evaluate, full, limit, json)
 
 
@@ -112,7 +99,7 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
         raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
     program = resolved.program("evaluate" if evaluate else "train", pp_rank)
     if as_json:
-        document = {**_heading(resolved), "kind": program.kind, "pp_rank": pp_rank}
+        document = {**run_heading(resolved), "kind": program.kind, "pp_rank": pp_rank}
         _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
     elif full:
         print(to_text(program), end="")
@@ -124,27 +111,15 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
     return 0
 
 
-def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bool) -> int:
-    faults = [fault for programs in groups for fault in verify(programs, resolved.spec)]
+def _verify(found: Verification, as_json: bool) -> int:
+    faults = found.faults
     if as_json:
-        document: dict[str, Any] = {**_heading(resolved), "sound": not faults}
-        document["proofs"] = [] if faults else [proof(programs) for programs in groups]
-        document["faults"] = [
-            {
-                "rank": fault.rank,
-                "index": fault.index,
-                "instruction": fault.instruction.short if fault.instruction is not None else None,
-                "message": fault.message,
-                "fix": fault.fix,
-            }
-            for fault in faults
-        ]
-        _print_json(document)
+        _print_json(found.to_json())
     elif faults:
         print("\n".join([f"NOT sound: {len(faults)} fault{'s' if len(faults) > 1 else ''}", *map(str, faults)]))
     else:
-        print("\n".join([model_line(resolved), layout_line(resolved)]))
-        print("\n".join(line for programs in groups for line in proof_lines(proof(programs))))
+        print("\n".join([model_line(found.resolved), layout_line(found.resolved)]))
+        print("\n".join(line for each in found.proofs() for line in proof_lines(each)))
     return 1 if faults else 0
 
 
@@ -179,13 +154,6 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     else:
         print("\n".join(lines))
     return 0
-
-
-def _heading(resolved: ResolvedRun) -> dict[str, Any]:
-    model = resolved.config.model.model_dump(mode="json", exclude_none=True)
-    layout = {**resolved.config.layout.model_dump(mode="json"), "recompute": list(resolved.layout.recompute[1:-1])}
-    layout.update(world_size=resolved.layout.world_size, num_microbatches=resolved.layout.num_microbatches)
-    return {"model": model, "num_parameters": resolved.num_parameters, "layout": layout}
 
 
 def _print_json(document: dict[str, Any]) -> None:

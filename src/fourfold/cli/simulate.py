@@ -1,21 +1,16 @@
 """`fourfold simulate`: a step of a run on a cluster, predicted, and the whole run's length and cost."""
 
 import json as json_text
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from fourfold.cli.numbers import parse_number
-from fourfold.cli.software import software_overrides_of
-from fourfold.config import RunConfig, UserError, load_run
+from fourfold.api.simulation import simulate as predict
+from fourfold.config import UserError
 from fourfold.config.schema import GemmDtype
-from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
-from fourfold.huggingface import resolve_model
-from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RUN_FILE
+from fourfold.hardware import Cluster
+from fourfold.launch.resolve import ResolvedRun
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
@@ -28,22 +23,10 @@ from fourfold.report.format_simulation import (
     spent_lines,
     step_lines,
 )
-from fourfold.report.simulation_document import simulation_document
-from fourfold.simulate.campaign import (
-    REPAIR_SECONDS,
-    RESTART_SECONDS,
-    Assumptions,
-    Campaign,
-    campaign,
-    checkpoint_seconds,
-)
+from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.published import PublishedStep, published_step
-from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.published import PublishedStep
 from fourfold.simulate.summary import StepSummary
-from fourfold.simulate.trace import write_trace
-from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -115,45 +98,32 @@ def simulate(
     json
         Print one JSON document and nothing else.
     """
-    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    config = load_run(_run_file(run), overrides)
-    name = _cluster_name(config, cluster)
-    is_as_published = not overrides and name == config.cluster.preset
-    software = software if software is not None else config.cluster.software
-    if gemm_dtype is None:
-        software_overrides = replace(software_overrides, gemm_dtype=config.cluster.gemm_dtype)
-    machine = load_cluster(name)
-    config = config.on_cluster(name)  # for layout = "auto"
-    vocabulary = stated_vocab_size(config.model, config.data)
-    check_layers(resolve_model(config.model, vocabulary))
-    resolved = resolve_run(config, ranks, vocabulary, transport_on(machine))
-    layout = resolved.layout
-    check_devices(layout, machine)
-    if pp_rank is not None and not 0 <= pp_rank < layout.pp:
-        allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
-        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
-    assumptions, stated = _assumptions(
-        resolved, machine, failure_hours, checkpoint_seconds, restart_seconds, repair_seconds, price
+    found = predict(
+        run,
+        overrides,
+        cluster=cluster,
+        ranks=ranks,
+        software=software,
+        gemm_dtype=gemm_dtype,
+        context_bytes=context_bytes,
+        fragmentation=fragmentation,
+        tokens=tokens,
+        failure_hours=failure_hours,
+        checkpoint_seconds=checkpoint_seconds,
+        restart_seconds=restart_seconds,
+        repair_seconds=repair_seconds,
+        price=price,
     )
-    wanted = _tokens(config, tokens)
-    prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
-    check_size(resolved.spec)
-    summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), layout.num_microbatches)
-    published = None
-    if is_as_published:
-        published = published_step(resolved.config, resolved.model, layout, machine.device)
-    length = None
-    if wanted is not None:
-        length = campaign(wanted, summary.tokens, summary.seconds, layout.world_size, machine.node_devices, assumptions)
-    traced = _write_trace(trace, resolved, summary) if trace is not None else None
+    resolved, machine, summary, length = found.resolved, found.cluster, found.summary, found.campaign
+    _check_rank(pp_rank, resolved.layout.pp)
+    traced = found.write_trace(trace) if trace is not None else None
     if json:
-        document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
-        document["published"] = None if published is None else published.document(summary.seconds)
+        document = found.to_json(memory_curves=memory)
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
     else:
-        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated, published)))
+        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, found.stated, found.published)))
         if traced is not None:
             print(f"\n{traced}")
     return 0 if summary.fits else 1
@@ -196,71 +166,7 @@ def _text(
     return lines
 
 
-def _run_file(run: Path) -> Path:
-    if run.is_dir() and not (run / RUN_FILE).is_file():
-        raise UserError(
-            f"{run}: the folder holds no {RUN_FILE}; name a run file, preset:NAME, or a folder that fourfold train wrote"
-        )
-    return run / RUN_FILE if run.is_dir() else run
-
-
-def _cluster_name(config: RunConfig, stated: str | None) -> str:
-    name = stated if stated is not None else config.cluster.preset
-    if stated is None and name == THIS:
-        known = cluster_names()
-        shown = [
-            name for name in ("h100-24576", "h800-2048", "dgx-a100", "gb200-nvl72", "tpu-v5p-8960") if name in known
-        ]
-        raise UserError(
-            f"--cluster is missing, and the run file's [cluster] names none; what works: --cluster dgx-h100:64, a cluster file, or "
-            f"one of {', '.join(shown)} and {len(known) - len(shown)} more in src/fourfold/hardware/clusters"
-        )
-    return name
-
-
-def _tokens(config: RunConfig, stated: str | None) -> int | None:
-    batch = config.batch
-    if stated is not None:
-        return math.ceil(parse_number(stated, "--tokens", "15.6T", least=1))
-    if batch.tokens is not None:
-        return batch.tokens
-    return batch.steps * batch.global_sequences * batch.sequence_length if batch.steps is not None else None
-
-
-def _assumptions(
-    resolved: ResolvedRun,
-    machine: Cluster,
-    failure_hours: str | None,
-    checkpoint: str | None,
-    restart: str | None,
-    repair: str | None,
-    price: str | None,
-) -> tuple[Assumptions, frozenset[str]]:
-    """The given assumptions, else the cluster's, else the defaults; and which of them are given."""
-
-    def number(text: str | None, option: str, example: str, default: float, least: float, most: float = 1e9) -> float:
-        return default if text is None else parse_number(text, option, example, least, most)
-
-    state, devices = resolved.spec.checkpoint_bytes, resolved.layout.world_size
-    hours, dollars = machine.mean_hours_between_failures_per_device, machine.dollars_per_device_hour
-    if failure_hours is not None:
-        hours = parse_number(failure_hours, "--failure-hours", "50k", 1e-3, 1e12)
-    if price is not None:
-        dollars = parse_number(price, "--price", "2.5", 0.0, 1e6)
-    default = checkpoint_seconds(state, devices, machine)
-    given = {
-        "checkpoint_seconds": number(checkpoint, "--checkpoint-seconds", "60", default, 1e-3),
-        "restart_seconds": number(restart, "--restart-seconds", "600", RESTART_SECONDS, 0.0),
-        "repair_seconds": number(repair, "--repair-seconds", "14400", REPAIR_SECONDS, 0.0),
-    }
-    texts = {"checkpoint_seconds": checkpoint, "restart_seconds": restart, "repair_seconds": repair}
-    assumptions = Assumptions(
-        failure_hours=hours, dollars_per_device_hour=dollars, watts_per_device=machine.watts_per_device, **given
-    )
-    return assumptions, frozenset(name for name, text in texts.items() if text is not None)
-
-
-def _write_trace(path: Path, resolved: ResolvedRun, summary: StepSummary) -> str:
-    shown, cut = step_for_trace(resolved.spec, summary.step)
-    events = write_trace(shown, path)
-    return f"trace of {events} events written to {path}; open it at ui.perfetto.dev{cut}"
+def _check_rank(pp_rank: int | None, pp: int) -> None:
+    if pp_rank is not None and not 0 <= pp_rank < pp:
+        allowed = "0" if pp == 1 else f"0 to {pp - 1}"
+        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {pp}; allowed: {allowed}")

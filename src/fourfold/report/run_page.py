@@ -127,7 +127,7 @@ def _kinds(found: Comparison) -> str:
         rows.append([*cells, (_bar("predicted", (each.predicted or 0.0) / longest) if known else "") + bars])
     head = ["instruction", "times a step", "predicted ms", "measured ms"]
     head += ["difference", "of the step", "predicted above measured"] if known else [""]
-    return _section("Kinds of instructions, mean over ranks", _table(head, rows))
+    return _section("Kinds of instructions, mean over ranks", html_table(head, rows))
 
 
 def _bar(kind: str, share: float) -> str:
@@ -171,7 +171,7 @@ def _ranks(found: Comparison) -> str:
     ]
     cut = len(found.ranks) - len(rows)
     note = f"<p>{cut} more ranks, nearer to the median</p>" if cut else ""
-    return _section("Ranks", _table(head, rows), note)
+    return _section("Ranks", html_table(head, rows), note)
 
 
 def _traffic(found: Comparison) -> str:
@@ -185,14 +185,16 @@ def _traffic(found: Comparison) -> str:
                 [escape(axes), f"{predicted:,}", f"{counted:,}", "equal" if predicted == counted else "different"]
             )
     return (
-        _section("Bytes sent in a step, all ranks", _table(["group", "predicted", "counted", ""], rows)) if rows else ""
+        _section("Bytes sent in a step, all ranks", html_table(["group", "predicted", "counted", ""], rows))
+        if rows
+        else ""
     )
 
 
 def _events(state: RunState) -> str:
     shown = [event for event in state.events if event.get("event") != "phase"][-SHOWN_EVENTS:]
     rows = [[_clock(event.get("time")), escape(describe_event(event))] for event in shown]
-    return _section("Events", _table(["time", "event"], rows)) if rows else ""
+    return _section("Events", html_table(["time", "event"], rows)) if rows else ""
 
 
 def _clock(seconds: object) -> str:
@@ -211,8 +213,8 @@ def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.2f}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are escaped already."""
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table that scrolls where it is wide. Cells are escaped already."""
     lines = ["<table><thead><tr>", *(f"<th>{cell}</th>" for cell in head), "</tr></thead><tbody>"]
     lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     return "\n".join(['<div class="wide">', *lines, "</tbody></table></div>"])

@@ -1,4 +1,4 @@
-"""Numbers on the command line, with suffixes: 16M, 15.6T."""
+"""Numbers of a request, as Python has them or as text with suffixes: 16M, 15.6T."""
 
 import math
 import re
@@ -9,15 +9,19 @@ SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "
 _NUMBER = re.compile(r"([0-9][0-9_]{0,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE]\+?([0-9]{1,2}))?\s?([A-Za-z]?)")
 
 
-def parse_number(text: str, option: str, example: str, least: float = 0.0, most: float = 1e18) -> float:
+def parse_number(stated: str | float, option: str, example: str, least: float = 0.0, most: float = 1e18) -> float:
     """`15.6T` -> 15.6e12. k, M, G (or B) and T stand for 10**3, 10**6, 10**9 and 10**12. Raises `UserError` naming the option."""
+    text = str(stated)
     match = _NUMBER.fullmatch(text.strip())
-    if match is None or match[3] not in SUFFIXES:
+    if isinstance(stated, int | float):
+        value = float(stated)
+    elif match is not None and match[3] in SUFFIXES:
+        value = float(match[1].replace("_", "")) * 10.0 ** int(match[2] or 0) * SUFFIXES[match[3]]
+    else:
         raise UserError(
             f"{option} {text[:80]!r}: not a number; allowed: digits with k, M, G, T or nothing behind them; a value that works: "
             f"{option} {example}"
         )
-    value = float(match[1].replace("_", "")) * 10.0 ** int(match[2] or 0) * SUFFIXES[match[3]]
     if not (math.isfinite(value) and least <= value <= most):
         raise UserError(f"{option} {text[:80]}: allowed: {least:g} to {most:g}; a value that works: {option} {example}")
     return value

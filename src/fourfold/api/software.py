@@ -1,15 +1,19 @@
 """The options that override a software profile: `--gemm-dtype`, `--context-bytes`, `--fragmentation`."""
 
-from fourfold.cli.numbers import parse_number
+from typing import get_args
+
+from fourfold.api.inputs import Number, check_word
+from fourfold.api.numbers import parse_number
 from fourfold.config import UserError
 from fourfold.config.schema import GemmDtype
 from fourfold.simulate.run_prices import SoftwareOverrides
 
 
 def software_overrides_of(
-    gemm_dtype: GemmDtype | None, context_bytes: str | None, fragmentation: float | None
+    gemm_dtype: GemmDtype | None, context_bytes: Number | None, fragmentation: float | None
 ) -> SoftwareOverrides:
-    """The options as they were typed. Raises `UserError`."""
+    """The options as they were stated. Raises `UserError`."""
+    check_word("--gemm-dtype", gemm_dtype, get_args(GemmDtype))
     held = None
     if context_bytes is not None:
         held = int(parse_number(context_bytes, "--context-bytes", "1.5G", most=1e12))
@@ -21,7 +25,7 @@ def software_overrides_of(
 
 
 def repeated(
-    software: str | None, gemm_dtype: GemmDtype | None, context_bytes: str | None, fragmentation: float | None
+    software: str | None, gemm_dtype: GemmDtype | None, context_bytes: Number | None, fragmentation: float | None
 ) -> str:
     """The options again, for another command."""
     options = {

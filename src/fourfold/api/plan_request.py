@@ -1,14 +1,15 @@
-"""The request of `fourfold plan`, from its run file and its options; and the run file of its result."""
+"""The request of a plan, from a run and options; and the run of its result."""
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fourfold.cli.numbers import parse_number
-from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError, load_run
+from fourfold.api.inputs import ClusterInput, Overrides, RunInput, cluster_name, config_of, loaded_cluster
+from fourfold.api.numbers import parse_number
+from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
 from fourfold.config.run_file import parse_run
 from fourfold.cost.masks import Windows
-from fourfold.hardware import THIS, cluster_names, is_path, load_cluster, named_with
+from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
 from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
@@ -22,14 +23,14 @@ SMALLEST_BPE = 512
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a request, as they were typed; None: not stated."""
+    """Options of a request, as they were stated; None: not stated."""
 
-    run: Path | None
-    overrides: tuple[str, ...]
+    run: RunInput | None
+    overrides: Overrides
     model: str | None
-    cluster: str | None
-    sequence_length: str | None
-    batch_tokens: str | None
+    cluster: ClusterInput | None
+    sequence_length: str | float | None
+    batch_tokens: str | float | None
     batch_sequences: int | None
     dtype: str | None
     software: str | None
@@ -51,7 +52,7 @@ class Asked:
 
 def read_request(options: Options) -> Asked:
     """From the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
-    config = load_run(options.run, options.overrides) if options.run is not None else None
+    config = config_of(options.run, options.overrides) if options.run is not None else None
     named, length, sequences = options.cluster, None, options.batch_sequences
     sequence_length, batch_tokens, dtype = options.sequence_length, options.batch_tokens, options.dtype
     if config is not None:
@@ -73,7 +74,7 @@ def read_request(options: Options) -> Asked:
         raise UserError("--sequence-length is missing; a value that works: --sequence-length 8192")
     if batch_tokens is not None and sequences is not None and config is None:
         raise UserError("--batch-tokens and --batch-sequences both state the batch; give one of them")
-    machine = load_cluster(named)
+    machine = loaded_cluster(named)
     if batch_tokens is not None:
         tokens_a_step = parse_number(batch_tokens, "--batch-tokens", "16M", least=1)
         sequences = batch_sequences(tokens_a_step, length, machine.devices)
@@ -113,7 +114,7 @@ def read_request(options: Options) -> Asked:
         config.optimizer,
     )
     run = config.model_copy(update={"model": section, "precision": precision})
-    return Asked(request, run, resolved, named, near)
+    return Asked(request, run, resolved, cluster_name(named), near)
 
 
 def _of_options(model: ModelConfig, sequences: int, length: int, compute: str) -> RunConfig:

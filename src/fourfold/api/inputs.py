@@ -1,0 +1,105 @@
+"""The inputs of every API function: a run, its overrides, a cluster, each in the forms that a person has it in."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunConfig, UserError, dump_run, load_run, nearest, parse_run
+from fourfold.config.run_file import apply_override
+from fourfold.hardware import Cluster, load_cluster
+from fourfold.launch.run_folder import RUN_FILE
+
+RunInput = str | os.PathLike[str] | Mapping[str, Any] | RunConfig
+"""A run file, the folder of a run, `preset:NAME`, the sections as `{"model": {...}, "batch": {...}}`, or a run that was read."""
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Keys of the run file: `{"layout.tp": 8}`, `{"layout": {"tp": 8}}`, or texts as on the command line, `["layout.tp=8"]`."""
+ClusterInput = str | os.PathLike[str] | Cluster
+"""`NAME`, `NAME:DEVICES`, a cluster file, or a cluster that `load_cluster` gave."""
+Number = str | float
+"""A number, or text with a suffix: `"16M"`, `"15.6T"`."""
+
+
+def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
+    """The run with its overrides. Raises `UserError` naming the key and what is allowed."""
+    texts = override_texts(overrides)
+    if isinstance(run, str | os.PathLike):
+        return load_run(_run_file(Path(run)), texts)
+    if isinstance(run, RunConfig):
+        if not texts:
+            return run
+        table = tomllib.loads(dump_run(run, brief=True))
+    else:
+        table = deepcopy(dict(run))
+    for text in texts:
+        apply_override(table, text)
+    return parse_run(table)
+
+
+def override_texts(overrides: Overrides) -> tuple[str, ...]:
+    """The overrides as on the command line. Raises `UserError` for a value that TOML has no text for."""
+    if isinstance(overrides, str):
+        return (overrides,)
+    if not isinstance(overrides, Mapping):
+        return tuple(overrides)
+    pairs = [
+        (f"{section}.{key}", each) if key else (section, each)
+        for section, value in overrides.items()
+        for key, each in (value.items() if isinstance(value, Mapping) else [("", value)])
+    ]
+    return tuple(f"{key}={_toml(each, key)}" for key, each in pairs)
+
+
+def _toml(value: Any, key: str) -> str:
+    if isinstance(value, str | os.PathLike):
+        return json.dumps(os.fspath(value), ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {_toml(each, key)}' for name, each in value.items())} }}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(_toml(each, key) for each in value)}]"
+    raise UserError(
+        f"override {key}={value!r}: allowed: a number, text, true or false, or a list; for example layout.zero=3"
+    )
+
+
+def _run_file(run: Path) -> Path:
+    if run.is_dir() and not (run / RUN_FILE).is_file():
+        raise UserError(
+            f"{run}: the folder holds no {RUN_FILE}; name a run file, preset:NAME, or a folder that fourfold train wrote"
+        )
+    return run / RUN_FILE if run.is_dir() else run
+
+
+def cluster_name(cluster: ClusterInput) -> str:
+    """The name that `[cluster]` of a run file states."""
+    return cluster.key if isinstance(cluster, Cluster) else os.fspath(cluster)
+
+
+def loaded_cluster(cluster: ClusterInput) -> Cluster:
+    """Raises `UserError` where the name is unknown or the file is wrong."""
+    return cluster if isinstance(cluster, Cluster) else load_cluster(os.fspath(cluster))
+
+
+def on_cluster(config: RunConfig, cluster: ClusterInput) -> RunConfig:
+    """The run on that cluster. Raises `UserError` for `layout = "auto"` on a cluster that has no file."""
+    if isinstance(cluster, Cluster) and config.layout.auto:
+        raise UserError(
+            'layout = "auto" takes a cluster by its name or file; what works: cluster="dgx-h100:64", or fourfold.plan and the run '
+            "that it gives"
+        )
+    return config.on_cluster(cluster_name(cluster))
+
+
+def check_word(option: str, word: str | None, allowed: Sequence[str]) -> None:
+    """Raises `UserError` for a word that the command line would not take."""
+    if word is not None and word not in allowed:
+        near = nearest(str(word), allowed)
+        hint = f"did you mean {near}? " if near else ""
+        raise UserError(f"{option} {word}: {hint}allowed: {', '.join(allowed)}; a value that works: {allowed[0]}")

@@ -1,0 +1,130 @@
+"""`fourfold.Program`: the programs of a run's ranks, compiled, to look at and to change."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from fourfold.api.inputs import ClusterInput, Overrides, RunInput, check_word, config_of, loaded_cluster, on_cluster
+from fourfold.config import UserError
+from fourfold.launch.machine import num_cuda_devices, transport_of
+from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.program import Instruction, MemoryPeak, Program, from_text, memory_curve, memory_peak, to_text
+from fourfold.report.program_table import program_rows, program_totals
+from fourfold.simulate.run_prices import transport_on
+
+Kind = Literal["train", "evaluate"]
+
+
+def compiled_run(
+    run: RunInput, overrides: Overrides = (), ranks: int | None = None, cluster: ClusterInput | None = None
+) -> ResolvedRun:
+    """A run that can be compiled, for the transport of `cluster`, or of this machine. Raises `UserError`."""
+    config = config_of(run, overrides)
+    if cluster is not None:
+        transport = transport_on(loaded_cluster(cluster))
+        config = on_cluster(config, cluster)
+    else:
+        transport = transport_of(config, num_cuda_devices(config))
+    return resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
+
+
+def run_heading(resolved: ResolvedRun) -> dict[str, Any]:
+    """Model and layout of a run, as documents on its programs begin."""
+    model = resolved.config.model.model_dump(mode="json", exclude_none=True)
+    layout = {**resolved.config.layout.model_dump(mode="json"), "recompute": list(resolved.layout.recompute[1:-1])}
+    layout.update(world_size=resolved.layout.world_size, num_microbatches=resolved.layout.num_microbatches)
+    return {"model": model, "num_parameters": resolved.num_parameters, "layout": layout}
+
+
+@dataclass(frozen=True, repr=False)
+class RunProgram:
+    """The programs of a run: `lists` holds one for each pipeline rank. Ranks that differ only in data, tensor, context or expert
+    coordinates run the same list. `kind`: `train`, or `evaluate` (forward only).
+
+    Build it with `Program.of`. Methods take a pipeline rank, 0 by default.
+    """
+
+    resolved: ResolvedRun
+    kind: Kind
+    lists: tuple[Program, ...]
+
+    @classmethod
+    def of(
+        cls,
+        run: RunInput,
+        overrides: Overrides = (),
+        *,
+        ranks: int | None = None,
+        cluster: ClusterInput | None = None,
+        kind: Kind = "train",
+    ) -> "RunProgram":
+        """Compiles one step of a run. `ranks`: as many as the layout asks for where left out. `cluster`: compile for its transport,
+        as `simulate` does, instead of this machine's. Raises `UserError`."""
+        check_word("kind", kind, get_args(Kind))
+        resolved = compiled_run(run, overrides, ranks, cluster)
+        programs = resolved.train_programs if kind == "train" else resolved.evaluate_programs
+        lists = {program.pp_rank: program for program in programs.values()}
+        return cls(resolved, kind, tuple(lists[pp_rank] for pp_rank in sorted(lists)))
+
+    def instructions(self, pp_rank: int = 0) -> tuple[Instruction, ...]:
+        """In order. Each has `short` (its name), `op`, `reads`, `writes`, `frees`, `collectives`, `flops`."""
+        return self._list(pp_rank).instructions
+
+    def text(self, pp_rank: int = 0) -> str:
+        """The text form: everything that every instruction declares, as `fourfold show --full` prints it."""
+        return to_text(self._list(pp_rank))
+
+    def memory_curve(self, pp_rank: int = 0) -> list[int]:
+        """Bytes that are live while each instruction runs."""
+        return memory_curve(self._list(pp_rank))
+
+    def memory_peak(self, pp_rank: int = 0) -> MemoryPeak:
+        """The highest point of the curve: `bytes`, the `index` of its instruction, the `buffers` that are live there."""
+        return memory_peak(self._list(pp_rank))
+
+    def with_instructions(self, instructions: Iterable[Instruction], pp_rank: int = 0) -> "RunProgram":
+        """The same with other instructions on one pipeline rank."""
+        return self._with(self._list(pp_rank).with_instructions(list(instructions)))
+
+    def with_text(self, text: str) -> "RunProgram":
+        """The same with the program that the text form states, on the pipeline rank that it names. Raises `UserError`."""
+        program = from_text(text)
+        if program.kind != self.kind:
+            raise UserError(f"program: kind {program.kind}; allowed: {self.kind}, as the programs that it joins")
+        self._list(program.pp_rank)
+        return self._with(program)
+
+    def by_rank(self) -> dict[int, Program]:
+        """The program of every rank that has one."""
+        layout, lists = self.resolved.layout, {program.pp_rank: program for program in self.lists}
+        every = ((rank, layout.coordinates(rank)["pp"]) for rank in range(layout.world_size))
+        return {rank: lists[pp_rank] for rank, pp_rank in every if pp_rank in lists}
+
+    def to_json(self, pp_rank: int = 0) -> dict[str, Any]:
+        """The document of `fourfold show --json`: every instruction of a pipeline rank, and the totals."""
+        program = self._list(pp_rank)
+        document = {**run_heading(self.resolved), "kind": self.kind, "pp_rank": pp_rank}
+        return {**document, "program": program_rows(program), "totals": program_totals(program)}
+
+    def _list(self, pp_rank: int) -> Program:
+        found = next((program for program in self.lists if program.pp_rank == pp_rank), None)
+        if found is None:
+            allowed = ", ".join(str(program.pp_rank) for program in self.lists) or "none, there is no program"
+            raise UserError(f"pp_rank {pp_rank}: the run has pp = {self.resolved.layout.pp}; allowed: {allowed}")
+        return found
+
+    def _with(self, changed: Program) -> "RunProgram":
+        lists = (changed if program.pp_rank == changed.pp_rank else program for program in self.lists)
+        return replace(self, lists=tuple(lists))
+
+    def __repr__(self) -> str:
+        counts = [len(program.instructions) for program in self.lists]
+        return (
+            f"Program({self.kind}, {self.resolved.layout.world_size} ranks, {len(counts)} lists of "
+            f"{min(counts, default=0)} to {max(counts, default=0)} instructions)"
+        )
+
+    def _repr_html_(self) -> str:
+        from fourfold.api.notebook import program_html
+
+        return program_html(self)

@@ -1,0 +1,240 @@
+"""`fourfold.train`: prepares a run, starts its ranks on this machine, and returns what the run left behind."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fourfold.api.inputs import Overrides, RunInput, config_of
+from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.launch.external import external_rank
+from fourfold.launch.machine import require_packages, threads_per_rank
+from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
+from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.comparison import compare
+from fourfold.report.console import preparing
+from fourfold.report.corpus import bytes_per_token
+from fourfold.report.ending import Command
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.live import LiveDisplay
+from fourfold.report.plain import PlainDisplay
+from fourfold.report.run_page import PAGE, write_page
+from fourfold.report.run_state import RunInfo, RunState
+from fourfold.report.run_trace import TRACE, write_run_trace
+
+
+@dataclass(frozen=True)
+class TrainingEnd:
+    """How a launch ended. `outcome` None: the run had finished before, and no rank was started."""
+
+    ready: ReadyRun
+    state: RunState
+    outcome: LaunchOutcome | None
+
+
+@dataclass(frozen=True, repr=False)
+class TrainResult:
+    """A run that finished. `metrics`: one row a step, as in `metrics.jsonl`. `events`: as in `events.jsonl`. `report`: the page
+    that compares the run with its prediction, or why there is none."""
+
+    folder: Path
+    config: RunConfig
+    metrics: tuple[dict[str, Any], ...]
+    events: tuple[dict[str, Any], ...]
+    validation_loss: float | None
+    report: str
+
+    @property
+    def steps(self) -> int:
+        return len(self.metrics)
+
+    @property
+    def losses(self) -> list[float]:
+        """The training loss of every step, in nats per token."""
+        return [float(row["loss"]) for row in self.metrics if row.get("loss") is not None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Folder, report, losses, metrics and events as one document."""
+        return {
+            "folder": str(self.folder),
+            "report": self.report,
+            "steps": self.steps,
+            "validation_loss": self.validation_loss,
+            "metrics": list(self.metrics),
+            "events": list(self.events),
+        }
+
+    def __repr__(self) -> str:
+        loss = f", validation loss {self.validation_loss:.4f}" if self.validation_loss is not None else ""
+        return f"TrainResult({self.folder}: {self.steps} steps{loss})"
+
+    def _repr_html_(self) -> str:
+        from fourfold.api.notebook import train_html
+
+        return train_html(self)
+
+
+def train(
+    run: RunInput,
+    overrides: Overrides = (),
+    *,
+    ranks: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+) -> TrainResult:
+    """Train a model on this machine, as `fourfold train` does; returns when the run has finished. A folder that holds this run
+    already is resumed.
+
+    `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
+    default runs/NAME for a run file NAME.toml. `quiet`: print nothing.
+
+    Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
+    is saved first. Call it from the main thread, in one process: it starts the ranks itself.
+    """
+    config = config_of(run, overrides)
+    external = external_rank(os.environ)
+    if external is not None:
+        raise UserError(
+            f"this process is rank {external.rank} of {external.world_size} of another launcher; fourfold.train starts its ranks "
+            f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
+        )
+    folder = RunFolder(_folder(run, out))
+    end = train_locally(config, ranks, folder, quiet)
+    if end.outcome is not None and end.outcome.exit_code:
+        raise KeyboardInterrupt(
+            how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))
+        )
+    end.state.refresh()
+    loss = end.state.validation
+    return TrainResult(
+        folder.path,
+        folder.require_config(),
+        tuple(end.state.rows.values()),
+        tuple(end.state.events),
+        loss[0] if loss is not None else None,
+        write_report(folder),
+    )
+
+
+def _folder(run: RunInput, out: str | os.PathLike[str] | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if not isinstance(run, str | os.PathLike):
+        raise UserError("out is missing: a run that is no file names no folder; a value that works: out='runs/first'")
+    return Path("runs") / Path(run).stem
+
+
+def train_locally(
+    config: RunConfig,
+    ranks: int | None,
+    folder: RunFolder,
+    quiet: bool = False,
+    worker: tuple[str, ...] = WORKER,
+    grace_seconds: float = 10.0,
+) -> TrainingEnd:
+    """Prepares a run, starts its ranks, and shows them until they end. `worker`: the program of a rank, which has `grace_seconds`
+    to end once another failed. Raises `UserError` and `RunFailure`."""
+    check_request(config, ranks)
+    with ExitStack() as locks:
+        if stands := folder.config() is not None:
+            locks.enter_context(folder.locked())
+        with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
+            ready = prepare_run(config, ranks, folder, report)
+        if stands and finished_at(folder, config) is not None:
+            return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
+        folder.write(ready.resolved.config, ready.data_table())
+        if not stands:
+            locks.enter_context(folder.locked())
+        state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
+        launch = partial(launch_local, folder, count, threads_per_rank(ready.resolved.config, count))
+        if quiet:
+            return TrainingEnd(ready, state, launch(command=worker, grace_seconds=grace_seconds))
+        for warning in ready.warnings:
+            write_plain(warning)
+        with _display(state) as shown:
+            return TrainingEnd(ready, state, launch(shown.update, shown.notice, worker, grace_seconds))
+
+
+def check_request(config: RunConfig, ranks: int | None) -> None:
+    """Raises `UserError` for what can be known at once."""
+    num_steps(config)
+    if ranks is not None and ranks < 1:
+        raise UserError(f"--ranks {ranks}: allowed: 1 or more; a value that works: --ranks 2")
+    require_packages("train", "torch", "safetensors", "tokenizers")
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+@contextmanager
+def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        with LiveDisplay(state, console) as live:
+            yield live
+    else:
+        plain = PlainDisplay(state, write_plain)
+        plain.begin()
+        yield plain
+
+
+def write_plain(text: str) -> None:
+    """A line at once, also into a pipe or a file."""
+    print(text, flush=True)
+
+
+def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
+    """Figures that displays show of a run beside its metrics."""
+    return RunInfo(
+        name=folder.path.name,
+        folder=short_path(folder.path),
+        model=model_line(ready.resolved),
+        layout=layout_line(ready.resolved),
+        num_steps=ready.num_steps,
+        unigram_entropy_nats=ready.prepared.unigram_entropy_nats,
+        bytes_per_token=bytes_per_token(ready.prepared),
+        predicted_peak_bytes=ready.peak_bytes,
+    )
+
+
+def short_path(path: Path) -> Path:
+    """Relative where it lies below the current folder, as a person would type it."""
+    return path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+
+
+def write_report(folder: RunFolder) -> str:
+    """Writes the run's page and its trace; where they are, or why there are none."""
+    page = folder.path / PAGE
+    try:
+        found = compare(folder)
+        write_page(found, folder, page)
+        write_run_trace(found, folder.path / TRACE)
+    except (UserError, RunFailure) as error:
+        return f"none: {error}"
+    return str(short_path(page))
+
+
+def how_it_stopped(
+    outcome: LaunchOutcome, state: RunState, folder: RunFolder, config: RunConfig, command: Command
+) -> str:
+    """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
+    of a rank that failed."""
+    state.refresh()
+    saved = folder.saved_steps(config)
+    resume = (
+        f"the same command goes on from step {saved[-1]}"
+        if saved
+        else "nothing was saved: the same command begins again"
+    )
+    if outcome.stopped:
+        how = "ended at once" if outcome.killed else "stopped"
+        return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"
+    kind = UserError if outcome.exit_code == 2 else RunFailure
+    raise kind(f"{outcome.message}\n{resume}: {command.line()}\nlogs of the ranks: {folder.log(0).parent}")

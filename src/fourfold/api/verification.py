@@ -1,0 +1,120 @@
+"""`fourfold.verify`: the programs of all ranks of a run, checked without running them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fourfold.api.inputs import ClusterInput, Overrides, RunInput
+from fourfold.api.programs import RunProgram, compiled_run, run_heading
+from fourfold.config import UserError
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.program import Fault, Program
+from fourfold.program import verify as verify_programs
+from fourfold.report.program_table import proof
+
+_SHOWN_RANKS = 8
+
+
+@dataclass(frozen=True, repr=False)
+class Verification:
+    """The verifier's answer. `programs`: what was checked, by rank, the training step before the evaluation. `faults`: each names
+    rank, index, instruction and the fix. The answer is true where there is none."""
+
+    resolved: ResolvedRun
+    programs: tuple[Mapping[int, Program], ...]
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def of(
+        cls, resolved: ResolvedRun, programs: Sequence[Mapping[int, Program]], memory_limit_bytes: int | None = None
+    ) -> "Verification":
+        """Checks groups of programs."""
+        faults = [
+            fault
+            for group in programs
+            for fault in _incomplete(group, resolved.layout.world_size)
+            or verify_programs(group, resolved.spec, memory_limit_bytes)
+        ]
+        return cls(resolved, tuple(programs), tuple(faults))
+
+    @property
+    def sound(self) -> bool:
+        """Whether the programs are proved to run to their end: no fault was found."""
+        return not self.faults
+
+    def __bool__(self) -> bool:
+        return self.sound
+
+    def proofs(self) -> list[dict[str, Any]]:
+        """The extent of the proof for each group of programs; empty where there are faults."""
+        return [proof(dict(group)) for group in self.programs] if self.sound else []
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `fourfold show --verify --json`."""
+        faults = [
+            {
+                "rank": fault.rank,
+                "index": fault.index,
+                "instruction": fault.instruction.short if fault.instruction is not None else None,
+                "message": fault.message,
+                "fix": fault.fix,
+            }
+            for fault in self.faults
+        ]
+        return {**run_heading(self.resolved), "sound": self.sound, "proofs": self.proofs(), "faults": faults}
+
+    def __repr__(self) -> str:
+        if self.sound:
+            return f"Verification(sound, {self.resolved.layout.world_size} ranks)"
+        return "\n".join([f"Verification(NOT sound, {len(self.faults)} faults)", *map(str, self.faults)])
+
+    def _repr_html_(self) -> str:
+        from fourfold.api.notebook import verification_html
+
+        return verification_html(self)
+
+
+def verify(
+    run: RunInput | RunProgram,
+    overrides: Overrides = (),
+    *,
+    programs: Mapping[int, Program] | None = None,
+    ranks: int | None = None,
+    cluster: ClusterInput | None = None,
+    memory_limit_bytes: int | None = None,
+) -> Verification:
+    """Check the programs of all ranks without running them: no deadlock, no read of freed memory, each gradient reduced once.
+
+    `run`: a run, whose training step and evaluation are checked, or the `Program` of a run. `programs`: check these instead, by
+    rank. `ranks` and `cluster` as in `Program.of`. `memory_limit_bytes`: a peak above it is a fault.
+
+    Raises `UserError` where the run is wrong. A fault is no exception: `faults` names it, and the answer is false. A rank that has
+    no program is a fault, since a proof speaks of all ranks.
+    """
+    if isinstance(run, RunProgram):
+        if overrides or programs is not None or ranks is not None or cluster is not None:
+            raise UserError(
+                "overrides, programs, ranks and cluster belong to a run; what works: fourfold.verify(program)"
+            )
+        return Verification.of(run.resolved, [run.by_rank()], memory_limit_bytes)
+    resolved = compiled_run(run, overrides, ranks, cluster)
+    groups = [programs] if programs is not None else [resolved.train_programs, resolved.evaluate_programs]
+    return Verification.of(resolved, groups, memory_limit_bytes)
+
+
+def _incomplete(programs: Mapping[int, Program], world_size: int) -> list[Fault]:
+    """The fault of a set of programs that is not that of all ranks."""
+    missing = [rank for rank in range(world_size) if rank not in programs]
+    beyond = sorted(rank for rank in programs if rank not in range(world_size))
+    if missing:
+        problem = f"no program is given for {_named(missing)} of the layout's {world_size} ranks"
+        return [Fault(missing[0], 0, None, problem, "give the program of every rank")]
+    if beyond:
+        problem = f"a program is given for {_named(beyond)}, and the layout has ranks 0 to {world_size - 1}"
+        return [Fault(beyond[0], 0, None, problem, "leave it out")]
+    return []
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_SHOWN_RANKS]))}{more}"
