@@ -1,0 +1,29 @@
+"""Messages for a command line that cannot be read: the word, what is allowed, the nearest."""
+
+from collections.abc import Sequence
+from typing import Literal, get_args, get_origin
+
+from cyclopts import CoercionError, CycloptsError, UnknownCommandError, UnknownOptionError
+
+from fourfold.config.errors import did_you_mean
+
+
+def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
+    """`commands`: names of all commands, of which an unknown one may be a mistake."""
+    match error:
+        case UnknownCommandError(unused_tokens=[word, *_]):
+            allowed = [*error.app] if error.command_chain and error.app is not None else commands
+            allowed = [name for name in allowed if not name.startswith("-")]
+            return f"command {word[:100]!r} is unknown; {did_you_mean(word, allowed)}allowed: {', '.join(allowed)}"
+        case UnknownOptionError(token=token):
+            word = (token.keyword or token.value).partition("=")[0]
+            allowed = [name for each in error.argument_collection for name in each.names if name.startswith("--")]
+            command = " ".join(("fourfold", *(error.command_chain or ())))
+            return f"option {word[:100]} is unknown; {did_you_mean(word, allowed)}allowed: see {command} --help"
+        case CoercionError(token=token, target_type=kind) if token is not None and get_origin(kind) is Literal:
+            allowed = [str(each) for each in get_args(kind)]
+            name = token.keyword or (error.argument.name.lstrip("-").upper() if error.argument is not None else "")
+            hint = did_you_mean(token.value, allowed)
+            return f"{name} {token.value[:100]!r} is unknown; {hint}allowed: {', '.join(allowed)}"
+    text = str(error)
+    return text[:1].lower() + text[1:]
