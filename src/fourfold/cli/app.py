@@ -83,7 +83,9 @@ def run(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print(__version__)
         return 0
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # to look for them reads the metadata of every installed package
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "1"
+    )  # to look for them reads the metadata of every installed package
     try:
         words = arguments or ["--help"]
         with without_collection():
@@ -125,4 +127,3 @@ def _explained(error: Exception) -> tuple[str, int]:
 def _say(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
-
