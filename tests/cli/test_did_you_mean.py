@@ -13,6 +13,7 @@ MISTAKES = {
     "option": ([*SIMULATE, "--clustr", "x"], "did you mean --cluster?"),
     "word of an option": (["plan", "--objective", "thruput"], "did you mean throughput?"),
     "word of a short option": (["plan", "--as", "megatrn"], "did you mean megatron?"),
+    "kind of a list": (["list", "modles"], "did you mean models?"),
     "run": (["simulate", "preset:llama3-70"], "did you mean preset:llama3-70b?"),
     "file": (["simulate", "rnu.toml"], "there is run.toml"),
     "prefix of a run": (["simulate", "prest:llama3-70b"], "did you mean preset:llama3-70b?"),

@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
     "show": ("show", "show"),
+    "list": ("list", "list_"),
     "calibrate": ("calibrate", "calibrate"),
     "validate": ("validate", "validate"),
     "data": ("data", "data"),
