@@ -23,6 +23,7 @@ COMMANDS = {
     "simulate": ("simulate", "simulate"),
     "show": ("show", "show"),
     "list": ("list", "list_"),
+    "cluster": ("cluster", "cluster"),
     "calibrate": ("calibrate", "calibrate"),
     "validate": ("validate", "validate"),
     "data": ("data", "data"),
