@@ -21,6 +21,7 @@ COMMANDS = {
     "report": ("report", "report"),
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
+    "compare": ("compare", "compare"),
     "show": ("show", "show"),
     "list": ("list", "list_"),
     "cluster": ("cluster", "cluster"),
