@@ -4,7 +4,7 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster, resized
-from fourfold.hardware.network import EFA, INFINIBAND, ROCE, TCP, Fabric, parse_link, parse_network
+from fourfold.hardware.network import EFA, INFINIBAND, ROCE, TCP, TCPXO, Fabric, parse_link, parse_network
 from fourfold.hardware.new_cluster import new_cluster
 
 
@@ -25,6 +25,8 @@ from fourfold.hardware.new_cluster import new_cluster
         ("8xNDR", 8, 400, INFINIBAND),
         ("4xhdr100", 4, 100, INFINIBAND),
         ("8*hdr", 8, 200, INFINIBAND),
+        ("2x25GbE-tcp", 2, 25, TCP),
+        ("8x200G-TCPXO", 8, 200, TCPXO),
     ],
 )
 def test_a_network_by_its_name(text: str, ports: int, gigabits: float, fabric: Fabric) -> None:
