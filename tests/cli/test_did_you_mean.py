@@ -31,6 +31,7 @@ MISTAKES = {
     "cluster file": ([*SIMULATE, "--cluster", "rum.toml"], "there is run.toml"),
     "software": ([*SIMULATE, "--software", "megatorn"], "did you mean megatron?"),
     "schedule": ([*SIMULATE, "layout.schedule=1F1B"], "did you mean 1f1b?"),
+    "case and separators": ([*SIMULATE, "layout.schedule=ZB-H1"], "did you mean zb_h1?"),
     "recomputation": ([*SIMULATE, "layout.recompute=fulll"], "did you mean 'full'?"),
     "context method": ([*SIMULATE, "layout.cp_method=rng"], "did you mean 'ring'?"),
     "section": ([*SIMULATE, "layuot.tp=4"], "did you mean 'layout'?"),

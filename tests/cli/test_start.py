@@ -1,6 +1,7 @@
 """A command imports what it needs and nothing else: counts of modules, never seconds."""
 
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -39,6 +40,13 @@ def test_the_version_needs_nothing_but_the_standard_library() -> None:
 )
 def test_a_command_imports_no_more_than_it_needs(arguments: tuple[str, ...], allowed: set[str]) -> None:
     assert _loaded(*arguments) & HEAVY <= allowed
+
+
+def test_the_help_has_a_summary_of_every_command() -> None:
+    script = "from fourfold.cli.app import run; run(['--help'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    for name in COMMANDS:
+        assert re.search(rf" {name}  +{re.escape(summary(name)[:30])}", done.stdout), name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
