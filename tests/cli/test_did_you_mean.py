@@ -52,6 +52,22 @@ def test_a_mistake_names_the_nearest(fourfold, arguments: list[str], hint: str) 
     assert "Traceback" not in result.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["list"], "WHAT is missing; allowed: models, clusters"),
+        (["simulate"], "RUN is missing\nsee fourfold simulate --help"),
+        (["cluster", "new"], "--device is missing\nsee fourfold cluster --help"),
+        (["simulate", "x.toml", "--cluster"], "--cluster requires an argument"),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_named(fourfold, arguments: list[str], message: str) -> None:
+    result = fourfold(*arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
 def test_a_word_like_none_has_no_hint(fourfold) -> None:
     assert "did you mean" not in fourfold("plan", "--objective", "xyz").err
 

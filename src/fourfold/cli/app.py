@@ -113,7 +113,8 @@ def _explained(error: Exception) -> tuple[str, int]:
 
     match error:
         case CycloptsError():
-            return f"{usage_message(error, list(COMMANDS))}\nsee fourfold --help", USAGE
+            command = " ".join(("fourfold", *(error.command_chain or ())))
+            return f"{usage_message(error, list(COMMANDS))}\nsee {command} --help", USAGE
         case UserError():
             return str(error), error.exit_code
         case ModuleNotFoundError() if (error.name or "").partition(".")[0] != "fourfold":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, get_args, get_origin
 
-from cyclopts import CoercionError, CycloptsError, UnknownCommandError, UnknownOptionError
+from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
 
 from fourfold.config.errors import did_you_mean
 
@@ -18,12 +18,15 @@ def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
         case UnknownOptionError(token=token):
             word = (token.keyword or token.value).partition("=")[0]
             allowed = [name for each in error.argument_collection for name in each.names if name.startswith("--")]
-            command = " ".join(("fourfold", *(error.command_chain or ())))
-            return f"option {word[:100]} is unknown; {did_you_mean(word, allowed)}allowed: see {command} --help"
+            return f"option {word[:100]} is unknown; {did_you_mean(word, allowed)}allowed: {', '.join(allowed)}"
         case CoercionError(token=token, target_type=kind) if token is not None and get_origin(kind) is Literal:
             allowed = [str(each) for each in get_args(kind)]
             name = token.keyword or (error.argument.name.lstrip("-").upper() if error.argument is not None else "")
             hint = did_you_mean(token.value, allowed)
             return f"{name} {token.value[:100]!r} is unknown; {hint}allowed: {', '.join(allowed)}"
+        case MissingArgumentError(argument=argument, keyword=None) if argument is not None:
+            name = argument.name if argument.name.startswith("--") else argument.name.upper()
+            allowed = [str(each) for each in get_args(argument.hint)] if get_origin(argument.hint) is Literal else []
+            return f"{name} is missing{'; allowed: ' if allowed else ''}{', '.join(allowed)}"
     text = str(error)
     return text[:1].lower() + text[1:]
