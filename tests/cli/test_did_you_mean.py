@@ -34,6 +34,7 @@ MISTAKES = {
     "case and separators": ([*SIMULATE, "layout.schedule=ZB-H1"], "did you mean zb_h1?"),
     "recomputation": ([*SIMULATE, "layout.recompute=fulll"], "did you mean 'full'?"),
     "context method": ([*SIMULATE, "layout.cp_method=rng"], "did you mean 'ring'?"),
+    "key without a section": ([*SIMULATE, "tp=8"], "for example layout.tp=8"),
     "section": ([*SIMULATE, "layuot.tp=4"], "did you mean 'layout'?"),
     "key": ([*SIMULATE, "layout.scheduel=1f1b"], "did you mean 'schedule'?"),
     "word of a key": ([*SIMULATE, "model.norm=rmsnorm"], "did you mean 'rms'?"),

@@ -78,7 +78,9 @@ def _apply_override(table: dict[str, Any], override: str) -> None:
         table["layout"] = AUTO
         return
     if not equals or len(parts) < 2 or not all(parts):
-        raise UserError(f"override {override!r}: write it as section.key=value, for example layout.zero=3")
+        section = _section_of(parts[0]) if equals and len(parts) == 1 else None
+        example = f"{section}.{override}" if section else "layout.zero=3"
+        raise UserError(f"override {override!r}: write it as section.key=value, for example {example}")
     target = table
     for part in parts[:-1]:
         if part == "layout" and target.get(part) == AUTO:
