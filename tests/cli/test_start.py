@@ -10,7 +10,16 @@ import pytest
 
 from fourfold.cli.app import COMMANDS, summary
 
-HEAVY = {"cyclopts", "rich", "pydantic", "numpy", "torch", "transformers", "fsspec", "tokenizers", "fourfold.config"}
+HEAVY = {"cyclopts", "rich", "pydantic", "numpy", "torch", "transformers", "fsspec", "tokenizers"}
+HEAVY |= {
+    f"fourfold.{name}" for name in ("config", "model", "program", "cost", "simulate.step", "plan", "runtime", "train")
+}
+
+SIMULATES = {
+    "cyclopts",
+    "pydantic",
+    *(f"fourfold.{name}" for name in ("config", "model", "program", "cost", "simulate.step")),
+}
 
 
 def _loaded(*arguments: str) -> set[str]:
@@ -33,8 +42,10 @@ def test_the_version_needs_nothing_but_the_standard_library() -> None:
     ("arguments", "allowed"),
     [
         (("--help",), {"cyclopts", "rich"}),
-        (("simulate", "preset:llama3-70b"), {"cyclopts", "pydantic", "fourfold.config"}),
-        (("simulate", "preset:llama3-70b", "--json"), {"cyclopts", "pydantic", "fourfold.config"}),
+        (("list", "presets"), {"cyclopts", "pydantic", "fourfold.config"}),
+        (("list", "clusters"), {"cyclopts", "pydantic", "fourfold.config"}),
+        (("simulate", "preset:llama3-70b"), SIMULATES),
+        (("simulate", "preset:llama3-70b", "--json"), SIMULATES),
     ],
     ids=" ".join,
 )

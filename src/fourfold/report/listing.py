@@ -1,4 +1,7 @@
-"""Names that fourfold knows, with figures to choose by: models, clusters, devices, software, runs, schedules."""
+"""Names that fourfold knows, with figures to choose by: models, clusters, devices, software, runs, schedules.
+
+Each kind imports what it lists, so that no list waits for what another needs.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,14 +10,8 @@ from typing import Any, Literal
 
 from fourfold.config import ModelSection, load_run, preset_names, run_preset_names
 from fourfold.config.presets import RUN_PRESET
-from fourfold.cost.fitted import fitted, framework_of
 from fourfold.hardware import cluster_names, device_names, load_cluster, load_device
-from fourfold.huggingface import resolve_model
-from fourfold.model.spec import num_active_parameters, num_parameters
-from fourfold.program.schedule import SCHEDULES
-from fourfold.report.format_simulation import table
-from fourfold.report.units import format_count
-from fourfold.simulate.run_prices import OWN_SOFTWARE, software_named, software_names
+from fourfold.report.units import format_count, table
 
 Kind = Literal["models", "clusters", "devices", "software", "presets", "schedules"]
 Row = dict[str, Any]
@@ -26,7 +23,7 @@ AXES = ("pp", "virtual_stages", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 @dataclass(frozen=True)
 class Listing:
-    """A kind of names. `rows`: the facts of each, units in the keys. `head`, `cells`: columns of the table; `left`: those that are
+    """A kind of names. `rows`: the figures of each, units in the keys. `head`, `cells`: columns of the table; `left`: those of
     text. `notes`: what the columns mean, and a command to go on with."""
 
     rows: Callable[[], Iterable[Row]]
@@ -48,6 +45,9 @@ def listing_lines(kind: Kind) -> list[str]:
 
 
 def _models() -> Iterable[Row]:
+    from fourfold.huggingface import resolve_model
+    from fourfold.model.spec import num_active_parameters, num_parameters
+
     for name in preset_names():
         model = resolve_model(ModelSection(preset=name), USUAL_VOCABULARY)
         yield {
@@ -125,6 +125,9 @@ def _device_cells(row: Row) -> list[str]:
 
 
 def _software() -> Iterable[Row]:
+    from fourfold.cost.fitted import framework_of
+    from fourfold.simulate.run_prices import OWN_SOFTWARE, software_named, software_names
+
     names = software_names()
     for name in [OWN_SOFTWARE, *sorted({framework_of(each) for each in names} - {OWN_SOFTWARE})]:
         dated = [each for each in names if each != name and framework_of(each) == name]
@@ -132,6 +135,8 @@ def _software() -> Iterable[Row]:
 
 
 def _software_cells(row: Row) -> list[str]:
+    from fourfold.cost.fitted import fitted
+
     usual = asdict(fitted().software("default"))
     switches = [key for key in usual if isinstance(row[key], bool | str) and key != "name" and row[key] != usual[key]]
     texts = [
@@ -166,6 +171,8 @@ def _preset_cells(row: Row) -> list[str]:
 
 
 def _schedules() -> Iterable[Row]:
+    from fourfold.program.schedule import SCHEDULES
+
     for each in SCHEDULES:
         bubble = each.bubble(BUBBLE_RANKS, each.min_virtual_stages, BUBBLE_MICROBATCHES)
         yield {

@@ -8,9 +8,9 @@ from typing import Any, Literal
 from fourfold.config import UserError
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder, read_jsonl
-from fourfold.report.format_simulation import per_cent, seconds_text, table
+from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.simulation_document import layout_document
-from fourfold.report.units import format_bytes
+from fourfold.report.units import format_bytes, table
 from fourfold.train.measured import read_measured
 
 Figures = dict[str, Any]
