@@ -25,7 +25,6 @@ SHORT = {
     "cli/list.py": "one command, one file",
     "cli/numbers.py": "numbers with suffixes, for every command",
     "cli/software.py": "options of software, for every command that prices",
-    "cli/usage.py": "imported only where a command line cannot be read: the parser is slow to import",
     "config/errors.py": "errors, below everything else",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",

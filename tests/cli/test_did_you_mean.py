@@ -11,6 +11,7 @@ SIMULATE = ("simulate", "preset:llama3-70b")
 MISTAKES = {
     "command": (["simulat"], "did you mean simulate?"),
     "option": ([*SIMULATE, "--clustr", "x"], "did you mean --cluster?"),
+    "option that is needed": (["cluster", "new", "--devce", "h100:8"], "--devce is unknown, did you mean --device?"),
     "word of an option": (["plan", "--objective", "thruput"], "did you mean throughput?"),
     "word of a short option": (["plan", "--as", "megatrn"], "did you mean megatron?"),
     "word of a command": (["cluster", "nwe", "--device", "h100"], "did you mean new?"),
@@ -59,11 +60,12 @@ def test_a_mistake_names_the_nearest(fourfold, arguments: list[str], hint: str) 
         (["list"], "WHAT is missing; allowed: models, clusters"),
         (["simulate"], "RUN is missing\nsee fourfold simulate --help"),
         (["cluster", "new"], "--device is missing\nsee fourfold cluster --help"),
+        (["list", "models", "extra"], "'extra' is one word too many"),
         (["simulate", "x.toml", "--cluster"], "--cluster requires an argument"),
     ],
     ids=str,
 )
-def test_what_is_missing_is_named(fourfold, arguments: list[str], message: str) -> None:
+def test_what_is_missing_or_too_much_is_named(fourfold, arguments: list[str], message: str) -> None:
     result = fourfold(*arguments)
     assert result.code == 2
     assert message in result.err

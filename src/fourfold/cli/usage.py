@@ -3,9 +3,16 @@
 from collections.abc import Sequence
 from typing import Literal, get_args, get_origin
 
-from cyclopts import CoercionError, CycloptsError, MissingArgumentError, UnknownCommandError, UnknownOptionError
+from cyclopts import (
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
-from fourfold.config.errors import did_you_mean
+from fourfold.config.errors import did_you_mean, nearest
 
 
 def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
@@ -27,6 +34,10 @@ def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
         case MissingArgumentError(argument=argument, keyword=None) if argument is not None:
             name = argument.name if argument.name.startswith("--") else argument.name.upper()
             allowed = [str(each) for each in get_args(argument.hint)] if get_origin(argument.hint) is Literal else []
-            return f"{name} is missing{'; allowed: ' if allowed else ''}{', '.join(allowed)}"
+            unread = next((word for word in error.unused_tokens or () if nearest(word, [name])), None)
+            hint = f"; {unread} is unknown, {did_you_mean(unread, [name]).strip()}" if unread is not None else ""
+            return f"{name} is missing{hint}{'; allowed: ' if allowed else ''}{', '.join(allowed)}"
+        case UnusedCliTokensError(unused_tokens=[word, *_]):
+            return f"{word[:100]!r} is one word too many"
     text = str(error)
     return text[:1].lower() + text[1:]
