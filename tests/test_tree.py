@@ -25,6 +25,8 @@ SHORT = {
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",
     "api/numbers.py": "numbers with suffixes, for every command",
     "api/software.py": "options of software, for every command that prices",
+    "cli/cases.py": "how validate and fit name measured runs",
+    "cli/list.py": "one command, one file",
     "config/errors.py": "errors, below everything else",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",

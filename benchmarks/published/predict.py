@@ -16,7 +16,7 @@ from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
 from explain import explain_case, explanation_lines
 from fourfold.cli.countdown import Countdown
-from fourfold.config import UserError, nearest
+from fourfold.config import UserError, did_you_mean
 from normalise import normalise
 from row import Row, Unread
 from row_files import read_rows
@@ -112,8 +112,7 @@ def _explain(rows: list[Row], name: str, as_json: bool) -> int:
     found = [row for row in rows if row.id == name]
     if not found:
         ids = [row.id for row in rows]
-        like = nearest(name, ids)
-        hint = f"did you mean {like}?" if like else f"ids are such as {', '.join(ids[:3])}"
+        hint = did_you_mean(name, ids).strip() or f"ids are such as {', '.join(ids[:3])}"
         raise UserError(f"--explain {name}: no row has this id; {hint}")
     case = normalise(found[0])
     if isinstance(case, Skip):

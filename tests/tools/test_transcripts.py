@@ -45,7 +45,7 @@ def test_a_true_page_stays_as_it_is(tmp_path: Path) -> None:
     assert true_page(_page(tmp_path, PAGE)) == PAGE
 
 
-def test_a_page_that_differs_is_said_and_mended(
+def test_a_page_that_differs_is_reported_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = _page(tmp_path, PAGE.replace("    d\n", "    x\n").replace("    kept\n", ""))

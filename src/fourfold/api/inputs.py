@@ -8,7 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import RunConfig, UserError, dump_run, load_run, nearest, parse_run
+from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
 from fourfold.config.run_file import apply_override
 from fourfold.hardware import Cluster, load_cluster
 from fourfold.launch.run_folder import RUN_FILE
@@ -100,6 +100,6 @@ def on_cluster(config: RunConfig, cluster: ClusterInput) -> RunConfig:
 def check_word(option: str, word: str | None, allowed: Sequence[str]) -> None:
     """Raises `UserError` for a word that the command line would not take."""
     if word is not None and word not in allowed:
-        near = nearest(str(word), allowed)
-        hint = f"did you mean {near}? " if near else ""
-        raise UserError(f"{option} {word}: {hint}allowed: {', '.join(allowed)}; a value that works: {allowed[0]}")
+        raise UserError(
+            f"{option} {word}: {did_you_mean(str(word), allowed)}allowed: {', '.join(allowed)}; a value that works: {allowed[0]}"
+        )

@@ -2,15 +2,18 @@
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-
-from cyclopts import App, CycloptsError
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fourfold import __version__
-from fourfold.config import UserError
 from fourfold.simulate.collection import without_collection
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
@@ -18,7 +21,10 @@ COMMANDS = {
     "report": ("report", "report"),
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
+    "compare": ("compare", "compare"),
     "show": ("show", "show"),
+    "list": ("list", "list_"),
+    "cluster": ("cluster", "cluster"),
     "calibrate": ("calibrate", "calibrate"),
     "validate": ("validate", "validate"),
     "fit": ("fit", "fit"),
@@ -31,9 +37,10 @@ COMMANDS = {
 """Module and function of each."""
 
 
-def build_app(asked: str) -> App:
-    """The command line. The command that is asked for is imported, or all are where each is to be described."""
-    described = asked in ("--help", "-h")
+def build_app(asked: str) -> "App":
+    """The command line. Only the command that is asked for is imported; `--help` reads what the others say of themselves."""
+    from cyclopts import App
+
     app = App(
         name="fourfold",
         version=__version__,
@@ -45,12 +52,23 @@ def build_app(asked: str) -> App:
             "First steps: `fourfold show RUN.toml`, then `fourfold train RUN.toml --ranks 4`."
         ),
         end_of_options_delimiter="",
+        help_format="plaintext" if asked in ("--help", "-h") else "markdown",  # Markdown takes another half
     )
     for order, (name, (module, function)) in enumerate(COMMANDS.items()):
         path = f"fourfold.cli.{module}"
-        command = getattr(import_module(path), function) if described or name == asked else f"{path}:{function}"
-        app.command(command, name=name, sort_key=order)
+        if name == asked:
+            app.command(getattr(import_module(path), function), name=name, sort_key=order)
+        else:
+            app.command(f"{path}:{function}", name=name, sort_key=order, help=summary(name))
     return app
+
+
+def summary(command: str) -> str:
+    """The first sentence of a command's docstring, from its source: importing all commands takes most of a second."""
+    module, function = COMMANDS[command]
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {function}\(.*?"""(.+?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,38 +85,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line; messages go to stderr."""
+    if arguments == ["--version"]:
+        print(__version__)
+        return 0
+    os.environ.setdefault(
+        "PYDANTIC_DISABLE_PLUGINS", "1"
+    )  # to look for them reads the metadata of every installed package
     try:
         words = arguments or ["--help"]
         with without_collection():
             app = build_app(words[0])
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
-    except CycloptsError as error:
-        return _say(f"{_first_lower(str(error))}\nsee fourfold --help", USAGE)
-    except UserError as error:
-        return _say(str(error), error.exit_code)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "fourfold":
-            raise
-        return _say(
-            f"this command needs the package {error.name}, which is not installed; what works: pip install 'fourfold[train]'",
-            USAGE,
-        )
     except BrokenPipeError:
         raise
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _say(f"{where}{error.strerror or error}; free the disk or name another place", FAILURE)
-    except MemoryError:
-        return _say("there is too little memory; use fewer ranks, or smaller data", FAILURE)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
+    except Exception as error:
+        message, code = _explained(error)
+        return _say(message, code)
     return result if isinstance(result, int) else 0
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    """The message and the exit code of an error that a person can cause; any other is raised again."""
+    from cyclopts import CycloptsError
+
+    from fourfold.cli.usage import usage_message
+    from fourfold.config.errors import UserError
+
+    match error:
+        case CycloptsError():
+            command = " ".join(("fourfold", *(error.command_chain or ())))
+            return f"{usage_message(error, list(COMMANDS))}\nsee {command} --help", USAGE
+        case UserError():
+            return str(error), error.exit_code
+        case ModuleNotFoundError() if (error.name or "").partition(".")[0] != "fourfold":
+            works = "pip install 'fourfold[train]'"
+            return f"this command needs the package {error.name}, which is not installed; what works: {works}", USAGE
+        case OSError():
+            where = f"{error.filename}: " if error.filename else ""
+            return f"{where}{error.strerror or error}; free the disk or name another place", FAILURE
+        case MemoryError():
+            return "there is too little memory; use fewer ranks, or smaller data", FAILURE
+    raise error
 
 
 def _say(message: str, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code
-
-
-def _first_lower(text: str) -> str:
-    return text[:1].lower() + text[1:]

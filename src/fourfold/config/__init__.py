@@ -1,6 +1,6 @@
 """Run files: model, data, batch, optimizer, cluster, layout; presets of real models."""
 
-from fourfold.config.errors import RunFailure, UserError, nearest
+from fourfold.config.errors import RunFailure, UserError, did_you_mean, nearest
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import preset_names, run_preset_names
@@ -15,6 +15,7 @@ __all__ = [
     "RunConfig",
     "RunFailure",
     "UserError",
+    "did_you_mean",
     "dump_run",
     "load_run",
     "nearest",

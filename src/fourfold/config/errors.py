@@ -1,7 +1,6 @@
 """The one error a person can cause: what is wrong, what is allowed, and a value that works."""
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 LONGEST = 100
 """Letters of a mistaken word that are looked at."""
@@ -14,8 +13,22 @@ class UserError(Exception):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str | None:
-    """The allowed word that one most resembles, if it resembles any."""
-    return next(iter(difflib.get_close_matches(word[:LONGEST], list(allowed), n=1, cutoff=0.5)), None)
+    """The allowed word that one most resembles, whatever its case and separators, if it resembles any."""
+    import difflib
+
+    plain = {_plain(each): each for each in allowed}
+    found = difflib.get_close_matches(_plain(word[:LONGEST]), plain, n=1, cutoff=0.5)
+    return plain[found[0]] if found else None
+
+
+def did_you_mean(word: str, allowed: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """`did you mean NAME? `, where an allowed word resembles the mistaken one, else nothing. `show`: how the name is written."""
+    near = nearest(word, allowed)
+    return f"did you mean {show(near)}? " if near is not None else ""
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "-")
 
 
 class RunFailure(UserError):

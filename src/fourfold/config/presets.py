@@ -4,7 +4,7 @@ import tomllib
 from importlib import resources
 from typing import Any
 
-from fourfold.config.errors import UserError, nearest
+from fourfold.config.errors import UserError, did_you_mean
 from fourfold.config.model_section import RopeScaling, YarnScaling
 
 RUN_PRESET = "preset:"
@@ -24,7 +24,8 @@ def run_preset_names() -> list[str]:
 def model_preset(name: str) -> dict[str, Any]:
     """The dimensions of a preset, by the names of `ModelConfig`. Raises `UserError` for an unknown name."""
     if name not in preset_names():
-        raise UserError(f"model.preset = {name!r} is unknown; allowed: {', '.join(preset_names())}")
+        hint = did_you_mean(name, preset_names())
+        raise UserError(f"model.preset = {name!r} is unknown; {hint}allowed: {', '.join(preset_names())}")
     values = tomllib.loads(_text("presets", name))
     for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
         if key in values:
@@ -37,9 +38,8 @@ def run_preset_text(name: str) -> str:
     allowed = run_preset_names()
     stem = name.removeprefix(RUN_PRESET)
     if stem not in allowed:
-        near = nearest(stem, allowed)
-        hint = f"; did you mean {RUN_PRESET}{near}?" if near else ";"
-        raise UserError(f"{name}: no such run{hint} allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
+        hint = did_you_mean(stem, allowed, RUN_PRESET.__add__)
+        raise UserError(f"{name}: no such run; {hint}allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
     return _text("runs", stem)
 
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fourfold.config.errors import UserError, nearest
+from fourfold.config.errors import UserError, did_you_mean, nearest
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
-from fourfold.config.presets import RUN_PRESET, run_preset_text
+from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
 from fourfold.config.schema import RunConfig
 
 AUTO = "auto"
@@ -40,9 +40,11 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        near = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        hint = f"; there is {near[0]}" if near else ""
-        raise UserError(f"{path}: no such run file{hint}") from None
+        there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        near = nearest(path.name, there) or next(iter(there), None)
+        hint = did_you_mean(str(path), [RUN_PRESET + each for each in run_preset_names()]) if not path.suffix else ""
+        hint = hint.strip() or (f"there is {path.parent / near}" if near else "")
+        raise UserError(f"{path}: no such run file{hint and '; '}{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
 
@@ -77,7 +79,9 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         table["layout"] = AUTO
         return
     if not equals or len(parts) < 2 or not all(parts):
-        raise UserError(f"override {override!r}: write it as section.key=value, for example layout.zero=3")
+        section = _section_of(parts[0]) if equals and len(parts) == 1 else None
+        example = f"{section}.{override}" if section else "layout.zero=3"
+        raise UserError(f"override {override!r}: write it as section.key=value, for example {example}")
     target = table
     for part in parts[:-1]:
         if part == "layout" and target.get(part) == AUTO:
@@ -103,18 +107,33 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         key = ".".join(location)
         if item["type"] == "extra_forbidden":
             allowed = _keys_at(location[:-1], table)
-            near = nearest(location[-1], allowed)
-            hint = f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}"
-            other = _section_of(location[-1]) if not near else None
-            if other:
-                hint = f"it belongs to section [{other}]"
+            hint = did_you_mean(location[-1], allowed, repr).strip()
+            if not hint:
+                other = _section_of(location[-1])
+                hint = f"it belongs to section [{other}]" if other else f"allowed: {', '.join(allowed)}"
             lines.append(f"unknown key {key!r}; {hint}")
         elif item["type"] == "missing":
             lines.append(f"key {key!r} is missing; for example {_example(location)}")
         else:
             default = _default_text(location, table)
-            lines.append(f"{key} = {item['input']!r}: {_plain(item['msg'])}{default}")
+            hint = _nearest_value(item["input"], location, table) if item["type"] == "literal_error" else ""
+            lines.append(f"{key} = {item['input']!r}: {hint}{_plain(item['msg'])}{default}")
     return list(dict.fromkeys(lines))
+
+
+def _nearest_value(value: Any, location: Sequence[str], table: Mapping[str, Any]) -> str:
+    """The hint for a word that is none of those which a key takes."""
+    location = [part for part in location if not part.isdigit()]
+    model = _model_at(location[:-1], table)
+    field = model.model_fields.get(location[-1]) if model else None
+    allowed = OPTIMIZERS if location == ["optimizer", "name"] else _words(field.annotation) if field else ()
+    return did_you_mean(value, allowed, repr) if isinstance(value, str) else ""
+
+
+def _words(annotation: Any) -> list[str]:
+    """The words that an annotation takes."""
+    literals = [leaf for leaf in _flatten(annotation) if typing.get_origin(leaf) is typing.Literal]
+    return [word for leaf in literals for word in get_args(leaf)]
 
 
 def _is_union_branch(part: str) -> bool:
@@ -184,10 +203,9 @@ def _default_text(location: Sequence[str], table: Mapping[str, Any]) -> str:
     field = model.model_fields.get(location[-1]) if model else None
     if field is None:
         return ""
-    literals = [a for a in _flatten(field.annotation) if typing.get_origin(a) is typing.Literal]
-    if literals:
-        word = get_args(literals[0])[0]
-        return f"; a value that works: {[word] if typing.get_origin(field.annotation) is list else word!r}"
+    words = _words(field.annotation)
+    if words:
+        return f"; a value that works: {words[:1] if typing.get_origin(field.annotation) is list else words[0]!r}"
     if not field.is_required() and field.default is not None:
         return f"; a value that works: {field.default!r}"
     example = _EXAMPLES.get(".".join(location))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fourfold.config import UserError, nearest
+from fourfold.config import UserError, did_you_mean
 from fourfold.cost.fitted import fitted
 from fourfold.cost.software import SoftwareProfile
 
@@ -35,18 +35,15 @@ def read_software(path: Path) -> SoftwareProfile:
     base, constants = table.get("base"), table.get("constants", {})
     known = sorted(fitted().profiles)
     if not isinstance(base, str) or base not in known:
-        near = nearest(str(base), known)
-        hint = f"did you mean {near!r}?" if near else f"what works: {_EXAMPLE}"
-        raise UserError(f"{path}: base = {base!r}: no such software; {hint}")
+        hint = did_you_mean(str(base), known, repr)
+        raise UserError(f"{path}: base = {base!r}: no such software; {hint}what works: {_EXAMPLE}")
     if not isinstance(constants, dict):
         raise UserError(f"{path}: constants = {constants!r}; what works: {_EXAMPLE}")
     numbers = {field.name: field.default for field in fields(SoftwareProfile) if _is_number(field.default)}
     for key, value in constants.items():
         if key not in numbers:
-            near = nearest(key, numbers)
-            raise UserError(
-                f"{path}: constants.{key}: no such constant; " + (f"did you mean {near!r}?" if near else _EXAMPLE)
-            )
+            hint = did_you_mean(key, numbers, repr)
+            raise UserError(f"{path}: constants.{key}: no such constant; {hint}what works: {_EXAMPLE}")
         if not _is_number(value) or not math.isfinite(value) or not -1 < value < 1e12:
             raise UserError(
                 f"{path}: constants.{key} = {value!r}; allowed: a number; a value that works: {numbers[key]}"

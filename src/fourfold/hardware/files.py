@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
-from fourfold.config.errors import UserError, nearest
+from fourfold.config.errors import UserError, did_you_mean, nearest
 from fourfold.hardware.schema import (
     CLUSTER_EXTRA,
     MAX_DEVICES,
@@ -29,6 +29,13 @@ THIS = "this"
 def device_names() -> list[str]:
     """Devices that come with fourfold."""
     return _names("devices")
+
+
+def devices_like(name: str) -> list[str]:
+    """Devices whose names have all words of a shorter one, those on a module before cards: a100-40gb is a100-sxm-40 or
+    a100-pcie-40."""
+    words = set(re.sub(r"(\d)gb?\b", r"\1", name.lower().replace("_", "-")).split("-"))
+    return sorted((each for each in device_names() if words <= {*each.split("-")}), key=lambda each: "-sxm" not in each)
 
 
 def cluster_names() -> list[str]:
@@ -128,10 +135,7 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     if device is None:
         raise UserError(f"{where}: key 'device' is missing; for example device = \"h100-sxm\", or a table [device]")
     if not isinstance(device, str) or device not in device_names():
-        word = str(device)[:100]
-        begins = [name for name in device_names() if word and name.startswith(word)]
-        near = begins[-1] if begins else nearest(word, device_names())
-        hint = f"did you mean {near!r}? " if near else ""
+        hint = did_you_mean(str(device), devices_like(str(device)) or device_names(), repr)
         raise UserError(
             f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
         )
@@ -166,10 +170,8 @@ def _find(name: str, folder: str) -> tuple[str, str]:
         return _read(Path(name)), name
     allowed = _names(folder)
     if name not in allowed:
-        near = nearest(name, allowed)
-        hint = f"did you mean {near}? " if near else ""
         raise UserError(
-            f"{folder.removesuffix('s')} {shortened(name)} is unknown; {hint}"
+            f"{folder.removesuffix('s')} {shortened(name)} is unknown; {did_you_mean(name, allowed)}"
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
         )
     return (resources.files("fourfold.hardware") / folder / f"{name}.toml").read_text(encoding="utf-8"), name

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from fourfold.config.errors import UserError, nearest
+from fourfold.config.errors import UserError, did_you_mean
 from fourfold.config.section import Section
 from fourfold.hardware.types import PEAK_BITS
 
@@ -129,13 +129,14 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
     if item["type"] == "extra_forbidden":
         fields = LevelTable if location[0] == "levels" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
-        near = nearest(last, allowed)
-        return f"unknown key {shortened(key)}; " + (
-            f"did you mean {near!r}?" if near else f"allowed: {', '.join(allowed)}"
-        )
+        hint = did_you_mean(last, allowed, repr).strip() or f"allowed: {', '.join(allowed)}"
+        return f"unknown key {shortened(key)}; {hint}"
     example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
     if "[key]" in item["loc"]:
-        return f"unknown number format {shortened(key)}; allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"
+        hint = did_you_mean(last, PEAK_BITS)
+        return (
+            f"unknown number format {shortened(key)}; {hint}allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"
+        )
     if item["type"] == "missing":
         return f"key {key!r} is missing; for example {last} = {example}"
     message = item["msg"].removeprefix("Value error, ")

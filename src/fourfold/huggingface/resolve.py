@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config.check_model import check_model
-from fourfold.config.errors import UserError, nearest
+from fourfold.config.errors import UserError, did_you_mean, nearest
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import model_preset
@@ -66,7 +66,7 @@ def _resolved(values: dict[str, Any], section: ModelSection, tokenizer_vocab_siz
     elif name != CUSTOM:
         names = (*FAMILIES, CUSTOM)
         raise UserError(
-            f"model.family = {name!r} is unknown; allowed: {', '.join(names)}; a value that works: "
+            f"model.family = {name!r} is unknown; {did_you_mean(name, names)}allowed: {', '.join(names)}; a value that works: "
             f"{nearest(name, names) or 'llama'}"
         )
     _drop_unused(values, stated)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from fourfold.config import ModelConfig, RunConfig, UserError
+from fourfold.config import ModelConfig, RunConfig, UserError, did_you_mean
 from fourfold.config.schema import LayoutSection
 from fourfold.layout.divisibility import (
     max_stages,
@@ -124,7 +124,8 @@ def _check_context(section: LayoutSection, model: ModelConfig, sequence_length: 
     cp, method = section.cp, section.cp_method
     match = re.fullmatch(r"ring\+ulysses:(\d+)", method)
     if method not in CP_METHODS[:3] and not match:
-        raise UserError(f"layout.cp_method = {method!r} is unknown; allowed: {', '.join(map(repr, CP_METHODS))}")
+        hint = did_you_mean(method, CP_METHODS[:3], repr)
+        raise UserError(f"layout.cp_method = {method!r} is unknown; {hint}allowed: {', '.join(map(repr, CP_METHODS))}")
     if model.block is not None and cp > 1 and method != "all_gather":
         raise UserError(
             f"layout.cp_method = {method!r}: model.block = {model.block!r} sees whole sequences; a value that works: 'all_gather'"
@@ -255,9 +256,10 @@ def _recompute(stated: str | list[str], model: ModelConfig) -> tuple[Recompute, 
     resolved: list[Recompute] = []
     for policy in policies:
         if policy not in allowed:
+            hint = did_you_mean(policy, allowed, repr)
             raise UserError(
-                f"layout.recompute = {stated!r}: {policy!r} is unknown; allowed: {', '.join(allowed)}, 'full:N' for the first N "
-                f"blocks, or a list with one of them a block; a value that works: 'full'"
+                f"layout.recompute = {stated!r}: {policy!r} is unknown; {hint}allowed: {', '.join(allowed)}, 'full:N' for the "
+                f"first N blocks, or a list with one of them a block; a value that works: 'full'"
             )
         resolved.append(policy)  # type: ignore[arg-type]
     return ("none", *resolved, *resolved[-1:] * model.mtp_layers, "none")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from fourfold.config import UserError
+from fourfold.config import UserError, did_you_mean
 from fourfold.layout.mesh import ORDERS
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
@@ -33,12 +33,14 @@ def parse_fixed(text: str) -> dict[str, int | str]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in (*KEYS, "dp"):
             raise UserError(
-                f"--explain {part.strip()!r}: not KEY=VALUE with a key of a layout; allowed keys: {', '.join(KEYS)}, dp; "
+                f"--explain {part.strip()!r}: not KEY=VALUE with a key of a layout; {did_you_mean(key, KEYS)}allowed keys: "
+                f"{', '.join(KEYS)}, dp; "
                 f"a value that works: --explain tp=8,pp=4"
             )
         if key == "outermost" and value not in ORDERS:
             raise UserError(
-                f"--explain {key}={value}: allowed: {', '.join(ORDERS)}; a value that works: --explain {key}=dp"
+                f"--explain {key}={value}: {did_you_mean(value, ORDERS)}allowed: {', '.join(ORDERS)}; a value that works: "
+                f"--explain {key}=dp"
             )
         if KEYS.get(key, int) is not int:
             result[key] = value

@@ -4,8 +4,8 @@ from typing import Any
 
 from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 from fourfold.report.format_run import layout_line, model_line
-from fourfold.report.format_simulation import seconds_text, table
-from fourfold.report.units import format_bytes
+from fourfold.report.format_simulation import seconds_text
+from fourfold.report.units import format_bytes, table
 
 SHOWN_DIFFERENCES = 5
 SHOWN_RANKS = 16

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
-from fourfold.report.units import format_bytes, format_count, sparkline
+from fourfold.report.units import format_bytes, format_count, sparkline, table
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import IDLE
 from fourfold.simulate.summary import AxesTraffic, StepSummary
@@ -260,14 +260,3 @@ def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 
         if beside:
             lines.append(f"    {'context and fragmentation':<30} {format_bytes(beside):>9}")
     return lines
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
-    """Columns in line: those in `left` begin together, the others end together."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(
-            f"{cell:<{w}}" if i in left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]

@@ -1,8 +1,8 @@
 """A validation in a terminal: a row a case, then errors, skill, order of layouts and memory in one line each."""
 
 from fourfold.report.format_comparison import signed
-from fourfold.report.format_simulation import per_cent, seconds_text, table
-from fourfold.report.units import format_bytes
+from fourfold.report.format_simulation import per_cent, seconds_text
+from fourfold.report.units import format_bytes, table
 from fourfold.validate import CaseOutcome, Errors, Metrics, Validation
 
 _HEAD = ("case", "devices", "measured", "predicted", "error", "memory measured", "predicted", "error", "fits")

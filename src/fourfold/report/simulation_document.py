@@ -3,9 +3,15 @@
 import math
 from typing import Any
 
+from fourfold.layout import Layout
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.summary import StepSummary
+
+LAYOUT_KEYS = (
+    "pp", "schedule", "virtual_stages", "dp_replicate", "dp_shard", "zero", "cp", "cp_method", "tp", "sequence_parallel",
+    "ep", "etp", "microbatch_sequences", "outermost",
+)  # fmt: skip
 
 
 def simulation_document(summary: StepSummary, run: Campaign | None, with_curves: bool) -> dict[str, Any]:
@@ -18,6 +24,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "software": prices.software.name,
         "gemm_dtype": prices.gemm_dtype,
         "devices": summary.devices,
+        "layout": layout_document(layout),
         "num_microbatches": summary.num_microbatches,
         "simulated_microbatches": layout.num_microbatches,
         "step_seconds": summary.seconds,
@@ -62,6 +69,13 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
     if run is not None:
         document["run"] = campaign_document(run)
     return document
+
+
+def layout_document(layout: Layout) -> dict[str, Any]:
+    """The layout by the keys of the run file; `recompute` is a list where blocks differ."""
+    policies = layout.recompute[1:-1]
+    recompute = policies[0] if len({*policies}) == 1 else list(policies)
+    return {key: getattr(layout, key) for key in LAYOUT_KEYS} | {"recompute": recompute}
 
 
 def _curve(summary: StepSummary, rank: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Numbers as a person reads them: 1 GB = 1e9 bytes, 1 k = 1000."""
+"""Numbers as a person reads them (1 GB = 1e9 bytes, 1 k = 1000), and columns of them."""
 
 import itertools
+from collections.abc import Sequence
 
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
@@ -58,3 +59,14 @@ def sparkline(values: list[float], width: int) -> str:
     low, high = min(means), max(means)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((mean - low) * scale)] for mean in means)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: tuple[int, ...] = (0,)) -> list[str]:
+    """Columns in line: those in `left` begin together, the others end together."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(
+            f"{cell:<{w}}" if i in left else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fourfold.config import RunConfig, UserError, nearest
+from fourfold.config import RunConfig, UserError, did_you_mean
 from fourfold.config.schema import GemmDtype
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
@@ -126,8 +126,7 @@ def software_named(name: str | None) -> SoftwareProfile:
     allowed = [OWN_SOFTWARE, *software_names()]
     if name in allowed or framework_of(name) in map(framework_of, software_names()):
         return constants.software(name)
-    near = nearest(name, allowed)
-    hint = f"did you mean {near}? " if near else ""
+    hint = did_you_mean(name, allowed)
     raise UserError(f"--software {name[:100]}: no such software; {hint}allowed: {', '.join(allowed)}")
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tomli_w
 from pydantic import ValidationError
 
-from fourfold.config import ModelSection, RunConfig, UserError, nearest, parse_run
+from fourfold.config import ModelSection, RunConfig, UserError, did_you_mean, parse_run
 from fourfold.config.run_file import RUN_PRESET, load_table
 from fourfold.config.schema import DataSection
 from fourfold.config.section import Section
@@ -55,8 +55,8 @@ def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabul
     where = f"{path}: case {name!r}"
     for key in table:
         if key not in (*SECTIONS, *OWN_KEYS):
-            near = nearest(key, (*SECTIONS, *OWN_KEYS))
-            hint = f"did you mean {near!r}?" if near else f"allowed: {', '.join((*OWN_KEYS, *SECTIONS))}"
+            allowed = (*OWN_KEYS, *SECTIONS)
+            hint = did_you_mean(key, allowed, repr).strip() or f"allowed: {', '.join(allowed)}"
             raise UserError(f"{where}: unknown key {key!r}; {hint}")
     for key in ("cluster", "measured"):
         if key not in table:
@@ -109,8 +109,7 @@ def _cluster(stated: Any, path: Path) -> Cluster:
 
 def _check_software(software: Software, where: str) -> None:
     if not software.is_known:
-        near = nearest(software.name, software_names())
-        hint = f"did you mean {near}? " if near else ""
+        hint = did_you_mean(software.name, software_names())
         raise UserError(
             f"{where}: software.name = {software.name!r}: nothing is known of it; {hint}allowed: fourfold, unknown, "
             f"{', '.join(software_names())}"
@@ -143,10 +142,8 @@ def _mistake(item: Any, kind: type[Section]) -> str:
         return f": {item['msg'].removeprefix('Value error, ')}"
     key = str(item["loc"][0])
     if item["type"] == "extra_forbidden":
-        near = nearest(key, kind.model_fields)
-        return f": unknown key {key!r}; " + (
-            f"did you mean {near!r}?" if near else f"allowed: {', '.join(kind.model_fields)}"
-        )
+        hint = did_you_mean(key, kind.model_fields, repr).strip() or f"allowed: {', '.join(kind.model_fields)}"
+        return f": unknown key {key!r}; {hint}"
     message = item["msg"][0].lower() + item["msg"][1:]
     return f".{key} = {item['input']!r}: {message}"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fourfold.config import UserError, nearest
+from fourfold.config import UserError, did_you_mean, nearest
 from fourfold.program.schedule.auto import AUTO
 from fourfold.program.schedule.built_in import BUILT_IN, usual_schedule
 from fourfold.program.schedule.compute import FORWARD, Compute, Orders
@@ -22,10 +22,9 @@ def find_schedule(name: str) -> Schedule:
         return found
     if is_user_schedule(name):
         return user_schedule(name)
-    works = nearest(name.lower().replace("-", "_"), _BY_NAME) or "1f1b"
     raise UserError(
-        f"layout.schedule = {name!r} is unknown; allowed: {', '.join(_BY_NAME)}, file:PATH, python:MODULE:FUNCTION; "
-        f"a value that works: {works!r}"
+        f"layout.schedule = {name!r} is unknown; {did_you_mean(name, _BY_NAME)}allowed: {', '.join(_BY_NAME)}, file:PATH, "
+        f"python:MODULE:FUNCTION; a value that works: {nearest(name, _BY_NAME) or '1f1b'!r}"
     )
 
 

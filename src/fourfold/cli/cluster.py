@@ -1,0 +1,88 @@
+"""`fourfold cluster new`: a cluster file from a few words, every figure explained."""
+
+import json as json_text
+import os
+import shutil
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from fourfold.api.numbers import parse_number
+from fourfold.config import RunFailure, UserError
+from fourfold.config.whole_file import write_whole
+from fourfold.cost.fitted import fitted
+from fourfold.hardware import parse_cluster
+from fourfold.hardware.new_cluster import Figure, new_cluster
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def cluster(
+    action: Literal["new"],
+    /,
+    *,
+    nodes: int = 1,
+    device: str,
+    network: str | None = None,
+    link: str | None = None,
+    price: str | None = None,
+    out: Path = Path("cluster.toml"),
+    json: Flag = False,
+) -> int:
+    """Write a cluster file from a few words, and say what each figure means and where it comes from.
+
+    Parameters
+    ----------
+    action
+        new: write a new file.
+    nodes
+        Number of nodes.
+    device
+        NAME:DEVICES, the devices of a node, for example a100-40gb:8. fourfold list devices prints the names.
+    network
+        A node's ports to the other nodes: 8x400G, 2x100GbE, 1x200Gb-IB, 8xndr, 4x100G-EFA. Rates are in bits per second.
+    link
+        How the devices of a node are joined: nvlink4, pcie5, or a rate of one device in one direction, as 448GB/s. Default: as in a
+        cluster that comes with fourfold.
+    price
+        Dollars for a device hour, for costs.
+    out
+        The file to write.
+    json
+        Print one JSON document and nothing else.
+    """
+    dollars = None if price is None else parse_number(price, "--price", "2.5", 0.0, 1e6)
+    made = new_cluster(nodes, device, network, link, dollars)
+    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
+        raise UserError(
+            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out lab.toml"
+        )
+    if os.path.lexists(out):
+        raise UserError(f"--out {out}: is there already; name a new file, for example --out {out.stem}-2.toml")
+    found = parse_cluster(made.text, str(out))
+    constants = fitted()
+    inside, outside = constants.link_share, constants.link_share * constants.link_constants.network_share
+    share = Figure(
+        "efficiency",
+        f"{inside:.0%}" if len(found.levels) == 1 else f"{inside:.0%}, {outside:.0%}",
+        "of these rates, in the node and between nodes, is what large collectives reach: fitted to measured runs, not in the file",
+    )
+    try:
+        write_whole(out, made.text)
+    except OSError as error:
+        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    figures = [*made.figures, share]
+    if json:
+        document = {"file": str(out), "devices": found.devices, "figures": [asdict(each) for each in figures]}
+        print(json_text.dumps(document, indent=1))
+        return 0
+    print(f"{out}: {made.title}, {found.devices} devices\n")
+    width = max(60, shutil.get_terminal_size((100, 24)).columns)
+    for each in figures:
+        print(textwrap.fill(f"{each.what:<22}  {each.value:<12} {each.source}", width, subsequent_indent=" " * 37))
+    grown = f" {out}:{2 * found.devices} has twice as many devices." if found.levels[-1].scalable else ""
+    print(f"\nuse it as: --cluster {out}.{grown} Every figure can be changed in the file: docs/clusters.md.")
+    return 0

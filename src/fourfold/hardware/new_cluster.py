@@ -1,0 +1,136 @@
+"""A cluster file from a few words: how many nodes of which devices, and the network between them."""
+
+import re
+from dataclasses import dataclass
+
+from fourfold.config.errors import UserError, did_you_mean
+from fourfold.hardware.files import cluster_names, device_names, devices_like, load_cluster, load_device
+from fourfold.hardware.network import NODE_LINKS, Network, NodeLink, parse_link, parse_network
+from fourfold.hardware.schema import MAX_DEVICES
+from fourfold.hardware.types import Device
+
+CARDS = re.compile(r".*-pcie\b.*|rtx-.*|l4|l40s?|a10g|a40|h100-nvl")
+"""Devices on PCIe cards."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the file: `what` it is, its `value` with unit, and `source`, where it comes from."""
+
+    what: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True)
+class NewCluster:
+    """`text`: the file. `figures`: each of its figures, explained."""
+
+    title: str
+    text: str
+    figures: tuple[Figure, ...]
+
+
+def new_cluster(
+    nodes: int, device: str, network: str | None, link: str | None = None, price: float | None = None
+) -> NewCluster:
+    """`device`: NAME or NAME:DEVICES of a node, as `a100-40gb:8`. `network`: as `parse_network` reads it. `link`: in the node, as
+    `parse_link` reads it; left out, as in a cluster that comes with fourfold, PCIe 4 for cards. Raises `UserError`."""
+    name, a_node = _device(device)
+    found, others = _chosen(name)
+    if not 1 <= nodes * a_node <= MAX_DEVICES or nodes < 1:
+        raise UserError(
+            f"--nodes {nodes}: allowed: 1 to {MAX_DEVICES // a_node} nodes of {a_node}; a value that works: 4"
+        )
+    if nodes > 1 and network is None:
+        raise UserError("--network is missing: the ports of a node to the others; a value that works: --network 8x400G")
+    beside = f"; {name} may also be {' or '.join(others)}" if others else ""
+    memory, peak = f"{found.memory_bytes / 2**30:.0f} GiB", f"{found.peak('bf16') / 1e12:.0f} TFLOP/s in bf16"
+    figures = [Figure("device", found.key, f"{found.name}: {memory}, {peak}; fourfold list devices{beside}")]
+    levels: list[str] = []
+    if a_node > 1 or nodes == 1:
+        joined = parse_link(link) if link is not None else _usual_link(found)
+        figures += _figures(
+            "in the node", joined.bytes_per_second, joined.latency_seconds, joined.source, joined.source
+        )
+        levels.append(_level(joined.name, a_node, joined.bytes_per_second, joined.latency_seconds))
+    else:
+        levels.append(
+            _level("node", 1, 1e9, 0.0).replace("[[levels]]", "[[levels]]  # a node of one device: joins nothing")
+        )
+    if network is not None and nodes > 1:
+        ports = parse_network(network)
+        rate, latency = ports.bytes_per_second / a_node, ports.fabric.latency_seconds
+        figures += _figures("between nodes", rate, latency, _ports(ports, a_node), _kind(ports))
+        levels.append(_level(ports.fabric.name, nodes * a_node, rate, latency, scalable=True))
+    if price is not None:
+        figures.append(Figure("price", f"{price:g} $/h", "of a device, as stated"))
+    title = f"{nodes} node{'s' if nodes > 1 else ''} of {a_node} x {found.name}"
+    head = [
+        f'name = "{title}"',
+        'source = "fourfold cluster new: a preset device; link rates as stated or usual; latencies estimated"',
+    ]
+    head += [f'device = "{found.key}"', f"devices = {nodes * a_node}"]
+    head += [] if price is None else [f"dollars_per_device_hour = {price:g}"]
+    comments = [f"# {each.what}: {each.value}. {each.source}" for each in figures]
+    return NewCluster(title, "\n".join([*comments, "", *head, *levels, ""]), tuple(figures))
+
+
+def _device(text: str) -> tuple[str, int]:
+    name, colon, count = text.partition(":")
+    if colon and not (count.isascii() and count.isdigit() and len(count) < 6 and int(count) > 0):
+        raise UserError(f"--device {text[:80]}: allowed: NAME:DEVICES of a node; a value that works: h100-sxm:8")
+    return name, int(count) if colon else 1
+
+
+def _chosen(name: str) -> tuple[Device, list[str]]:
+    """The device of a name or of a part of it, and others that it may be."""
+    like = [name] if name in device_names() else devices_like(name)
+    modules = [each for each in like if "-sxm" in each] or like
+    if len(modules) == 1:
+        return load_device(modules[0]), [each for each in like if each != modules[0]]
+    if modules:
+        raise UserError(f"--device {name}: which one? allowed: {', '.join(like)}; a value that works: {modules[0]}:8")
+    hint = did_you_mean(name, device_names())
+    raise UserError(f"--device {name[:80]} is unknown; {hint}allowed: {', '.join(device_names())}")
+
+
+def _usual_link(device: Device) -> NodeLink:
+    for name in cluster_names():
+        cluster = load_cluster(name)
+        level = cluster.levels[0]
+        if cluster.device.key == device.key and level.kind == "switch":
+            return NodeLink(level.name, level.bytes_per_second, level.latency_seconds, f"as in the preset {name}")
+    if CARDS.fullmatch(device.key):
+        card = NODE_LINKS["pcie4"]
+        return NodeLink(card.name, card.bytes_per_second, card.latency_seconds, f"assumed: {card.source}; else --link")
+    raise UserError(
+        f"--link is missing: no preset says how the devices of a node of {device.key} are joined; allowed: "
+        f"{', '.join(NODE_LINKS)}, or a rate of one device in one direction; a value that works: --link 448GB/s"
+    )
+
+
+def _figures(what: str, rate: float, latency: float, rate_source: str, latency_source: str) -> list[Figure]:
+    return [
+        Figure(what, f"{rate / 1e9:g} GB/s", f"a device, in one direction: {rate_source}"),
+        Figure(f"{what}, latency", f"{latency * 1e6:g} us", latency_source),
+    ]
+
+
+def _ports(network: Network, a_node: int) -> str:
+    node = f"{network.ports} x {network.gigabits:g} Gb/s a node = {network.bytes_per_second / 1e9:g} GB/s"
+    more = f" (one each: {a_node}x{network.gigabits:g}G)" if network.ports == 1 < a_node else ""
+    return f"{node}, divided by its {a_node} devices{more}" if a_node > 1 else node
+
+
+def _kind(network: Network) -> str:
+    unsaid = (
+        "" if network.is_fabric_stated else "kind not stated, taken for InfiniBand (else 100GbE, 100G-TCP, 100G-EFA); "
+    )
+    return unsaid + network.fabric.source
+
+
+def _level(name: str, devices: int, rate: float, latency: float, scalable: bool = False) -> str:
+    lines = ["", "[[levels]]", f'name = "{name}"', 'kind = "switch"', f"devices = {devices}"]
+    lines += [f"bytes_per_second = {rate!r}", f"latency_seconds = {latency!r}"]
+    return "\n".join([*lines, *(["scalable = true"] if scalable else [])])
