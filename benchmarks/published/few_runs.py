@@ -2,8 +2,9 @@
 
     python benchmarks/published/few_runs.py DIR... [--sources 40] [--unseen 8] [--draws 2] [--jobs 2] [--out FILE.json]
 
-All constants are fitted without the source's file, as `fit_constants.py --cross` does. The source's runs with one software on one
-kind of device are drawn at random: some are given to the fit, others are predicted. The same unseen runs are predicted after every number.
+All constants are fitted without the source's file, as `fit_constants.py --cross` does. The source's runs with one software on
+one kind of device are drawn at random: some are given to the fit, others are predicted. The same unseen runs are predicted
+after every number.
 """
 
 import argparse
