@@ -50,26 +50,15 @@ def _models() -> Iterable[Row]:
 
     for name in preset_names():
         model = resolve_model(ModelSection(preset=name), USUAL_VOCABULARY)
-        yield {
-            "name": name,
-            "family": model.family,
-            "parameters": num_parameters(model),
-            "active_parameters": num_active_parameters(model),
-            "layers": model.num_layers,
-            "hidden_size": model.hidden_size,
-            "heads": model.num_heads,
-            "kv_heads": model.num_kv_heads,
-            "experts": model.num_experts,
-            "top_k": model.top_k,
-            "vocabulary": model.vocab_size,
-            "max_position": model.max_position,
-        }
+        sizes = {key: value for key, value in vars(model).items() if isinstance(value, int | float | str)}
+        counts = {"parameters": num_parameters(model), "active_parameters": num_active_parameters(model)}
+        yield {"name": name, **counts, **sizes}
 
 
 def _model_cells(row: Row) -> list[str]:
-    experts = f"{row['top_k']} of {row['experts']}" if row["experts"] else "-"
-    active = format_count(row["active_parameters"]) if row["experts"] else "-"
-    sizes = [str(row[key]) for key in ("layers", "hidden_size", "vocabulary", "max_position")]
+    experts = f"{row['top_k']} of {row['num_experts']}" if row["num_experts"] else "-"
+    active = format_count(row["active_parameters"]) if row["num_experts"] else "-"
+    sizes = [str(row[key]) for key in ("num_layers", "hidden_size", "vocab_size", "max_position")]
     return [row["name"], format_count(row["parameters"]), active, experts, *sizes]
 
 
@@ -82,15 +71,7 @@ def _clusters() -> Iterable[Row]:
             "device": cluster.device.key,
             "devices": cluster.devices,
             "devices_per_node": cluster.node_devices,
-            "levels": [
-                {
-                    "name": each.name,
-                    "kind": each.kind,
-                    "devices": each.devices,
-                    "bytes_per_second": each.bytes_per_second,
-                }
-                for each in cluster.levels
-            ],
+            "levels": [asdict(level) for level in cluster.levels],
             "scalable": cluster.all_levels[-1].scalable,
             "dollars_per_device_hour": cluster.dollars_per_device_hour,
         }
@@ -106,14 +87,7 @@ def _cluster_cells(row: Row) -> list[str]:
 def _devices() -> Iterable[Row]:
     for name in device_names():
         device = load_device(name)
-        yield {
-            "name": name,
-            "description": device.name,
-            "memory_bytes": device.memory_bytes,
-            "memory_bytes_per_second": device.memory_bytes_per_second,
-            "peak_flops_per_second": dict(device.peak_flops_per_second),
-            "power_watts": device.power_watts,
-        }
+        yield {**asdict(device), "name": name, "description": device.name}
 
 
 def _device_cells(row: Row) -> list[str]:

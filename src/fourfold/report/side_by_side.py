@@ -8,6 +8,7 @@ from typing import Any, Literal
 from fourfold.config import UserError
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder, read_jsonl
+from fourfold.report.format_campaign import duration
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.simulation_document import layout_document
 from fourfold.report.units import format_bytes, table
@@ -15,7 +16,6 @@ from fourfold.train.measured import read_measured
 
 Figures = dict[str, Any]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-DAY = 86_400.0
 SMALL = 1e-3
 """Exposed communication that takes less of every step than this has no row."""
 
@@ -178,7 +178,7 @@ def _rows(sides: Sequence[Side]) -> list[list[str]]:
         cells = ["-" if value is None else text(value) for value in values]
         if relative and values[0]:
             cells = [
-                cell if value in (None, values[0]) else f"{cell} ({100 * (value / values[0] - 1):+.1f} %)"
+                cell if value in (None, values[0]) else f"{cell} ({_beside(value / values[0])})"
                 for cell, value in zip(cells, values, strict=True)
             ]
         known = [value for value in values if value is not None]
@@ -199,20 +199,20 @@ def _rows(sides: Sequence[Side]) -> list[list[str]]:
             values = [each.get(axes, 0.0) if each else None for each in exposed]
             row(f"exposed {axes}", values, lambda seconds: seconds_text(seconds) if seconds else "0")
     runs = [each["run"] or {} for each in figures]
+    row("training", [each.get("training_seconds") for each in runs], duration, relative=True)
+    if any(each.get("failures") for each in runs):
+        row("with failures", [each.get("seconds") for each in runs], duration)
     row(
-        "training days",
-        [_days(each.get("training_seconds")) for each in runs],
-        lambda days: f"{days:,.3g}",
+        "cost",
+        [each.get("dollars") for each in runs],
+        lambda cost: f"${cost:,.{0 if cost >= 100 else 2}f}",
         relative=True,
     )
-    if any(each.get("failures") for each in runs):
-        row("with failures", [_days(each.get("seconds")) for each in runs], lambda days: f"{days:,.3g}")
-    row("cost", [each.get("dollars") for each in runs], lambda dollars: f"${dollars:,.0f}", relative=True)
     return rows
 
 
-def _days(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / DAY
+def _beside(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %" if 0.5 <= ratio <= 2 else f"{ratio:.3g} x"
 
 
 def _verdict(sides: Sequence[Side]) -> list[str]:
