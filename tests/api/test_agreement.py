@@ -69,10 +69,11 @@ def same(document: dict) -> dict:
 @pytest.mark.parametrize("case", SIMULATED)
 def test_simulate(case: str, fourfold, machine) -> None:
     run, overrides, arguments = SIMULATED[case]
-    command = fourfold("simulate", run, *overrides, *options(arguments), "--json")
+    document = printed(fourfold("simulate", run, *overrides, *options(arguments), "--json"))
     result = ff.simulate(run, overrides, **arguments)
-    assert same(result.to_json()) == printed(command)
-    assert (result.step_seconds, result.fits) == (printed(command)["step_seconds"], command.code == 0)
+    assert same(result.to_json()) == document
+    assert (result.step_seconds, result.mfu, result.fits) == tuple(document[k] for k in ("step_seconds", "mfu", "fits"))
+    assert result.memory_bytes == max(rank["device_bytes"] for rank in document["memory"])
 
 
 def test_simulate_with_memory_over_time(fourfold) -> None:
