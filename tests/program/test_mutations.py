@@ -215,3 +215,21 @@ def test_a_peak_above_the_limit_names_its_instruction(case: str) -> None:
         assert fault.instruction is programs[spec.layout.coordinates(fault.rank)["pp"]].instructions[peak.index]
         assert str(highest) in str(fault)
         assert peak.buffers[0][0] in str(fault)
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 3], list(range(1, 16))], ids=len)
+def test_an_incomplete_set_of_ranks_is_refused(lost: list[int]) -> None:
+    spec = make_spec(pp=2, dp_shard=4, tp=2, zero=1, accumulation=2)
+    programs = {rank: program for rank, program in training(spec).items() if rank not in lost}
+    (fault,) = verify(programs, spec)
+    named = " and 7 more" if len(lost) > 8 else ""
+    assert f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost[:8]))}{named} of the layout's 16 ranks" in str(
+        fault
+    )
+
+
+def test_a_rank_that_the_layout_lacks_is_refused() -> None:
+    spec = make_spec(dp_shard=2, zero=1)
+    programs = training(spec)
+    (fault,) = verify({**programs, 2: programs[0]}, spec)
+    assert "given for rank 2, and the layout has ranks 0 to 1" in str(fault)

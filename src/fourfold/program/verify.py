@@ -6,7 +6,7 @@ axis, then updated once. Groups (`progress.py`): every member of a group enters 
 transfers pair up, nobody waits for ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.program.declarations import check_declarations
@@ -24,10 +24,14 @@ __all__ = ["Fault", "verify"]
 def verify(
     programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: int | None = None, first_only: bool = True
 ) -> list[Fault]:
-    """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof.
+    """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof. A set
+    that lacks a rank of the layout, or has one more, is a fault by itself.
 
     `first_only`: stop at the first walk that finds faults, since later ones would only echo them.
     """
+    incomplete = _check_ranks(programs, spec.layout.world_size)
+    if incomplete:
+        return incomplete
     representatives = {id(program): rank for rank, program in sorted(programs.items(), reverse=True)}
     views, faults = rank_views(spec), list[Fault]()
     for rank in sorted(representatives.values()):
@@ -60,6 +64,25 @@ def verify(
     if not faults or not first_only:
         faults += check_progress(programs, spec.layout)
     return faults
+
+
+def _check_ranks(programs: Mapping[int, Program], world_size: int) -> list[Fault]:
+    missing = [rank for rank in range(world_size) if rank not in programs]
+    beyond = sorted(rank for rank in programs if not 0 <= rank < world_size)
+    faults = []
+    if missing:
+        problem = f"no program is given for {_named(missing)} of the layout's {world_size} ranks"
+        faults.append(Fault(missing[0], 0, None, problem, "give the program of every rank"))
+    if beyond:
+        problem = f"a program is given for {_named(beyond)}, and the layout has ranks 0 to {world_size - 1}"
+        faults.append(Fault(beyond[0], 0, None, problem, "leave it out"))
+    return faults
+
+
+def _named(ranks: Sequence[int], shown: int = 8) -> str:
+    """`rank 3`, `ranks 1, 3`, `ranks 0, 1, 2 and 61 more`."""
+    more = f" and {len(ranks) - shown} more" if len(ranks) > shown else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:shown]))}{more}"
 
 
 _FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
