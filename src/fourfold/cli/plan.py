@@ -22,6 +22,7 @@ from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET, Progress
 from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
+from fourfold.report.screen import print_screen
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -136,7 +137,7 @@ def plan(
         print(json_text.dumps(document, indent=1))
         return 0 if best is not None else 1
     lines = [*notes, *lines]
-    print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
+    print_screen([*lines, *([""] if lines else []), *plan_lines(result)])
     if exported is not None:
         text, missing = exported
         print(f"\nas {as_}:\n\n{text}\n")

@@ -9,9 +9,11 @@ from cyclopts import Parameter
 from fourfold.cli.timeline import show_timeline
 from fourfold.config import UserError, load_run
 from fourfold.hardware import load_cluster
+from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
+from fourfold.layout.resolve import filling_ranks
 from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
@@ -50,7 +52,8 @@ def show(
     overrides
         Keys of the run file, as section.key=value.
     ranks
-        How many ranks the layout is for. Default: as many as it asks for.
+        How many ranks the layout is for. Default: as many as it states; all devices of --cluster where it leaves
+        layout.dp_shard open.
     pp_rank
         Which pipeline rank's program; ranks that differ only in data coordinates run the same one.
     cluster
@@ -86,12 +89,16 @@ def show(
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
     config = load_run(path, overrides)
+    vocabulary = stated_vocab_size(config.model, config.data)
     if cluster is not None:
-        transport = transport_on(load_cluster(cluster))
+        machine = load_cluster(cluster)
+        transport = transport_on(machine)
         config = config.on_cluster(cluster)
+        if ranks is None:
+            ranks = filling_ranks(config, resolve_model(config.model, vocabulary), machine.devices)
     else:
         transport = transport_of(config, num_cuda_devices(config))
-    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
+    resolved = resolve_run(config, ranks, vocabulary, transport)
     if progress:
         return _progress(run, resolved, json)
     if timeline or svg is not None:

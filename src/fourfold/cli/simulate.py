@@ -16,6 +16,7 @@ from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
+from fourfold.layout.resolve import filling_ranks
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
@@ -28,7 +29,9 @@ from fourfold.report.format_simulation import (
     spent_lines,
     step_lines,
 )
+from fourfold.report.screen import columns, print_screen
 from fourfold.report.simulation_document import simulation_document
+from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import (
     REPAIR_SECONDS,
     RESTART_SECONDS,
@@ -39,7 +42,7 @@ from fourfold.simulate.campaign import (
 )
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep, published_step
-from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import check_devices, idle_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
@@ -84,7 +87,8 @@ def simulate(
     cluster
         NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
     ranks
-        How many ranks the layout is for. Default: as many as it asks for.
+        How many ranks the layout is for. Default: as many as it states; all devices of the cluster where it leaves
+        layout.dp_shard open. A layout that leaves devices idle ends with exit code 1, unless this says so.
     software
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
     gemm_dtype
@@ -125,10 +129,13 @@ def simulate(
     machine = load_cluster(name)
     config = config.on_cluster(name)  # for layout = "auto"
     vocabulary = stated_vocab_size(config.model, config.data)
-    check_layers(resolve_model(config.model, vocabulary))
-    resolved = resolve_run(config, ranks, vocabulary, transport_on(machine))
+    model = resolve_model(config.model, vocabulary)
+    check_layers(model)
+    wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
+    resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
     layout = resolved.layout
     check_devices(layout, machine)
+    idle = idle_devices(layout, config.batch.global_sequences, machine) if ranks is None else None
     if pp_rank is not None and not 0 <= pp_rank < layout.pp:
         allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
         raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
@@ -146,15 +153,15 @@ def simulate(
     traced = _write_trace(trace, resolved, summary) if trace is not None else None
     if json:
         document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
+        document["idle"] = idle
         document["published"] = None if beside is None else beside.document()
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
     else:
-        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, stated, beside)))
-        if traced is not None:
-            print(f"\n{traced}")
-    return 0 if summary.fits else 1
+        lines = _text(resolved, machine, summary, length, pp_rank, memory, stated, beside, idle)
+        print_screen([*lines, *(["", traced] if traced is not None else [])])
+    return 0 if summary.fits and idle is None else 1
 
 
 def _text(
@@ -166,11 +173,15 @@ def _text(
     memory: bool,
     stated: frozenset[str],
     published: PublishedStep | None,
+    idle: str | None,
 ) -> list[str]:
-    columns = chosen_ranks(resolved.layout.pp, pp_rank)
+    ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
     software = format_software(summary.step.simulation.prices)
     lines = [
+        *verdict_lines(summary),
+        *(["", f"idle: {idle}"] if idle is not None else []),
+        "",
         model_line(resolved),
         layout_line(resolved),
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
@@ -180,13 +191,13 @@ def _text(
         "",
         *late_lines(summary),
         "",
-        *spent_lines(summary, columns),
+        *spent_lines(summary, ranks),
     ]
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
-    lines += ["", *memory_lines(summary, columns)]
+    lines += ["", *memory_lines(summary, ranks)]
     if memory:
-        lines += ["", *memory_curve_lines(summary, columns)]
+        lines += ["", *memory_curve_lines(summary, ranks)]
     if length is not None:
         lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
     else:
