@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from fourfold.cli.timeline import show_timeline
+from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError, load_run
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
@@ -18,6 +18,7 @@ from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
+from fourfold.report.screen import print_screen
 from fourfold.simulate.run_prices import transport_on
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
@@ -39,6 +40,9 @@ def show(
     timeline: Flag = False,
     svg: Path | None = None,
     times: Literal["unit", "flops"] | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None,
+    pp_ranks: str | None = None,
     json: Flag = False,
 ) -> int:
     """Print the program of a rank's step: every instruction, with bytes sent, live memory and arithmetic.
@@ -78,6 +82,12 @@ def show(
     times
         What the drawing takes a stage to need: unit (a forward 1, a backward 2) or its arithmetic in FLOPs.
         Default: unit; flops for the schedule auto, which is made for them.
+    from_
+        Draw from this time on, as the drawing's axis has it, or from the start of a microbatch: m12.
+    to
+        Draw up to this time, or to the end of a microbatch.
+    pp_ranks
+        Draw these pipeline ranks, as 0-3,63. Default: all, or a sample of many.
     json
         Print one JSON document and nothing else.
     """
@@ -99,20 +109,24 @@ def show(
     else:
         transport = transport_of(config, num_cuda_devices(config))
     resolved = resolve_run(config, ranks, vocabulary, transport)
+    where = cluster or "this machine"
     if progress:
         return _progress(run, resolved, json)
     if timeline or svg is not None:
-        return show_timeline(resolved, svg, timeline, json, times)
-    if times is not None:
-        raise UserError(f"--times {times}: is for the drawing; what works: --timeline --times {times}")
+        return show_timeline(resolved, svg, timeline, json, times, Part(from_, to, pp_ranks))
+    for option, value in (("--times", times), ("--from", from_), ("--to", to), ("--pp-ranks", pp_ranks)):
+        if value is not None:
+            raise UserError(f"{option} {value}: is for the drawing; what works: --timeline {option} {value}")
     if program is not None:
-        return _verify([resolved.with_program(_read_program(program, resolved))], resolved, json)
+        return _verify([resolved.with_program(_read_program(program, resolved))], resolved, json, where)
     if verify:
-        return _verify([resolved.train_programs, resolved.evaluate_programs], resolved, json)
-    return _show(resolved, pp_rank, evaluate, full, limit, json)
+        return _verify([resolved.train_programs, resolved.evaluate_programs], resolved, json, where)
+    return _show(resolved, pp_rank, evaluate, full, limit, json, where)
 
 
-def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool) -> int:
+def _show(
+    resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool, where: str
+) -> int:
     layout = resolved.layout
     if not 0 <= pp_rank < layout.pp:
         allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
@@ -123,15 +137,21 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
         _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
     elif full:
         print(to_text(program), end="")
-        print("\n".join(f"# {line}" for line in legend_lines(program)))
+        print("\n".join(f"# {line}" for line in [*transport_lines(resolved, where), *legend_lines(program)]))
     else:
         what = "evaluation" if evaluate else "training step"
-        lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved), "", f"one {what} of a rank:"]
-        print("\n".join([*lines, *table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)]))
+        lines = [
+            model_line(resolved),
+            layout_line(resolved),
+            *transport_lines(resolved, where),
+            "",
+            f"one {what} of a rank:",
+        ]
+        print_screen([*lines, *table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)])
     return 0
 
 
-def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bool) -> int:
+def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bool, where: str) -> int:
     faults = [fault for programs in groups for fault in verify(programs, resolved.spec)]
     if as_json:
         document: dict[str, Any] = {**_heading(resolved), "sound": not faults}
@@ -150,8 +170,8 @@ def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bo
     elif faults:
         print("\n".join([f"NOT sound: {len(faults)} fault{'s' if len(faults) > 1 else ''}", *map(str, faults)]))
     else:
-        print("\n".join([model_line(resolved), layout_line(resolved)]))
-        print("\n".join(line for programs in groups for line in proof_lines(proof(programs))))
+        proofs = [line for programs in groups for line in proof_lines(proof(programs))]
+        print_screen([model_line(resolved), layout_line(resolved), *transport_lines(resolved, where), *proofs])
     return 1 if faults else 0
 
 
@@ -192,7 +212,12 @@ def _heading(resolved: ResolvedRun) -> dict[str, Any]:
     model = resolved.config.model.model_dump(mode="json", exclude_none=True)
     layout = {**resolved.config.layout.model_dump(mode="json"), "recompute": list(resolved.layout.recompute[1:-1])}
     layout.update(world_size=resolved.layout.world_size, num_microbatches=resolved.layout.num_microbatches)
-    return {"model": model, "num_parameters": resolved.num_parameters, "layout": layout}
+    return {
+        "model": model,
+        "num_parameters": resolved.num_parameters,
+        "layout": layout,
+        "transport": resolved.spec.transport,
+    }
 
 
 def _print_json(document: dict[str, Any]) -> None:

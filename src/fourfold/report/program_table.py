@@ -5,6 +5,7 @@ from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
 from fourfold.program.liveness import ledger
+from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops
 
@@ -94,7 +95,9 @@ def totals_lines(program: Program) -> list[str]:
     operations = Counter(step.op for step in program.instructions)
     named = [f"{operations[op]} {_OPERATIONS[op]} ({op.value})" for op in Op if operations[op]]
     sent = [f"{axes} {format_bytes(size)}" for axes, size in totals["sent_bytes"].items()]
-    kinds = [f"{kind} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size]
+    kinds = [
+        f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size > 0
+    ]
     total_sent = sum(totals["sent_bytes"].values())
     return [
         *wrapped("instructions", f"{totals['instructions']}: ", named),
@@ -128,11 +131,10 @@ def proof_lines(found: dict[str, Any]) -> list[str]:
     lists = "one program" if found["distinct_programs"] == 1 else f"{found['distinct_programs']} distinct programs"
     gradients = f"; every gradient reduced once over every axis ({found['reductions']} reductions)"
     return [
-        f"sound: {found['kind']}: {lists} for {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, "
-        f"digest {', '.join(found['digests'])}",
-        f"  {found['instructions']} instructions, {found['buffers']} buffers: {found['buffer_accesses']} reads, writes and frees "
-        f"in a legal order, nothing leaks",
-        f"  {found['collectives']} collectives in the same order on every member of their groups, {found['waits']} waits "
+        f"sound: {found['kind']}: {lists} for {found['ranks']:,} rank{'s' if found['ranks'] > 1 else ''}",
+        f"  {found['instructions']:,} instructions, {found['buffers']:,} buffers: {found['buffer_accesses']:,} reads, writes "
+        f"and frees in a legal order, nothing leaks",
+        f"  {found['collectives']:,} collectives in the same order on every member of their groups, {found['waits']:,} waits "
         f"joined, nobody waits for ever{gradients if found['kind'] == 'train' else ''}",
         f"  peak memory {format_bytes(found['peak_memory_bytes'])} a rank",
     ]
