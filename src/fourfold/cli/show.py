@@ -14,16 +14,26 @@ from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.layout.resolve import filling_ranks
-from fourfold.program import Program, from_text, lower_pipeline, to_text, verify
+from fourfold.program import Program, digest, from_text, lower_pipeline, to_text, verify
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
-from fourfold.report.program_table import program_rows, program_totals, proof, proof_lines, table_lines, totals_lines
+from fourfold.report.program_table import (
+    distinct_programs,
+    program_rows,
+    program_totals,
+    proof,
+    proof_lines,
+    table_lines,
+    totals_lines,
+)
 from fourfold.report.screen import print_screen
+from fourfold.simulate.collection import without_collection
 from fourfold.simulate.run_prices import transport_on
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
+@without_collection()
 def show(
     run: Path,
     /,
@@ -155,7 +165,14 @@ def _verify(groups: list[dict[int, Program]], resolved: ResolvedRun, as_json: bo
     faults = [fault for programs in groups for fault in verify(programs, resolved.spec)]
     if as_json:
         document: dict[str, Any] = {**_heading(resolved), "sound": not faults}
-        document["proofs"] = [] if faults else [proof(programs) for programs in groups]
+        document["proofs"] = (
+            []
+            if faults
+            else [
+                {**proof(programs), "digests": [digest(each) for each in distinct_programs(programs)]}
+                for programs in groups
+            ]
+        )
         document["faults"] = [
             {
                 "rank": fault.rank,

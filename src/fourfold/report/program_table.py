@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
-from fourfold.program.liveness import ledger
+from fourfold.program.liveness import ledger, peak_bytes
 from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops
@@ -109,21 +109,26 @@ def totals_lines(program: Program) -> list[str]:
 
 def proof(programs: dict[int, Program]) -> dict[str, Any]:
     """The extent of a verification: counts over the distinct programs, and the number of ranks that run them."""
-    distinct = list({id(program): program for program in programs.values()}.values())
+    distinct = distinct_programs(programs)
     steps = [step for program in distinct for step in program.instructions]
+    operations = Counter(step.op for step in steps)
     return {
         "kind": distinct[0].kind,
         "ranks": len(programs),
         "distinct_programs": len(distinct),
-        "digests": [digest(program) for program in distinct],
         "instructions": len(steps),
         "buffers": sum(len(program.buffers) for program in distinct),
-        "buffer_accesses": sum(len(step.reads) + len(step.writes) + len(step.frees) for step in steps),
-        "collectives": sum(len(step.collectives) for step in steps),
-        "waits": sum(step.op is Op.WAIT for step in steps),
-        "reductions": sum(step.op is Op.REDUCE for step in steps),
-        "peak_memory_bytes": max(memory_peak(program).bytes for program in distinct),
+        "buffer_accesses": sum([len(step.reads) + len(step.writes) + len(step.frees) for step in steps]),
+        "collectives": sum([len(step.work.collectives) for step in steps]),
+        "waits": operations[Op.WAIT],
+        "reductions": operations[Op.REDUCE],
+        "peak_memory_bytes": max(map(peak_bytes, distinct)),
     }
+
+
+def distinct_programs(programs: dict[int, Program]) -> list[Program]:
+    """Every program once, in the order of the ranks."""
+    return list({id(program): program for program in programs.values()}.values())
 
 
 def proof_lines(found: dict[str, Any]) -> list[str]:
