@@ -86,7 +86,13 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, vi
                 after.setdefault(places[-1], []).append(join)
     result: list[Instruction] = []
     for place, group in zip(places, groups, strict=True):
-        result += [*before.get(place, ()), *waits.get(place, ()), *group, *after.get(place, ())]
+        if place in before:
+            result += before[place]
+        if place in waits:
+            result += waits[place]
+        result += group
+        if place in after:
+            result += after[place]
     return result
 
 

@@ -149,8 +149,7 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         sizes = list(peak.by_kind().items())[: 3 if columns() >= NARROW else 2]
         kinds = [f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in sizes]
         step = simulation.programs[rank].instructions[peak.index]
-        share = per_cent(held / capacity) + ("" if held <= capacity else " TOO MUCH")
-        rows.append([f"pp {rank}", format_bytes(held), share, step.short, ", ".join(kinds)])
+        rows.append([f"pp {rank}", format_bytes(held), per_cent(held / capacity), step.short, ", ".join(kinds)])
     overhead = format_overhead(simulation.prices.software)
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
     heads = ("device", "peak memory", "share", "at", "largest buffers")

@@ -12,7 +12,7 @@ _LEAST_TEXT = 24
 _STYLES = (
     (r"^(memory|step|time|change)  +", "bold"),
     (r"\bfits:", "bold green"),
-    (r"DOES NOT FIT|TOO MUCH|\bidle: ", "bold red"),
+    (r"DOES NOT FIT|^idle:|^pp \d+ +\S+ \S+ +[1-9]\d{2,}\.\d %", "bold red"),
     (r"^(where the \w+ go|communication of a device|device|the step is limited|best layout).*", "bold"),
 )
 
