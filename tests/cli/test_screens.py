@@ -38,7 +38,7 @@ def test_a_long_line_goes_on_below_its_last_column(line: str, lines: list[str]) 
 
 
 def _on_terminal(columns: int, *arguments: str) -> str:
-    """What the command writes to a terminal of so many columns."""
+    """Everything that the command writes to a terminal of so many columns."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     hidden = ("COLUMNS", "LINES", "NO_COLOR")

@@ -240,7 +240,9 @@ def _start_transfer(rank: int, step: Instruction, state: _Rank, channels: Channe
     size = sum(c.bytes for c in step.work.collectives)
     what = _Transfer(step.op in ACTIVATIONS, step.segment, step.microbatch, size)
     source, target = (rank, other) if sends else (other, rank)
-    channel = channels.setdefault((source, target), _Channel())
+    channel = channels.get((source, target))
+    if channel is None:
+        channel = channels[source, target] = _Channel()
     queue = channel.sent if sends else channel.received
     state.transfers[step.short] = (source, target, sends, len(queue))
     queue.append((state.counter, what))

@@ -57,8 +57,6 @@ def _closer(plan: Plan) -> list[str]:
     assert summary is not None
     lines = late_lines(summary)
     lines = [f"best layout: {lines[0]}", *lines[1:]]
-    if (waiting := summary.bubble_fraction) >= 0.0005:
-        lines.append(f"stages wait for each other {per_cent(waiting)} of the time")
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
     peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
