@@ -2,6 +2,10 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,3 +93,44 @@ def test_mistakes_say_what_works(options: list[str], named: str, capsys: pytest.
 def test_this_machine_unmeasured_says_to_calibrate(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["simulate", "preset:llama3-70b", "--cluster", "this"]) == 2
     assert "fourfold calibrate" in capsys.readouterr().err
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads the process table of Linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_ranks_that_measure(tmp_path: Path, number: int) -> None:
+    command = [sys.executable, "-m", "fourfold", "calibrate", "--ranks", "1,2", "--seconds", "120"]
+    process = subprocess.Popen([*command, "--out", str(tmp_path / "here.toml")], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert "at once" in process.stdout.readline()
+        children = _children(process.pid)
+        assert len(children) >= 3
+        process.send_signal(number)
+        assert process.wait(timeout=30) == (143 if number == signal.SIGTERM else -number)
+        until = time.monotonic() + 30
+        while any(map(_running, children)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert not [child for child in children if _running(child)]
+        assert not list(tmp_path.iterdir())
+    finally:
+        process.kill()
+        process.wait()

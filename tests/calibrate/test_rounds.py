@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from fourfold.calibrate import machine
+from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import PHASES
 from fourfold.calibrate.machine import measure_machine
 from fourfold.calibrate.rounds import LAYOUTS, Measurements, drift, merged, slowest, step_tables
@@ -52,6 +53,9 @@ class _Group:
     def __exit__(self, *_: object) -> None:
         return None
 
+    def run(self, function: object) -> None:
+        return None
+
 
 def _constants(ranks: int) -> Any:
     table = contention_profile(ranks)
@@ -94,7 +98,9 @@ def test_constants_are_found_again_and_ranks_that_take_turns_are_slower_alike(mo
     monkeypatch.setattr(machine, "Ranks", _Group)
     monkeypatch.setattr(machine, "measure_round", _measured)
     lines: list[str] = []
-    found = measure_machine([1, 2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", 2.0, lines.append)
+    found = measure_machine(
+        [1, 2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", TimeAccount(2.0, [1, 2, 4]), lines.append
+    )
     assert len(lines) == 3
     assert found.drift == 0.0
     assert sorted(found.fits) == [1, 2]
@@ -124,6 +130,8 @@ def test_ranks_that_take_turns_are_never_faster_together_than_the_cores(monkeypa
         return Measurements(measured.kernels, measured.steps, together, measured.links, measured.layouts)
 
     monkeypatch.setattr(machine, "measure_round", quick)
-    found = measure_machine([2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", 2.0, lambda text: None)
+    found = measure_machine(
+        [2, 4], lambda ranks: max(1, 2 // ranks), "fp32", "cpu", TimeAccount(2.0, [2, 4]), lambda text: None
+    )
     free, crowded = (found.calibration[f"ranks_{ranks}"]["kernels"] for ranks in (2, 4))
     assert crowded["memory_bytes_per_second"] == pytest.approx(free["memory_bytes_per_second"] / 2, rel=1e-3)

@@ -1,13 +1,15 @@
 """`fourfold simulate`: what it prints agrees with what it gives as JSON, and every mistake has one message."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 
 import pytest
 
-LLAMA = ("preset:llama3-405b-16k", "--cluster", "h100-24576")
-SMALL = ("run.toml", "--cluster", "dgx-h100", "layout.pp=2", "layout.dp_shard=2", "layout.zero=1")
+LLAMA = ("preset:llama3-405b-16k", "--cluster", "h100-24576", "--ranks", "16384")
+SMALL = ("run.toml", "--cluster", "dgx-h100:4", "layout.pp=2", "layout.dp_shard=2", "layout.zero=1")
 
 
 def document(fourfold, *arguments: str) -> dict:
@@ -79,9 +81,9 @@ def test_a_small_run_file(fourfold) -> None:
 
 
 def test_the_cluster_of_the_run_file_is_the_default(fourfold, here) -> None:
-    (here / "clustered.toml").write_text((here / "run.toml").read_text() + '[cluster]\npreset = "dgx-a100"\n')
+    (here / "clustered.toml").write_text((here / "run.toml").read_text() + '[cluster]\npreset = "dgx-a100:4"\n')
     assert document(fourfold, "clustered.toml")["device"] == "a100-sxm-80"
-    assert document(fourfold, "clustered.toml", "--cluster", "dgx-h100")["device"] == "h100-sxm"
+    assert document(fourfold, "clustered.toml", "--cluster", "dgx-h100:4")["device"] == "h100-sxm"
 
 
 def test_an_automatic_layout_is_of_the_cluster_that_is_asked(fourfold) -> None:
@@ -130,7 +132,9 @@ def test_it_is_repeatable_and_needs_no_torch(fourfold) -> None:
         "import sys; from fourfold.cli.app import run; "
         f"assert run(['simulate', *{LLAMA!r}]) == 0; assert 'torch' not in sys.modules"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout == fourfold("simulate", *LLAMA).out
 
@@ -147,7 +151,7 @@ def test_a_layout_that_does_not_fit_is_reported(fourfold) -> None:
     result = fourfold("simulate", "preset:llama3-70b", "--cluster", "dgx-h100:8", *one, "batch.global_sequences=8")
     assert result.code == 1
     assert "DOES NOT FIT" in result.out
-    assert "what would shrink them: more dp_shard, more tp or pp" in result.out
+    assert re.search(r"^change  .*: more dp_shard, more tp or pp$", result.out, re.MULTILINE)
 
 
 def test_software_of_the_literature_is_slower_or_faster_but_named(fourfold) -> None:
@@ -185,7 +189,7 @@ def test_another_run_than_the_published_one_has_no_published_figure(fourfold) ->
         ((*LLAMA[:1], "--cluster", "dgx-h100:8"), "what works: --cluster dgx-h100:16384"),
         ((*LLAMA[:1], "--cluster", "dgx-h100:1024"), "layout.dp_shard=8"),
         (("preset:llama3-405b", "--cluster", "dgx-h100"), "did you mean preset:llama3-405b"),
-        ((*LLAMA, "--ranks", "100"), "100"),
+        ((*LLAMA[:3], "--ranks", "100"), "100"),
         ((*LLAMA, "--pp-rank", "16"), "allowed: 0 to 15"),
         ((*LLAMA, "--software", "megatrn"), "allowed: fourfold"),
         ((*LLAMA, "--tokens", "15X"), "--tokens 15.6T"),
@@ -248,3 +252,67 @@ def test_it_explains_itself(fourfold) -> None:
         "--price",
     ):
         assert option in result.out
+
+
+def test_four_lines_come_first_and_fit_80_columns(fourfold, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for run in (
+        LLAMA,
+        SMALL,
+        ("preset:deepseek-v3-2k",),
+        ("preset:llama3-70b", "layout.zero=3"),
+        ("preset:llama3-405b-8k",),
+    ):
+        text, found = fourfold("simulate", *run).out, json.loads(fourfold("simulate", *run, "--json").out)
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= 80
+        assert [line.split()[0] for line in lines[:4]] == ["memory", "step", "time", "change"]
+        assert not lines[4]
+        assert ("DOES NOT FIT" in lines[0]) != found["fits"]
+        assert (
+            f"MFU {100 * found['mfu']:.1f} %, {found['tokens_per_second_per_device']:.4g} tokens/s/device" in lines[1]
+        )
+        compute, exposed = (
+            float(re.search(rf"{what} (-?[0-9.]+) %", lines[2])[1]) for what in ("compute", "exposed comm")
+        )
+        assert lines[2].endswith(f"bubble {100 * found['bubble_fraction']:.1f} %")
+        assert compute + exposed + 100 * found["bubble_fraction"] == pytest.approx(100, abs=0.15)
+
+
+def test_tables_are_shortened_and_not_broken_at_80_columns(fourfold, monkeypatch) -> None:
+    long = fourfold("simulate", *LLAMA).out
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = fourfold("simulate", *LLAMA).out
+    assert " pp 1 " in long
+    for head in ("where the seconds go", "communication ", "device "):
+        start = next(i for i, line in enumerate(narrow.splitlines()) if line.startswith(head))
+        rows = narrow.splitlines()[start : narrow.splitlines().index("", start)]
+        assert all(row[0] != " " for row in rows if not row.startswith(" " * 11)), "no row is continued"
+        assert len([row for row in long.splitlines() if row.startswith(head)]) == 1
+
+
+def test_devices_that_stay_idle_are_named_and_fail(fourfold) -> None:
+    stated = ("run.toml", "--cluster", "dgx-h100:8", "layout.pp=2", "layout.dp_shard=2")
+    result = fourfold("simulate", *stated)
+    assert result.code == 1
+    line = next(line for line in result.out.splitlines() if line.startswith("idle: "))
+    assert "4 of 8 devices: layout.dp_shard=4 uses all; --ranks 4 predicts these alone" in line
+    as_json = fourfold("simulate", *stated, "--json")
+    assert as_json.code == 1
+    assert "4 of 8 devices" in json.loads(as_json.out)["idle"]
+    assert fourfold("simulate", *stated, "--ranks", "4").code == 0
+    assert fourfold("simulate", "run.toml", "--cluster", "dgx-h100:4", *stated[3:]).code == 0
+    assert fourfold("simulate", *stated[:-1], "layout.dp_shard=4").code == 0
+    uneven = fourfold("simulate", *stated[:3], "layout.tp=1", "layout.cp=1", "layout.dp_shard=3").out
+    assert "layout.dp_shard=8 with batch.global_sequences=16 uses all" in uneven
+
+
+def test_an_open_dp_shard_fills_the_cluster_as_far_as_the_batch_divides(fourfold) -> None:
+    assert document(fourfold, "run.toml", "--cluster", "dgx-h100:4")["devices"] == 4
+    assert document(fourfold, "run.toml", "--cluster", "dgx-h100:8", "layout.pp=2")["devices"] == 8
+    result = fourfold("simulate", "run.toml", "--cluster", "dgx-h100:8", "--json")  # 12 sequences on 8 devices
+    found = json.loads(result.out)
+    assert (result.code, found["devices"]) == (1, 6)
+    assert "2 of 8 devices: layout.dp_shard=8 with batch.global_sequences=16 uses all" in found["idle"]
+    shown = fourfold("show", "run.toml", "--cluster", "dgx-h100:8")
+    assert "6 ranks: dp_shard 6" in shown.out

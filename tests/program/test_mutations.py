@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fourfold.program import Program, StepSpec, lower_pipeline, memory_peak, rank_view, verify
+from fourfold.program.declarations import check_declarations
 from tests.support.program_mutations import MUTATIONS, PIPELINE_MUTATIONS, Mutant
 from tests.support.programs import QWEN3_MOE, by_rank, deepseek, evaluation, evaluation_pipeline, make_spec, training
 
@@ -215,3 +216,50 @@ def test_a_peak_above_the_limit_names_its_instruction(case: str) -> None:
         assert fault.instruction is programs[spec.layout.coordinates(fault.rank)["pp"]].instructions[peak.index]
         assert str(highest) in str(fault)
         assert peak.buffers[0][0] in str(fault)
+
+
+@pytest.mark.parametrize("lost", [[1], [0, 3], list(range(1, 16))], ids=len)
+def test_an_incomplete_set_of_ranks_is_refused(lost: list[int]) -> None:
+    spec = make_spec(pp=2, dp_shard=4, tp=2, zero=1, accumulation=2)
+    programs = {rank: program for rank, program in training(spec).items() if rank not in lost}
+    (fault,) = verify(programs, spec)
+    named = " and 7 more" if len(lost) > 8 else ""
+    assert f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost[:8]))}{named} of the layout's 16 ranks" in str(
+        fault
+    )
+
+
+def test_a_rank_that_the_layout_lacks_is_refused() -> None:
+    spec = make_spec(dp_shard=2, zero=1)
+    programs = training(spec)
+    (fault,) = verify({**programs, 2: programs[0]}, spec)
+    assert "given for rank 2, and the layout has ranks 0 to 1" in str(fault)
+
+
+@pytest.mark.parametrize(
+    "case", [{"pp": 2, "schedule": "zb_h1"}, {"dp_shard": 2, "zero": 2, "recompute": "full"}], ids=str
+)
+def test_a_late_microbatch_is_checked_like_the_first(case: dict[str, Any]) -> None:
+    """Instructions that differ by their microbatch alone are checked once: one that differs by more never passes for them."""
+    spec = make_spec(**case, accumulation=12)
+    for program in lower_pipeline(spec):
+        view = rank_view(spec, program.pp_rank)
+        assert check_declarations(0, program, view) == []
+        for index, step in enumerate(program.instructions):
+            if step.microbatch is None or step.microbatch < 10:
+                continue
+            own, other = f"/m{step.microbatch}", f"/m{step.microbatch - 1}"
+            moved = {key: tuple(name.replace(own, other) for name in getattr(step, key)) for key in ("reads", "writes")}
+            stripped = {
+                key: tuple(name.removesuffix(own) for name in getattr(step, key)) for key in ("reads", "writes")
+            }
+            for changed in (
+                *(step._replace(**{key: names}) for key, names in moved.items() if names != getattr(step, key)),
+                *(step._replace(**{key: names}) for key, names in stripped.items() if names != getattr(step, key)),
+                step._replace(workspace_bytes=step.workspace_bytes + 1),
+                step._replace(stream="elsewhere"),
+                step._replace(microbatch=12),
+            ):
+                steps = [*program.instructions[:index], changed, *program.instructions[index + 1 :]]
+                faults = check_declarations(0, program.with_instructions(steps), view)
+                assert any(fault.index == index for fault in faults), changed

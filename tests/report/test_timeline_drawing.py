@@ -15,6 +15,7 @@ from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.timeline import Timeline, timeline
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline, timeline_lines
+from fourfold.report.timeline_window import MOST_ROWS, read_window
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = [
@@ -36,7 +37,7 @@ def test_plain_text_of_1f1b() -> None:
     lines = [line.plain for line in timeline_lines(draw("1f1b", 2, 1, 3, 1.0, 1.0, 1.0), "1f1b", 80, colour=False)]
     assert lines == [
         "1f1b: 2 ranks, 3 microbatches: bubble 25.0 % of a step of 12",
-        "                                                          bubble  live",
+        "time    0                   5                   10        bubble  live",
         "rank 0  F0──F1──········B0──────F2──B1──────····B2──────  25.0 %     2",
         "rank 1  ····F0──B0──────F1──B1──────F2──B2──────········  25.0 %     1",
         "F forward   B backward   · idle   number: microbatch   live: most activations held at once",
@@ -171,3 +172,77 @@ def test_both_drawings_explain_what_they_show(schedule: str, virtual: int) -> No
         assert all(word in text for word in [*words, "microbatch", "live"])
         assert ("later stages" in text) == (virtual > 1)
     assert "bubble: idle share of the step" in picture
+
+
+LARGE = ("interleaved_1f1b", 64, 2, 256)
+
+
+def test_a_large_step_is_sampled_on_a_labelled_axis() -> None:
+    drawn = draw(*LARGE)
+    lines = timeline_lines(drawn, LARGE[0], 80, colour=False)
+    rows = [line.plain for line in lines[1:-1]]
+    assert rows[0].startswith("time     0")
+    assert len(rows) == 1 + MOST_ROWS
+    assert len({len(row) for row in rows}) == 1
+    assert len(rows[0]) <= 80
+    names = [row.split()[1] for row in rows[1:]]
+    assert (names[0], names[-1]) == ("0", "63")
+    assert "16 of 64 ranks: --pp-ranks 0-63 shows all" in lines[-1].plain
+    assert "it shows what fills most of it; --from 0 --to 14 shows entries" in lines[-1].plain
+    cells = rows[1].split()[2]
+    scale = len(cells) / drawn.makespan
+    for column, letter in enumerate(cells):
+        busy = {"": 0.0}
+        for event in drawn.events[0]:
+            key = event.op.value.lower() if event.stage >= 64 else event.op.value
+            overlap = min(event.end, (column + 1) / scale) - max(event.start, column / scale)
+            busy[key] = busy.get(key, 0.0) + max(0.0, overlap)
+        most = max(busy, key=busy.__getitem__)
+        assert letter == (most if sum(busy.values()) * scale >= 0.5 else "·") or busy.get(letter) == pytest.approx(
+            busy[most]
+        )
+
+
+def test_a_window_shows_the_entries_of_some_ranks_between_two_microbatches() -> None:
+    drawn = draw(*LARGE)
+    window = read_window(drawn, "m128", "m129", "0-1,63")
+    lines = timeline_lines(drawn, LARGE[0], 4000, False, window=window)
+    rows = [line.plain for line in lines[2:-1]]
+    assert [" ".join(row.split()[:2]) for row in rows] == ["rank 0", "rank 1", "rank 63"]
+    assert "3 of 64 ranks" in lines[-1].plain
+    for rank, row in zip(window.ranks, rows, strict=True):
+        inside = [e for e in drawn.events[rank] if e.start >= window.begin and e.end <= window.end]
+        expected = [(e.op.value if e.stage < 64 else e.op.value.lower()) + str(e.microbatch) for e in inside]
+        found = re.findall(r"[A-Za-z]\d+", row.split()[2])
+        assert any(found[start : start + len(expected)] == expected for start in (0, 1))
+
+
+def test_the_axis_names_times_above_their_columns() -> None:
+    drawn = draw("1f1b", 4, 1, 8)
+    lines = timeline_lines(drawn, "1f1b", 120, False, window=read_window(drawn, "10", "20", None))
+    head, row = lines[1].plain, lines[2].plain
+    scale = len(row.split()[2]) / 10
+    labels = head.split()[1:-2]
+    assert labels == ["10", "15"]
+    for label in labels:
+        assert (head.index(label) - 8) / scale + 10 == pytest.approx(float(label), abs=0.5 / scale)
+    assert "10 to 20 of 33; bubble and live: of the full step" in lines[-1].plain
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--from", "m99"), "--from m99: allowed: a time from 0 to 33"),
+        (("--to", "soon"), "--to soon: allowed"),
+        (("--from", "20", "--to", "10"), "nothing lies between"),
+        (("--pp-ranks", "0-9"), "--pp-ranks 0-9: allowed: pipeline ranks from 0 to 3"),
+        (("--pp-ranks", "x"), "--pp-ranks x"),
+    ],
+)
+def test_a_window_that_cannot_be_says_what_works(
+    options: tuple[str, ...], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show("--timeline", *options) == 2
+    assert message in capsys.readouterr().err
+    assert show(*options) == 2
+    assert "what works: --timeline" in capsys.readouterr().err

@@ -6,8 +6,10 @@ from typing import Any, Literal, get_args
 
 from fourfold.api.inputs import ClusterInput, Overrides, RunInput, check_word, config_of, loaded_cluster, on_cluster
 from fourfold.config import UserError
+from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.layout.resolve import filling_ranks
 from fourfold.program import Instruction, MemoryPeak, Program, from_text, memory_curve, memory_peak, to_text
 from fourfold.report.program_table import program_rows, program_totals
 from fourfold.simulate.run_prices import transport_on
@@ -20,12 +22,16 @@ def compiled_run(
 ) -> ResolvedRun:
     """A run that can be compiled, for the transport of `cluster`, or of this machine. Raises `UserError`."""
     config = config_of(run, overrides)
+    vocabulary = stated_vocab_size(config.model, config.data)
     if cluster is not None:
-        transport = transport_on(loaded_cluster(cluster))
+        machine = loaded_cluster(cluster)
+        transport = transport_on(machine)
         config = on_cluster(config, cluster)
+        if ranks is None:
+            ranks = filling_ranks(config, resolve_model(config.model, vocabulary), machine.devices)
     else:
         transport = transport_of(config, num_cuda_devices(config))
-    return resolve_run(config, ranks, stated_vocab_size(config.model, config.data), transport)
+    return resolve_run(config, ranks, vocabulary, transport)
 
 
 def run_heading(resolved: ResolvedRun) -> dict[str, Any]:
@@ -33,7 +39,12 @@ def run_heading(resolved: ResolvedRun) -> dict[str, Any]:
     model = resolved.config.model.model_dump(mode="json", exclude_none=True)
     layout = {**resolved.config.layout.model_dump(mode="json"), "recompute": list(resolved.layout.recompute[1:-1])}
     layout.update(world_size=resolved.layout.world_size, num_microbatches=resolved.layout.num_microbatches)
-    return {"model": model, "num_parameters": resolved.num_parameters, "layout": layout}
+    return {
+        "model": model,
+        "num_parameters": resolved.num_parameters,
+        "layout": layout,
+        "transport": resolved.spec.transport,
+    }
 
 
 @dataclass(frozen=True, repr=False)

@@ -22,12 +22,13 @@ from fourfold.config.schema import GemmDtype
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
+from fourfold.layout.resolve import filling_ranks
 from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep, published_step
-from fourfold.simulate.run_prices import check_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import check_devices, idle_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
@@ -37,13 +38,15 @@ from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 @dataclass(frozen=True, repr=False)
 class SimulationResult:
     """A predicted step. `summary`: its figures, by rank and kind too. `campaign`: length and cost of the run, where its tokens are
-    known. `published`: the literature's figure beside it. `stated`: assumptions of the campaign that were given."""
+    known. `published`: the literature's figure beside it. `idle`: devices that the layout leaves idle, and what would use them.
+    `stated`: assumptions of the campaign that were given."""
 
     resolved: ResolvedRun
     cluster: Cluster
     summary: StepSummary
     campaign: Campaign | None
     published: PublishedStep | None
+    idle: str | None
     stated: frozenset[str]
 
     @property
@@ -80,7 +83,12 @@ class SimulationResult:
         """The document of `fourfold simulate --json`; units are in the keys. `memory_curves`: with memory over the step."""
         document = simulation_document(self.summary, self.campaign, memory_curves)
         published = None if self.published is None else self.published.document(self.step_seconds)
-        return {"model_parameters": self.resolved.num_parameters, **document, "published": published}
+        return {
+            "model_parameters": self.resolved.num_parameters,
+            **document,
+            "idle": self.idle,
+            "published": published,
+        }
 
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
@@ -130,9 +138,12 @@ def simulate(
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
     vocabulary = stated_vocab_size(config.model, config.data)
-    check_layers(resolve_model(config.model, vocabulary))
-    resolved = resolve_run(config, ranks, vocabulary, transport_on(machine))
+    model = resolve_model(config.model, vocabulary)
+    check_layers(model)
+    wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
+    resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
     check_devices(resolved.layout, machine)
+    idle = idle_devices(resolved.layout, config.batch.global_sequences, machine) if ranks is None else None
     given = {
         "checkpoint_seconds": checkpoint_seconds,
         "restart_seconds": restart_seconds,
@@ -151,7 +162,7 @@ def simulate(
         step, devices = (wanted, summary.tokens, summary.seconds), resolved.layout.world_size
         length = campaign(*step, devices, machine.node_devices, assumptions)
     stated = frozenset(name for name, value in given.items() if value is not None)
-    return SimulationResult(resolved, machine, summary, length, published, stated)
+    return SimulationResult(resolved, machine, summary, length, published, idle, stated)
 
 
 def _cluster(config: RunConfig, stated: ClusterInput | None) -> ClusterInput:

@@ -8,11 +8,9 @@ from fourfold.api.inputs import ClusterInput, Overrides, RunInput
 from fourfold.api.programs import RunProgram, compiled_run, run_heading
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.program import Fault, Program
+from fourfold.program import Fault, Program, digest
 from fourfold.program import verify as verify_programs
-from fourfold.report.program_table import proof
-
-_SHOWN_RANKS = 8
+from fourfold.report.program_table import distinct_programs, proof
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,12 +27,7 @@ class Verification:
         cls, resolved: ResolvedRun, programs: Sequence[Mapping[int, Program]], memory_limit_bytes: int | None = None
     ) -> "Verification":
         """Checks groups of programs."""
-        faults = [
-            fault
-            for group in programs
-            for fault in _incomplete(group, resolved.layout.world_size)
-            or verify_programs(group, resolved.spec, memory_limit_bytes)
-        ]
+        faults = [fault for group in programs for fault in verify_programs(group, resolved.spec, memory_limit_bytes)]
         return cls(resolved, tuple(programs), tuple(faults))
 
     @property
@@ -61,7 +54,11 @@ class Verification:
             }
             for fault in self.faults
         ]
-        return {**run_heading(self.resolved), "sound": self.sound, "proofs": self.proofs(), "faults": faults}
+        proofs = [
+            {**extent, "digests": [digest(program) for program in distinct_programs(dict(group))]}
+            for extent, group in zip(self.proofs(), self.programs if self.sound else (), strict=True)
+        ]
+        return {**run_heading(self.resolved), "sound": self.sound, "proofs": proofs, "faults": faults}
 
     def __repr__(self) -> str:
         if self.sound:
@@ -100,21 +97,3 @@ def verify(
     resolved = compiled_run(run, overrides, ranks, cluster)
     groups = [programs] if programs is not None else [resolved.train_programs, resolved.evaluate_programs]
     return Verification.of(resolved, groups, memory_limit_bytes)
-
-
-def _incomplete(programs: Mapping[int, Program], world_size: int) -> list[Fault]:
-    """The fault of a set of programs that is not that of all ranks."""
-    missing = [rank for rank in range(world_size) if rank not in programs]
-    beyond = sorted(rank for rank in programs if rank not in range(world_size))
-    if missing:
-        problem = f"no program is given for {_named(missing)} of the layout's {world_size} ranks"
-        return [Fault(missing[0], 0, None, problem, "give the program of every rank")]
-    if beyond:
-        problem = f"a program is given for {_named(beyond)}, and the layout has ranks 0 to {world_size - 1}"
-        return [Fault(beyond[0], 0, None, problem, "leave it out")]
-    return []
-
-
-def _named(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_SHOWN_RANKS]))}{more}"

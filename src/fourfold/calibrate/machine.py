@@ -1,15 +1,14 @@
 """All measurements of this machine, one number of ranks after the other, round after round; and what is fitted to them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from typing import Any, NamedTuple
 
+from fourfold.calibrate.budget import TimeAccount
 from fourfold.calibrate.fit import fit_segments
-from fourfold.calibrate.ranks import Ranks
+from fourfold.calibrate.ranks import Ranks, answer
 from fourfold.calibrate.rounds import (
-    Budget,
     Measurements,
     Table,
     drift,
@@ -41,23 +40,28 @@ class Findings(NamedTuple):
 
 
 def measure_machine(
-    counts: Sequence[int], threads_of: Callable[[int], int], dtype: str, device: str, seconds: float, report: Report
+    counts: Sequence[int],
+    threads_of: Callable[[int], int],
+    dtype: str,
+    device: str,
+    account: TimeAccount,
+    report: Report,
 ) -> Findings:
     """`threads_of(ranks)`: of each rank."""
     cores = threads_of(1) if device == "cpu" else 0
     base = max((n for n in counts if threads_of(n) == 1 and n <= cores), default=0)
-    budget = Budget.of(seconds, len(counts))
     rounds: dict[int, list[Measurements]] = {ranks: [] for ranks in counts}
-    begun, jobs = time.monotonic(), [ranks for _ in range(budget.rounds) for ranks in counts]
+    quick: dict[int, bool] = {}
     with ExitStack() as open_groups:
         groups = {ranks: open_groups.enter_context(Ranks(ranks, threads_of(ranks), device)) for ranks in counts}
-        for done, ranks in enumerate(jobs):
-            past = time.monotonic() - begun
-            left = seconds if not done else past / done * (len(jobs) - done)
-            which = f", round {done // len(counts) + 1} of {budget.rounds}" if budget.rounds > 1 else ""
-            report(f"{ranks} rank{'s' if ranks > 1 else ''} at once{which}, some {left:.0f} s left")
-            alone = not base or ranks <= base
-            rounds[ranks].append(measure_round(groups[ranks], dtype, device, budget, alone))
+        for group in groups.values():
+            group.run(answer)  # its start is no part of what it measures
+        while (job := account.next_job()) is not None:
+            which = f", round {job.number} of {job.rounds}" if job.rounds > 1 else ""
+            report(f"{job.ranks} rank{'s' if job.ranks > 1 else ''} at once{which}, some {account.left():.0f} s left")
+            alone = not base or job.ranks <= base
+            rounds[job.ranks].append(measure_round(groups[job.ranks], dtype, device, job.budget, alone))
+            quick[job.ranks] = job.budget.quick
     calibration: dict[str, Any] = {"cores": cores}
     fits: dict[int, float] = {}
     for ranks in counts:
@@ -73,7 +77,7 @@ def measure_machine(
             table["links"] = measured.links
         if measured.kernels is not None:
             table["kernels"], table["software"]["step_seconds"], fits[ranks] = _described(
-                measured, table, ranks, dtype, device, budget.quick
+                measured, table, ranks, dtype, device, quick[ranks]
             )
         else:
             free = calibration[f"ranks_{base}"]

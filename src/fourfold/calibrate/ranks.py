@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import os
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -73,7 +74,21 @@ class Ranks:
         self._folder.cleanup()
 
 
+def answer(rank: int, device: Any) -> None:
+    """Says that the rank has started."""
+
+
+def _end_with_parent() -> None:
+    """Ends this process where the one that started it has ended, however that was: it may measure for minutes without a look at
+    its pipe."""
+    parent = mp.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
 def _serve(pipe: Connection, rank: int, size: int, threads: int, device_type: str, store: str) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
     import torch.distributed as dist

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
+from fourfold.calibrate.budget import Budget
 from fourfold.calibrate.kernels import measure_attention, measure_gemms
 from fourfold.calibrate.links import SIZES, measure_links
 from fourfold.calibrate.ranks import Ranks
@@ -16,10 +17,6 @@ from fourfold.calibrate.steps import measure_layouts, measure_steps, measure_tog
 
 Table = dict[str, Any]
 
-ROUNDS, QUICK_SECONDS = 3, 20
-"""How often everything is measured; once where less time than that is given."""
-WINDOWS = 260
-"""Timings of one number of ranks, each a window: 5 x 5 x 5 shapes of two kinds, and attention."""
 MODELS = (
     {"num_layers": 2, "hidden_size": 128, "num_heads": 4, "ffn_size": 384, "vocab_size": 1024},
     {"num_layers": 2, "hidden_size": 256, "num_heads": 8, "ffn_size": 704, "vocab_size": 2048},
@@ -29,26 +26,6 @@ BATCHES = ((2, 1, 128), (4, 2, 256))
 """Sequences of a step and of a microbatch, tokens of a sequence."""
 LAYOUTS = ({"tp": 2, "sequence_parallel": True}, {"tp": 2}, {"cp": 2, "cp_method": "ring"})
 """Layouts that split layers or sequences in two: they have collectives in segments."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How many rounds, and seconds of single timings of one: all of them take about as long as was asked for. `quick`: as few as
-    can be."""
-
-    rounds: int
-    kernel: float
-    link: float
-    steps: float
-    quick: bool
-
-    @staticmethod
-    def of(seconds: float, profiles: int) -> "Budget":
-        quick = seconds < QUICK_SECONDS
-        rounds = 1 if quick else ROUNDS
-        each = seconds / profiles / rounds
-        steps = 0.15 * each / len(MODELS) / len(BATCHES)
-        return Budget(rounds, 0.25 * each / WINDOWS, 0.1 * each / 12, steps, quick)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 import json as json_text
 import os
 import platform
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +47,7 @@ def calibrate(
     ranks
         Numbers of ranks that run at once, with commas between. More than there are cores share them.
     seconds
-        About how long the measurements may take.
+        How long the measurements may take: rounds that would end later are left out. The first cannot be.
     dtype
         The number format to compute in: fp32, bf16 or fp64.
     json
@@ -56,6 +59,9 @@ def calibrate(
         raise UserError(f"--dtype {dtype[:40]}: allowed: {', '.join(FORMATS)}; a value that works: --dtype fp32")
     _check_out(out)
     require_packages("calibrate", "torch")
+    from fourfold.calibrate.budget import TimeAccount
+
+    account = TimeAccount(budget, counts)
     import torch
 
     from fourfold.calibrate.describe import describe
@@ -73,7 +79,8 @@ def calibrate(
         print(text, file=sys.stderr if json else sys.stdout, flush=True)
 
     cores = _cores()
-    found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, budget, say)
+    with stopped_by_signals():
+        found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, account, say)
     memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9
     name = torch.cuda.get_device_name(0) if devices else f"{platform.node() or 'this machine'}, {cores} cores"
     table = describe(found.calibration, kind, memory, dtype, name)
@@ -96,6 +103,24 @@ def calibrate(
         print(line)
     print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
     return 0
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception does, so that everything it has started ends with it."""
+
+    def stop(number: int, frame: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + number)
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _cores() -> int:

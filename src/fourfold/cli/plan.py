@@ -18,6 +18,7 @@ from fourfold.plan.request import MEMORY_SHARE
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET
 from fourfold.report.format_plan import format_best_layout, plan_lines
+from fourfold.report.screen import print_screen
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -143,7 +144,7 @@ def plan(
         print(json_text.dumps(document, indent=1))
         return 0 if best is not None else 1
     lines = [*notes, *planned.searched]
-    print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
+    print_screen([*lines, *([""] if lines else []), *plan_lines(result)])
     if exported is not None:
         text, missing = exported
         print(f"\nas {as_}:\n\n{text}\n")

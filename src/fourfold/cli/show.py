@@ -8,17 +8,20 @@ from cyclopts import Parameter
 
 from fourfold.api.programs import compiled_run, run_heading
 from fourfold.api.verification import Verification
-from fourfold.cli.timeline import show_timeline
+from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.program import Program, from_text, lower_pipeline, to_text
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof_lines, table_lines, totals_lines
+from fourfold.report.screen import print_screen
+from fourfold.simulate.collection import without_collection
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
+@without_collection()
 def show(
     run: Path,
     /,
@@ -35,6 +38,9 @@ def show(
     timeline: Flag = False,
     svg: Path | None = None,
     times: Literal["unit", "flops"] | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    to: str | None = None,
+    pp_ranks: str | None = None,
     json: Flag = False,
 ) -> int:
     """Print the program of a rank's step: every instruction, with bytes sent, live memory and arithmetic.
@@ -48,7 +54,8 @@ def show(
     overrides
         Keys of the run file, as section.key=value.
     ranks
-        How many ranks the layout is for. Default: as many as it asks for.
+        How many ranks the layout is for. Default: as many as it states; all devices of --cluster where it leaves
+        layout.dp_shard open.
     pp_rank
         Which pipeline rank's program; ranks that differ only in data coordinates run the same one.
     cluster
@@ -73,26 +80,38 @@ def show(
     times
         What the drawing takes a stage to need: unit (a forward 1, a backward 2) or its arithmetic in FLOPs.
         Default: unit; flops for the schedule auto, which is made for them.
+    from_
+        Draw from this time on, as the drawing's axis has it, or from the start of a microbatch: m12.
+    to
+        Draw up to this time, or to the end of a microbatch.
+    pp_ranks
+        Draw these pipeline ranks, as 0-3,63. Default: all, or a sample of many.
     json
         Print one JSON document and nothing else.
     """
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
     resolved = compiled_run(run, overrides, ranks, cluster)
+    where = cluster or "this machine"
     if progress:
         return _progress(run, resolved, json)
     if timeline or svg is not None:
-        return show_timeline(resolved, svg, timeline, json, times)
-    if times is not None:
-        raise UserError(f"--times {times}: is for the drawing; what works: --timeline --times {times}")
+        return show_timeline(resolved, svg, timeline, json, times, Part(from_, to, pp_ranks))
+    for option, value in (("--times", times), ("--from", from_), ("--to", to), ("--pp-ranks", pp_ranks)):
+        if value is not None:
+            raise UserError(f"{option} {value}: is for the drawing; what works: --timeline {option} {value}")
     if program is not None:
-        return _verify(Verification.of(resolved, [resolved.with_program(_read_program(program, resolved))]), json)
+        return _verify(
+            Verification.of(resolved, [resolved.with_program(_read_program(program, resolved))]), json, where
+        )
     if verify:
-        return _verify(Verification.of(resolved, [resolved.train_programs, resolved.evaluate_programs]), json)
-    return _show(resolved, pp_rank, evaluate, full, limit, json)
+        return _verify(Verification.of(resolved, [resolved.train_programs, resolved.evaluate_programs]), json, where)
+    return _show(resolved, pp_rank, evaluate, full, limit, json, where)
 
 
-def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool) -> int:
+def _show(
+    resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool, where: str
+) -> int:
     layout = resolved.layout
     if not 0 <= pp_rank < layout.pp:
         allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
@@ -103,23 +122,29 @@ def _show(resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit
         _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
     elif full:
         print(to_text(program), end="")
-        print("\n".join(f"# {line}" for line in legend_lines(program)))
+        print("\n".join(f"# {line}" for line in [*transport_lines(resolved, where), *legend_lines(program)]))
     else:
         what = "evaluation" if evaluate else "training step"
-        lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved), "", f"one {what} of a rank:"]
-        print("\n".join([*lines, *table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)]))
+        lines = [
+            model_line(resolved),
+            layout_line(resolved),
+            *transport_lines(resolved, where),
+            "",
+            f"one {what} of a rank:",
+        ]
+        print_screen([*lines, *table_lines(program, limit), "", *legend_lines(program), "", *totals_lines(program)])
     return 0
 
 
-def _verify(found: Verification, as_json: bool) -> int:
+def _verify(found: Verification, as_json: bool, where: str) -> int:
     faults = found.faults
     if as_json:
         _print_json(found.to_json())
     elif faults:
         print("\n".join([f"NOT sound: {len(faults)} fault{'s' if len(faults) > 1 else ''}", *map(str, faults)]))
     else:
-        print("\n".join([model_line(found.resolved), layout_line(found.resolved)]))
-        print("\n".join(line for each in found.proofs() for line in proof_lines(each)))
+        resolved, proofs = found.resolved, [line for each in found.proofs() for line in proof_lines(each)]
+        print_screen([model_line(resolved), layout_line(resolved), *transport_lines(resolved, where), *proofs])
     return 1 if faults else 0
 
 

@@ -23,6 +23,8 @@ from fourfold.report.format_simulation import (
     spent_lines,
     step_lines,
 )
+from fourfold.report.screen import columns, print_screen
+from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep
@@ -67,7 +69,8 @@ def simulate(
     cluster
         NAME, NAME:DEVICES or a cluster file. Default: the run file's [cluster] preset.
     ranks
-        How many ranks the layout is for. Default: as many as it asks for.
+        How many ranks the layout is for. Default: as many as it states; all devices of the cluster where it leaves
+        layout.dp_shard open. A layout that leaves devices idle ends with exit code 1, unless this says so.
     software
         Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
     gemm_dtype
@@ -123,10 +126,9 @@ def simulate(
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
     else:
-        print("\n".join(_text(resolved, machine, summary, length, pp_rank, memory, found.stated, found.published)))
-        if traced is not None:
-            print(f"\n{traced}")
-    return 0 if summary.fits else 1
+        lines = _text(resolved, machine, summary, length, pp_rank, memory, found.stated, found.published, found.idle)
+        print_screen([*lines, *(["", traced] if traced is not None else [])])
+    return 0 if found.fits and found.idle is None else 1
 
 
 def _text(
@@ -138,11 +140,15 @@ def _text(
     memory: bool,
     stated: frozenset[str],
     published: PublishedStep | None,
+    idle: str | None,
 ) -> list[str]:
-    columns = chosen_ranks(resolved.layout.pp, pp_rank)
+    ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
     software = format_software(summary.step.simulation.prices)
     lines = [
+        *verdict_lines(summary),
+        *(["", f"idle: {idle}"] if idle is not None else []),
+        "",
         model_line(resolved),
         layout_line(resolved),
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
@@ -152,13 +158,13 @@ def _text(
         "",
         *late_lines(summary),
         "",
-        *spent_lines(summary, columns),
+        *spent_lines(summary, ranks),
     ]
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
-    lines += ["", *memory_lines(summary, columns)]
+    lines += ["", *memory_lines(summary, ranks)]
     if memory:
-        lines += ["", *memory_curve_lines(summary, columns)]
+        lines += ["", *memory_curve_lines(summary, ranks)]
     if length is not None:
         lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
     else:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 
@@ -15,24 +15,36 @@ from fourfold.program.timeline import timeline
 from fourfold.report.format_timeline import Format, plain_number, timeline_document
 from fourfold.report.timeline_svg import timeline_svg
 from fourfold.report.timeline_terminal import print_timeline
+from fourfold.report.timeline_window import read_window
 from fourfold.report.units import format_bytes, format_flops
 
 Times = Literal["unit", "flops"]
 
 
-def show_timeline(run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json: bool, times: Times | None) -> int:
-    """Prints the drawing or its numbers, and writes the picture."""
+class Part(NamedTuple):
+    """The options `--from`, `--to` and `--pp-ranks` as they were typed."""
+
+    begin: str | None
+    end: str | None
+    ranks: str | None
+
+
+def show_timeline(
+    run: ResolvedRun, svg: Path | None, on_terminal: bool, as_json: bool, times: Times | None, part: Part
+) -> int:
+    """Prints the drawing or its numbers, and writes the picture. `part`: of the drawing; numbers and picture have all."""
     schedule = run.layout.schedule
     times = times or ("flops" if find_schedule(schedule).needs_times else "unit")
     orders = run.compiled.orders(run.spec)
     drawn = timeline(orders, run.layout.stage_ranks, stage_times(run, times))
     formats: tuple[Format, Format] = (format_flops, format_bytes) if times == "flops" else (plain_number, plain_number)
+    window = read_window(drawn, *part)
     if svg is not None:
         _write(svg, timeline_svg(drawn, schedule, *formats))
     if as_json:
         print(json.dumps({**timeline_document(drawn, schedule), "times": times}))
     elif on_terminal:
-        print_timeline(drawn, schedule, Console(highlight=False, markup=False), *formats)
+        print_timeline(drawn, schedule, Console(highlight=False, markup=False), *formats, window)
     else:
         print(f"timeline written to {svg}")
     return 0

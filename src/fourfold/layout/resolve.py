@@ -83,6 +83,21 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     return layout
 
 
+def filling_ranks(config: RunConfig, model: ModelConfig, devices: int) -> int | None:
+    """The ranks of a layout that leaves `dp_shard` open, on so many devices: all of them, or the most whose data degree divides
+    the batch and whose ranks the experts spread over. None: the layout states how many."""
+    section = config.layout
+    if section.dp_shard is not None or section.auto:
+        return None
+    replica = section.pp * section.dp_replicate * section.cp * section.tp
+    rows = section.dp_replicate * section.microbatch_sequences
+    for shard in range(min(devices // replica, max(1, config.batch.global_sequences // rows)), 0, -1):
+        spread = not model.num_experts or spreads_experts(shard * section.cp * section.tp, section.ep, section.etp)
+        if config.batch.global_sequences % (rows * shard) == 0 and spread:
+            return replica * shard
+    return None
+
+
 def check_stages(pp: int, virtual_stages: int, model: ModelConfig) -> None:
     """Raises `UserError` where the model has fewer segments than the pipeline has stages."""
     segments, stages = max_stages(model), pp * virtual_stages

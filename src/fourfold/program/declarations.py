@@ -4,6 +4,8 @@ The other walks follow the names declared here; a program that hid a read, a sma
 otherwise fool them.
 """
 
+from collections.abc import Hashable
+
 from fourfold.layout.mesh import ALL_AXES, axes_name
 from fourfold.model.work import Collective
 from fourfold.program.buffers import values
@@ -15,9 +17,15 @@ from fourfold.program.view import RankView
 
 
 def check_declarations(rank: int, program: Program, view: RankView) -> list[Fault]:
-    """Residents, buffer sizes, and every instruction against what it must declare."""
+    """Residents, buffer sizes, and every instruction against what it must declare. Instructions that differ by their microbatch
+    alone must declare the same: the first of them is checked for all."""
     faults = _check_buffers(rank, program, view)
+    right = set[Hashable]()
     for index, step in enumerate(program.instructions):
+        shape = _shape(step)
+        if shape in right and _known_microbatch(step, view):
+            continue
+        before = len(faults)
         for collective in step.collectives:
             for axis in collective.axes.split("+"):
                 if axis not in ALL_AXES:
@@ -33,7 +41,21 @@ def check_declarations(rank: int, program: Program, view: RankView) -> list[Faul
         problem = _difference(step, allowed) or _stream_problem(step, view)
         if problem:
             faults.append(Fault(rank, index, step, *problem))
+        if len(faults) == before:
+            right.add(shape)
     return faults
+
+
+def _shape(step: Instruction) -> Hashable:
+    """The same for all microbatches of what `declared` reads, and for nothing else. Work is compared as an object: equal work of
+    another object is looked at once more. Names of other microbatches' buffers stand in tuples, which no shortened name equals."""
+    op, segment, m, peer, _, reads, writes, _, work, workspace, stream = step
+    if m is None:
+        return op, segment, peer, reads, writes, id(work), workspace, stream
+    mark = f"/m{m}"
+    size = len(mark)
+    own = [tuple([name[:-size] if name.endswith(mark) else (name,) for name in names]) for names in (reads, writes)]
+    return op, segment, peer, *own, id(work), workspace, stream, True
 
 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
@@ -61,7 +83,9 @@ def _check_buffers(rank: int, program: Program, view: RankView) -> list[Fault]:
         faults.append(Fault(rank, 0, None, f"{buffer} outlives the step", "declare it `resident`"))
     for buffer in sorted(set(program.resident) - resident):
         faults.append(Fault(rank, 0, None, f"{buffer} does not outlive the step", "drop its line `resident`"))
-    named = {n for step in program.instructions for n in (*step.reads, *step.writes, *step.frees)}
+    named = set[str]()
+    for step in program.instructions:
+        named.update(step.reads, step.writes, step.frees)
     for buffer in sorted((named | set(program.resident)) - program.buffers.keys()):
         index, user = _first_user(program, buffer)
         faults.append(Fault(rank, index, user, f"{buffer} has no declared size", f"declare `buffer {buffer} BYTES`"))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fourfold.model.spec import Segment
 from fourfold.program import buffers as name
-from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
@@ -153,12 +153,14 @@ def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
 def insert_recompute(steps: list[Instruction], view: RankView) -> list[Instruction]:
     """Before the backward of a segment whose forward kept nothing: its forward again (Chen et al. 2016)."""
     again = {s.name: _Pattern(_recompute(view, s)) for s in view.segments if view.stages.policies[s.name] == "full"}
+    if not again:
+        return steps
     result = []
     for step in steps:
-        pattern = again.get(step.segment or "")
-        if pattern is not None and step.op in BACKWARD_OPS - {Op.BACKWARD_WEIGHT}:
-            assert step.microbatch is not None
-            result.append(pattern.of(step.microbatch))
+        if step.op is Op.BACKWARD or step.op is Op.BACKWARD_INPUT:
+            pattern = again.get(step.segment or "")
+            if pattern is not None and step.microbatch is not None:
+                result.append(pattern.of(step.microbatch))
         result.append(step)
     return result
 
@@ -185,7 +187,7 @@ def insert_loads(steps: list[Instruction]) -> list[Instruction]:
     last: dict[int, int] = {}
     for index, step in enumerate(steps):
         m = step.microbatch
-        if m is None:
+        if m is None or step.op not in COMPUTE_OPS:
             continue
         batch = batches.get(m) or batches.setdefault(m, name.batch(m))
         if batch in step.reads:
@@ -199,6 +201,7 @@ def insert_loads(steps: list[Instruction]) -> list[Instruction]:
         drops.setdefault(index, []).append(batches[m])
     result: list[Instruction] = []
     for index, step in enumerate(steps):
-        result += loads.get(index, ())
+        if index in loads:
+            result += loads[index]
         result.append(step._replace(frees=(*step.frees, *drops[index])) if index in drops else step)
     return result

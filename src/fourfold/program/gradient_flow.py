@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import Instruction, Op, Program
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op, Program
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
 Contribution = tuple[str, int, str]
-Held = dict[Contribution, Counter[str]]
+Held = dict[Contribution, tuple[str, ...]]
+"""The axes that a contribution has been summed over."""
+_SILENT = SENDS | RECEIVES | {Op.LOAD, Op.GATHER, Op.FREE}
+"""Operations that no gradient takes part in, but for what they free."""
 
 
 @dataclass
@@ -50,8 +53,12 @@ class _Flow:
         return any(segment.kind == "head" for segment in self.view.segments)
 
     def step(self, index: int, step: Instruction) -> None:
-        if step.op in (Op.FORWARD, Op.BACKWARD, Op.RECOMPUTE, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT):
+        if step.op in COMPUTE_OPS:
             self._compute(index, step)
+        elif step.op in _SILENT:
+            pass
+        elif step.op is Op.WAIT:
+            self.counted |= step.handle == Op.COUNT.value
         elif step.op is Op.REDUCE:
             self._reduce(index, step)
         elif step.op is Op.CLIP_NORM:
@@ -75,12 +82,11 @@ class _Flow:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
             self._sum_loss(index)
-        elif step.op is Op.WAIT and step.handle == Op.COUNT.value:
-            self.counted = True
         for freed in step.frees:
-            kind, _, unit = freed.partition("/")
-            if kind in ("grad", "grad_shard"):
-                (self.full if kind == "grad" else self.shard).pop(unit, None)
+            if freed.startswith("grad"):
+                kind, _, unit = freed.partition("/")
+                if kind in ("grad", "grad_shard"):
+                    (self.full if kind == "grad" else self.shard).pop(unit, None)
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
@@ -108,10 +114,11 @@ class _Flow:
 
     def _compute(self, index: int, step: Instruction) -> None:
         segment, m = step.segment or "", step.microbatch if step.microbatch is not None else -1
-        self.passed[step.op.value, segment, m] += 1
-        if self.passed[step.op.value, segment, m] > 1:
+        op = step.op.value
+        times = self.passed[op, segment, m] = self.passed.get((op, segment, m), 0) + 1
+        if times > 1:
             self.fault(index, f"{step.short} runs twice", "drop one")
-        if any(self.updated.values()):
+        if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
         if step.op is Op.BACKWARD and segment == "head" and data_axes(self.view.spec.layout) and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
@@ -119,7 +126,7 @@ class _Flow:
             self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         for written in step.writes:
             if written.startswith("grad/"):
-                self.full.setdefault(written.removeprefix("grad/"), {})[segment, m, step.op.value] = Counter()
+                self.full.setdefault(written.removeprefix("grad/"), {})[segment, m, op] = ()
 
     def _reduce(self, index: int, step: Instruction) -> None:
         unit = step.segment or ""
@@ -139,18 +146,19 @@ class _Flow:
                         self.fault(
                             index, f"{key[0]} m{key[1]} is added to the shard of {unit} twice", "drop one Reduce"
                         )
-                    target[key] = axes + Counter(collective.axes.split("+"))
+                    target[key] = (*axes, *collective.axes.split("+"))
             else:
-                for axes in target.values():
-                    axes.update(collective.axes.split("+"))
+                more = tuple(collective.axes.split("+"))
+                for key, axes in target.items():
+                    target[key] = axes + more
 
     def _reduce_tied(self, index: int, step: Instruction) -> None:
         """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
         held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
-        full = {key for key, axes in held.items() if axes == before}
-        for axes in held.values():
-            axes.update(["tied"])
+        full = {key for key, axes in held.items() if Counter(axes) == before}
+        for key, axes in held.items():
+            held[key] = (*axes, "tied")
         self.tied += 1
         lacking = self._expected(unit) - full
         if lacking:
@@ -187,7 +195,9 @@ class _Flow:
         for segment, m, op in sorted(self._expected(unit) - held.keys()):
             self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `{op} {segment} m{m}`")
         wanted = self._wanted(unit)
-        for (segment, m, _), axes in held.items():
+        seen = {axes: Counter(axes) for axes in set(held.values())}
+        for (segment, m, _), summed in held.items():
+            axes = seen[summed]
             if axes != wanted:
                 wrong = sorted((wanted - axes) or (axes - wanted))[0]
                 how = "is not summed" if (wanted - axes)[wrong] else "is summed more than once"

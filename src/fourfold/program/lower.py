@@ -8,7 +8,7 @@ from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
 from fourfold.program.instruction import Instruction, Program
 from fourfold.program.reductions import insert_reductions
-from fourfold.program.schedule import forward_orders
+from fourfold.program.schedule import Orders, forward_orders
 from fourfold.program.sizes import BufferSizes, saved_parts
 from fourfold.program.spec import StepSpec
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
@@ -22,11 +22,15 @@ def lower_step(view: RankView) -> Program:
     return _with_data_parallelism(compile_stages(view, orders, plan_transfers(orders, view.stages)), view)
 
 
-def lower_evaluation(view: RankView, plan: TransferPlan | None = None) -> Program:
-    """The loss of the microbatches on one pipeline rank, forward only. `plan`: its transfers, where they are known already."""
+def lower_evaluation(view: RankView) -> Program:
+    """The loss of the microbatches on one pipeline rank, forward only."""
     orders = forward_orders(view.stages.ranks, view.spec.layout.num_microbatches)
+    return _evaluation(view, orders, plan_transfers(orders, view.stages))
+
+
+def _evaluation(view: RankView, orders: Orders, plan: TransferPlan) -> Program:
     groups = expand_segments(orders[view.pp_rank], view, training=False)
-    steps = insert_transfers(groups, plan or plan_transfers(orders, view.stages), view)
+    steps = insert_transfers(groups, plan, view)
     steps = insert_loads(steps)
     steps = insert_gathers(steps, view)
     steps = sum_counts(steps, view.spec)
@@ -40,8 +44,9 @@ def lower_pipeline(spec: StepSpec, kind: str = "train", compiled: CompiledStages
     views = compiled.views(spec)
     if kind == "train":
         return list(each_program(compiled, views))
-    plan = plan_transfers(forward_orders(spec.layout.stage_ranks, spec.layout.num_microbatches), compiled.stages)
-    return [lower_evaluation(view, plan) for view in views]
+    orders = forward_orders(spec.layout.stage_ranks, spec.layout.num_microbatches)
+    plan = plan_transfers(orders, compiled.stages)
+    return [_evaluation(view, orders, plan) for view in views]
 
 
 def each_program(compiled: CompiledStages, views: Sequence[RankView]) -> Iterator[Program]:

@@ -7,8 +7,10 @@ is in step by itself. That keeps the proof the same size on 4 ranks and on 24,57
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fourfold.layout import Layout
+from fourfold.model.work import Collective
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Instruction, Op, Program
 
@@ -24,6 +26,8 @@ class _Rank:
     pp_rank: int
     column: Group
     """The ranks of its pipeline."""
+    crossings: dict[int, list[Group]]
+    """By the identity of an instruction's work, the groups of its collectives that other walked ranks are in."""
     counter: int = 0
     entered: dict[Group, int] = field(default_factory=dict)
     """How many collectives of each group this rank has started."""
@@ -33,14 +37,29 @@ class _Rank:
     """Handle -> (source, target, whether this rank sends, position) of a transfer."""
 
 
+class _Transfer(NamedTuple):
+    """A tensor on its way between stages, as either end declares it."""
+
+    activations: bool
+    segment: str | None
+    microbatch: int | None
+    bytes: int
+
+    def __str__(self) -> str:
+        name = " ".join([*([self.segment] if self.segment else []), f"m{self.microbatch}"])
+        return f"{'activations' if self.activations else 'gradients'} of {name}, {self.bytes} bytes,"
+
+
 @dataclass
 class _Channel:
-    """Transfers from one rank to another as the two list them, in order: (index of the instruction, what)."""
+    """Transfers from one rank to another as the two list them, in order: (index of the instruction, transfer)."""
 
-    sent: list[tuple[int, str]] = field(default_factory=list)
-    received: list[tuple[int, str]] = field(default_factory=list)
+    sent: list[tuple[int, _Transfer]] = field(default_factory=list)
+    received: list[tuple[int, _Transfer]] = field(default_factory=list)
 
 
+TRANSFERS = SENDS | RECEIVES
+ACTIVATIONS = frozenset((Op.SEND_ACTIVATION, Op.RECV_ACTIVATION))
 Channels = dict[tuple[int, int], _Channel]
 
 
@@ -58,7 +77,7 @@ def _ranks_to_walk(programs: Mapping[int, Program], layout: Layout) -> list[int]
     by_stage = {programs[rank].pp_rank: programs[rank] for rank in column if rank in programs}
     if any(programs[rank] is not by_stage.get(layout.coordinates(rank)["pp"]) for rank in programs):
         return sorted(programs)
-    if len(column) == 1 and not any(s.op in SENDS | RECEIVES for s in programs[column[0]].instructions):
+    if len(column) == 1 and not any(s.op in TRANSFERS for s in programs[column[0]].instructions):
         return []
     return list(column)
 
@@ -67,23 +86,34 @@ def _groups(programs: Mapping[int, Program], ranks: list[int], layout: Layout) -
     walked = set(ranks)
     result: Groups = {}
     for rank in ranks:
-        for axes in {c.axes for step in programs[rank].instructions for c in step.collectives}:
+        works = {id(step.work): step.work for step in programs[rank].instructions}
+        for axes in {c.axes for work in works.values() for c in work.collectives}:
             members = layout.group_of(rank, tuple(axes.split("+")))
             result[rank, axes] = tuple(member for member in members if member in walked)
     return result
 
 
+def _crossing(rank: int, program: Program, groups: Groups) -> dict[int, list[tuple[Group, Collective]]]:
+    """By the identity of an instruction's work: its collectives, transfers aside, that other walked ranks are in. Few pieces of
+    work are shared by all instructions."""
+    works = {id(step.work): step.work for step in program.instructions}
+    return {
+        key: [
+            (group, c)
+            for c in work.collectives
+            if c.kind not in ("send", "recv") and len(group := groups[rank, c.axes]) > 1
+        ]
+        for key, work in works.items()
+    }
+
+
 def _events(rank: int, program: Program, groups: Groups) -> dict[Group, list[tuple[int, Event]]]:
     """For each group the collectives that the rank enters, in order, as (index, what)."""
     result: dict[Group, list[tuple[int, Event]]] = {}
+    crossing = _crossing(rank, program, groups)
     for index, step in enumerate(program.instructions):
-        for c in step.collectives:
-            if c.kind in ("send", "recv"):
-                continue
-            group = groups[rank, c.axes]
-            if len(group) > 1:
-                event = (step.short, c.kind, c.axes, str(c.bytes))
-                result.setdefault(group, []).append((index, event))
+        for group, c in crossing[id(step.work)]:
+            result.setdefault(group, []).append((index, (step.short, c.kind, c.axes, str(c.bytes))))
     return result
 
 
@@ -120,20 +150,21 @@ def _check_order(programs: Mapping[int, Program], ranks: list[int], groups: Grou
 
 def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: Groups, layout: Layout) -> list[Fault]:
     """Runs all lists at once: starting never blocks; waiting blocks until every member, or both ends, have started."""
-    states = {
-        rank: _Rank(programs[rank], layout.coordinates(rank)["pp"], layout.group_of(rank, ("pp",))) for rank in ranks
-    }
+    states = {}
+    for rank in ranks:
+        crossing = _crossing(rank, programs[rank], groups)
+        crossings = {key: [group for group, _ in found] for key, found in crossing.items()}
+        pp_rank, column = layout.coordinates(rank)["pp"], layout.group_of(rank, ("pp",))
+        states[rank] = _Rank(programs[rank], pp_rank, column, crossings)
     channels: Channels = {}
     moved = True
     while moved:
         moved = False
         for rank, state in states.items():
-            while state.counter < len(state.program.instructions):
-                step = state.program.instructions[state.counter]
-                if not _can_pass(rank, step, states, channels, groups):
-                    break
+            begun, steps = state.counter, state.program.instructions
+            while state.counter < len(steps) and _can_pass(rank, steps[state.counter], state, states, channels):
                 state.counter += 1
-                moved = True
+            moved |= state.counter > begun
     faults = []
     for rank, state in states.items():
         if state.counter < len(state.program.instructions):
@@ -144,7 +175,7 @@ def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: G
     for rank, state in states.items():  # what nobody reached belongs to the pairs all the same
         while state.counter < len(state.program.instructions):
             step = state.program.instructions[state.counter]
-            if step.op in SENDS | RECEIVES:
+            if step.op in TRANSFERS:
                 _start_transfer(rank, step, state, channels)
             state.counter += 1
     return _check_pairs(programs, channels) or faults
@@ -172,29 +203,30 @@ def _check_pairs(programs: Mapping[int, Program], channels: Channels) -> list[Fa
     return faults
 
 
-def _can_pass(rank: int, step: Instruction, states: dict[int, _Rank], channels: Channels, groups: Groups) -> bool:
-    state = states[rank]
-    if step.op in SENDS | RECEIVES:
-        _start_transfer(rank, step, state, channels)
-        return True
-    if step.op is Op.WAIT:
+def _can_pass(rank: int, step: Instruction, state: _Rank, states: dict[int, _Rank], channels: Channels) -> bool:
+    op = step.op
+    if op is Op.WAIT:
         handle = step.handle or ""
         if handle in state.transfers:
             return _transferred(state, handle, channels)
         return _joined(state, handle, states)
-    if step.op in STARTS or step.collectives:
-        if step.short not in state.pending:
-            positions = state.pending[step.short] = []
-            for c in step.collectives:
-                group = groups[rank, c.axes]
-                state.entered[group] = state.entered.get(group, 0) + 1
-                positions.append((group, state.entered[group]))
-        return step.op in STARTS or _joined(state, step.short, states)
-    return True
+    if op in TRANSFERS:
+        _start_transfer(rank, step, state, channels)
+        return True
+    groups = state.crossings[id(step.work)]
+    if not groups:
+        return True
+    short = step.short
+    if short not in state.pending:
+        positions = state.pending[short] = []
+        for group in groups:
+            state.entered[group] = state.entered.get(group, 0) + 1
+            positions.append((group, state.entered[group]))
+    return op in STARTS or _joined(state, short, states)
 
 
 def _joined(state: _Rank, handle: str, states: dict[int, _Rank]) -> bool:
-    for group, position in state.pending.get(handle, []):
+    for group, position in state.pending.get(handle, ()):
         if any(states[member].entered.get(group, 0) < position for member in group):
             return False
     state.pending.pop(handle, None)
@@ -205,11 +237,12 @@ def _start_transfer(rank: int, step: Instruction, state: _Rank, channels: Channe
     peer = step.peer if step.peer is not None and 0 <= step.peer < len(state.column) else state.pp_rank
     other = state.column[peer]
     sends = step.op in SENDS
-    kind = "activations" if step.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION) else "gradients"
-    name = " ".join([*([step.segment] if step.segment else []), f"m{step.microbatch}"])
-    what = f"{kind} of {name}, {sum(c.bytes for c in step.collectives)} bytes,"
+    size = sum(c.bytes for c in step.work.collectives)
+    what = _Transfer(step.op in ACTIVATIONS, step.segment, step.microbatch, size)
     source, target = (rank, other) if sends else (other, rank)
-    channel = channels.setdefault((source, target), _Channel())
+    channel = channels.get((source, target))
+    if channel is None:
+        channel = channels[source, target] = _Channel()
     queue = channel.sent if sends else channel.received
     state.transfers[step.short] = (source, target, sends, len(queue))
     queue.append((state.counter, what))

@@ -43,27 +43,11 @@ class PlannedTransfer(NamedTuple):
 
     def send(self, work: Work) -> Instruction:
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
-        return Instruction(
-            op,
-            self.segment,
-            self.microbatch,
-            self.target,
-            reads=(self.buffer,),
-            work=work,
-            stream="pp",
-        )
+        return Instruction(op, self.segment, self.microbatch, self.target, None, (self.buffer,), (), (), work, 0, "pp")
 
     def receive(self, work: Work) -> Instruction:
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
-        return Instruction(
-            op,
-            self.segment,
-            self.microbatch,
-            self.source,
-            writes=(self.buffer,),
-            work=work,
-            stream="pp",
-        )
+        return Instruction(op, self.segment, self.microbatch, self.source, None, (), (self.buffer,), (), work, 0, "pp")
 
 
 @dataclass(frozen=True)
@@ -102,7 +86,13 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, vi
                 after.setdefault(places[-1], []).append(join)
     result: list[Instruction] = []
     for place, group in zip(places, groups, strict=True):
-        result += [*before.get(place, ()), *waits.get(place, ()), *group, *after.get(place, ())]
+        if place in before:
+            result += before[place]
+        if place in waits:
+            result += waits[place]
+        result += group
+        if place in after:
+            result += after[place]
     return result
 
 

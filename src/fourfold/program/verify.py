@@ -6,7 +6,7 @@ axis, then updated once. Groups (`progress.py`): every member of a group enters 
 transfers pair up, nobody waits for ever.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.program.declarations import check_declarations
@@ -24,10 +24,14 @@ __all__ = ["Fault", "verify"]
 def verify(
     programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: int | None = None, first_only: bool = True
 ) -> list[Fault]:
-    """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof.
+    """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof. A set
+    that lacks a rank of the layout, or has one more, is a fault by itself.
 
     `first_only`: stop at the first walk that finds faults, since later ones would only echo them.
     """
+    incomplete = _check_ranks(programs, spec.layout.world_size)
+    if incomplete:
+        return incomplete
     representatives = {id(program): rank for rank, program in sorted(programs.items(), reverse=True)}
     views, faults = rank_views(spec), list[Fault]()
     for rank in sorted(representatives.values()):
@@ -62,6 +66,25 @@ def verify(
     return faults
 
 
+def _check_ranks(programs: Mapping[int, Program], world_size: int) -> list[Fault]:
+    missing = [rank for rank in range(world_size) if rank not in programs]
+    beyond = sorted(rank for rank in programs if not 0 <= rank < world_size)
+    faults = []
+    if missing:
+        problem = f"no program is given for {_named(missing)} of the layout's {world_size} ranks"
+        faults.append(Fault(missing[0], 0, None, problem, "give the program of every rank"))
+    if beyond:
+        problem = f"a program is given for {_named(beyond)}, and the layout has ranks 0 to {world_size - 1}"
+        faults.append(Fault(beyond[0], 0, None, problem, "leave it out"))
+    return faults
+
+
+def _named(ranks: Sequence[int], shown: int = 8) -> str:
+    """`rank 3`, `ranks 1, 3`, `ranks 0, 1, 2 and 61 more`."""
+    more = f" and {len(ranks) - shown} more" if len(ranks) > shown else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:shown]))}{more}"
+
+
 _FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
 """Operations that fill a buffer anew."""
 
@@ -72,6 +95,7 @@ class _Buffers:
 
     rank: int
     program: Program
+    resident: frozenset[str]
     live: set[str]
     freed: set[str]
     arriving: dict[str, str]
@@ -85,16 +109,28 @@ class _Buffers:
         self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
 
     def step(self, index: int, step: Instruction) -> None:
-        if step.op is Op.WAIT:
+        op, reads, writes, frees = step.op, step.reads, step.writes, step.frees
+        live, arriving, leaving = self.live, self.arriving, self.leaving
+        if op is Op.WAIT:
             self._join(index, step)
-        for name in step.reads:
-            self._read(index, name)
-        for name in step.writes:
-            self._write(index, step, name)
-        if step.op in STARTS:
+        if not (live.issuperset(reads) and arriving.keys().isdisjoint(reads)):
+            for name in reads:
+                self._read(index, name)
+        if writes:
+            flying = not (arriving.keys().isdisjoint(writes) and leaving.keys().isdisjoint(writes))
+            if flying or (op in _FILLS and not live.isdisjoint(writes)):
+                for name in writes:
+                    self._write(index, step, name)
+            live.update(writes)
+            self.freed.difference_update(writes)
+        if op in STARTS:
             self._start(index, step)
-        for name in step.frees:
-            self._free(index, name)
+        if frees:
+            for name in frees:
+                if name in arriving or name in leaving or name not in live or name in self.resident:
+                    self._free(index, name)
+                live.discard(name)
+            self.freed.update(frees)
 
     def _read(self, index: int, name: str) -> None:
         if name in self.arriving:
@@ -115,24 +151,26 @@ class _Buffers:
                 )
         if name in self.live and step.op in _FILLS:
             self.fault(index, f"fills {name}, which is live already", "drop this instruction, or free the buffer first")
-        self.live.add(name)
-        self.freed.discard(name)
 
     def _start(self, index: int, step: Instruction) -> None:
-        if step.short in self.handles:
-            self.fault(index, f"{step.short} is in flight already", f"put `wait {step.short}` between the two")
-        self.handles[step.short] = step
-        self.arriving.update(dict.fromkeys(step.writes, step.short))
-        self.leaving.update({name: step.short for name in step.reads if name not in step.writes})
+        short = step.short
+        if short in self.handles:
+            self.fault(index, f"{short} is in flight already", f"put `wait {short}` between the two")
+        self.handles[short] = step
+        self.arriving.update(dict.fromkeys(step.writes, short))
+        self.leaving.update({name: short for name in step.reads if name not in step.writes})
 
     def _join(self, index: int, step: Instruction) -> None:
         started = self.handles.pop(step.handle or "", None)
         if started is None:
             self.fault(index, f"waits for {step.handle!r}, which is not in flight", "start it first, or drop this Wait")
             return
-        for flying in (self.arriving, self.leaving):
-            for name in [n for n, handle in flying.items() if handle == step.handle]:
-                del flying[name]
+        for name in started.writes:
+            if self.arriving.get(name) == step.handle:
+                del self.arriving[name]
+        for name in started.reads:
+            if self.leaving.get(name) == step.handle:
+                del self.leaving[name]
 
     def _free(self, index: int, name: str) -> None:
         flying = self.arriving.get(name) or self.leaving.get(name)
@@ -141,15 +179,14 @@ class _Buffers:
         elif name not in self.live:
             again = "a second time" if name in self.freed else "though it was never written"
             self.fault(index, f"frees {name} {again}", "drop it from this instruction's frees")
-        elif name in self.program.resident:
+        elif name in self.resident:
             self.fault(index, f"frees {name}, which outlives the step", "drop it from this instruction's frees")
-        self.live.discard(name)
-        self.freed.add(name)
 
 
 def check_buffers(rank: int, program: Program) -> list[Fault]:
     """Reads, writes, frees and waits of one list."""
-    state = _Buffers(rank, program, set(program.resident), set(), {}, {}, {}, [])
+    resident = frozenset(program.resident)
+    state = _Buffers(rank, program, resident, set(resident), set(), {}, {}, {}, [])
     for index, step in enumerate(program.instructions):
         state.step(index, step)
     last = len(program.instructions) - 1

@@ -17,6 +17,7 @@ from fourfold.report.format_simulation import (
 )
 from fourfold.report.simulation_document import simulation_document
 from fourfold.report.units import format_bytes, format_count
+from fourfold.report.verdict import verdict_lines
 
 SHOWN_DIFFERENCES = 6
 
@@ -25,6 +26,7 @@ def plan_lines(plan: Plan) -> list[str]:
     """The lines of `fourfold plan`."""
     request, found = plan.request, plan.found
     lines = [
+        *([*verdict_lines(plan.closer), ""] if plan.closer is not None else []),
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
         f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {format_software(request.template)}",
@@ -55,11 +57,9 @@ def _closer(plan: Plan) -> list[str]:
     assert summary is not None
     lines = late_lines(summary)
     lines = [f"best layout: {lines[0]}", *lines[1:]]
-    if (waiting := summary.bubble_fraction) >= 0.0005:
-        lines.append(f"stages wait for each other {per_cent(waiting)} of the time")
     traffic = communication_lines(summary)
     lines += ["", *traffic] if traffic else []
-    _, *peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
+    peaks = memory_lines(summary, chosen_ranks(summary.step.simulation.spec.layout.pp, None))
     return [*lines, "", *peaks]
 
 

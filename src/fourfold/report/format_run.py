@@ -38,9 +38,9 @@ def layout_line(run: ResolvedRun) -> str:
     )
 
 
-def transport_lines(run: ResolvedRun) -> list[str]:
-    """How reductions travel, where there are any: programs differ by it."""
+def transport_lines(run: ResolvedRun, where: str) -> list[str]:
+    """The transport that the programs are compiled for, which is that of `where`: programs with reductions differ by it."""
     if run.layout.world_size == 1:
         return []
-    words = {"exchange": "exchanges over gloo", "native": "NCCL's own"}
-    return [f"reductions: {words[run.spec.transport]}"]
+    words = {"exchange": "gloo on CPUs; reductions: exchanges over gloo", "native": "NCCL; reductions: NCCL's own"}
+    return [f"compiled for {where}: {words[run.spec.transport]}"]

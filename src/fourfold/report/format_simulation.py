@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import format_bytes, format_count, sparkline, table
 from fourfold.simulate.memory import memory_over_time
-from fourfold.simulate.step import IDLE
 from fourfold.simulate.summary import AxesTraffic, StepSummary
 
 SHOWN_RANKS = 6
@@ -23,7 +23,7 @@ KINDS = {
     "hidden": "hidden states",
     "dhidden": "gradients of hidden states",
     "saved": "activations",
-    "deferred": "tensors of deferred wgrads",
+    "deferred": "deferred wgrads",
     "reduce": "staging buffers of reductions",
     "units": "full units beside the shards",
     "batch": "tokens",
@@ -53,10 +53,8 @@ def step_lines(summary: StepSummary) -> list[str]:
     peak = summary.peak_flops_per_second
     simulated = simulation.spec.layout.num_microbatches
     lines = [
-        f"step       {seconds_text(summary.seconds)} for {format_count(summary.tokens)} tokens "
-        f"({summary.num_microbatches} microbatches a rank)",
-        f"rate       {format_count(summary.tokens_per_second)} tokens/s, "
-        f"{summary.tokens_per_second / summary.devices:.4g} tokens/s/device",
+        f"batch      {format_count(summary.tokens)} tokens, {summary.num_microbatches} microbatches a rank: "
+        f"{format_count(summary.tokens_per_second)} tokens/s",
         f"MFU        {per_cent(summary.mfu)} = {summary.flops_per_token:.4g} FLOPs/token x tokens/s / ({summary.devices} devices "
         f"x {peak / 1e12:.4g} TFLOP/s): {summary.model_flops_per_second / 1e12:.4g} TFLOP/s/device",
         f"HFU        {per_cent(summary.hfu)} = {summary.executed_flops:.4g} FLOPs executed, recomputation included / "
@@ -80,50 +78,18 @@ def late_lines(summary: StepSummary) -> list[str]:
     lines = [f"the step is limited by its critical path{over}:"]
     for kind, seconds in parts[:SHOWN_REASONS]:
         lines.append(f"  {per_cent(seconds / step_seconds):>6}  {kind}, {seconds_text(seconds)}")
-    hint = _hint(summary)
-    return [*lines, *([hint] if hint else [])]
+    return lines
 
 
-def _hint(summary: StepSummary) -> str | None:
-    """Names the largest cost beside the arithmetic, and what usually shortens it."""
-    layout = summary.step.simulation.spec.layout
-    arithmetic = ("matmuls", "attention")
-    costs = {kind: s for kind, s in summary.path.items() if kind not in arithmetic}
-    idle = sum(rank.get(IDLE, 0.0) for rank in summary.spent) / len(summary.spent)
-    kind, seconds = max(costs.items(), key=lambda item: item[1], default=("", 0.0))
-    if seconds < 0.1 * summary.seconds and idle > max(seconds, 0.05 * summary.seconds):
-        return (
-            f"stages wait for each other {seconds_text(idle)} per device; what would help first: more microbatches a step, more "
-            f"stages a rank (layout.virtual_stages), stages of more equal work, or less pp"
-        )
-    if seconds < 0.03 * summary.seconds:
-        return None
-    helps = {
-        "memory-bound kernels": "fused kernels, or more tp with sequence parallelism",
-        "recomputation": "selective or no recomputation where memory allows (layout.recompute)",
-        "transfers between stages": "stages whose neighbours share a faster link, fewer stages a rank, or smaller microbatches",
-        "host": "larger microbatches, or fewer and larger kernels",
-        "optimizer": "sharding it over more ranks (layout.zero = 1)",
-    }
-    what = helps.get(kind)
-    if kind.startswith("exposed "):
-        what = "a smaller or nearer group (less tp, cp or ep; inside a node), or larger microbatches"
-    elif kind.endswith(" reduce"):
-        once = layout.zero >= 2 and layout.num_microbatches > 1
-        what = "ZeRO-1, which reduces once a step, not once a microbatch" if once else "more microbatches a step"
-    elif kind.endswith(" gather"):
-        what = "more computation between gathers: larger microbatches, ZeRO-1 or 2, or a deeper layout.prefetch"
-    take = "take" if kind.endswith("s") else "takes"
-    return f"{kind} {take} {seconds_text(seconds)}; what would help first: {what}" if what else None
-
-
-def chosen_ranks(count: int, pp_rank: int | None) -> list[int]:
+def chosen_ranks(count: int, pp_rank: int | None, width: int = NARROW) -> list[int]:
     """The pipeline ranks that a table shows: the one asked for, or the first, the last and some between."""
     if pp_rank is not None:
         return [pp_rank]
-    if count <= SHOWN_RANKS:
+    shown = SHOWN_RANKS if width >= NARROW else SHOWN_RANKS // 2
+    if count <= shown:
         return list(range(count))
-    return sorted({round(i * (count - 1) / (SHOWN_RANKS - 1)) for i in range(SHOWN_RANKS)} | {1})
+    chosen = {round(i * (count - 1) / (shown - 1)) for i in range(shown)}
+    return sorted(chosen | {1} if width >= NARROW else chosen)
 
 
 def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
@@ -171,7 +137,7 @@ def communication_lines(summary: StepSummary) -> list[str]:
     ]
     if not rows:
         return []
-    return table(["communication of a device", "over", "sent", "busy", "exposed", "of the step"], rows, left=(0, 1))
+    return table(["communication", "over", "sent", "busy", "exposed", "of the step"], rows, left=(0, 1))
 
 
 def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
@@ -180,26 +146,14 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     rows = []
     for rank in ranks:
         peak, held = simulation.peaks[rank], summary.step.device_bytes[rank]
-        kinds = [f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in list(peak.by_kind().items())[:3]]
+        sizes = list(peak.by_kind().items())[: 3 if columns() >= NARROW else 2]
+        kinds = [f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in sizes]
         step = simulation.programs[rank].instructions[peak.index]
-        share = per_cent(held / capacity) + ("" if held <= capacity else " TOO MUCH")
-        rows.append([f"pp {rank}", format_bytes(held), share, step.short, ", ".join(kinds)])
-    most = max(summary.step.device_bytes)
-    name = summary.device.name
-    verdict = f"memory     {format_bytes(most)} at most of {format_bytes(capacity)} ({name}): " + (
-        f"fits, {format_bytes(capacity - most)} left"
-        if summary.fits
-        else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
-    )
-    hint = [] if summary.fits else [_too_much(summary)]
+        rows.append([f"pp {rank}", format_bytes(held), per_cent(held / capacity), step.short, ", ".join(kinds)])
     overhead = format_overhead(simulation.prices.software)
     beside = [f"overhead   {overhead} (--context-bytes, --fragmentation), included in peak memory"] if overhead else []
-    return [
-        verdict,
-        *hint,
-        *beside,
-        *table(["device of", "peak memory", "of capacity", "reached at", "largest buffers"], rows, left=(0, 3, 4)),
-    ]
+    heads = ("device", "peak memory", "share", "at", "largest buffers")
+    return [*table(heads, rows, left=(0, 3, 4)), *beside]
 
 
 def format_overhead(software: SoftwareProfile) -> str:
@@ -218,27 +172,6 @@ def format_software(prices: Prices) -> str:
     scales = " with a scale a block" if prices.software.fine_scales else ""
     gemm_dtype = f", matmuls in {prices.gemm_dtype}{scales}" if prices.gemm_dtype != prices.dtype else ""
     return f"{prices.software.name}{gemm_dtype}"
-
-
-def _too_much(summary: StepSummary) -> str:
-    """Names the largest kind of buffer where memory does not suffice, and what would make it smaller."""
-    layout = summary.step.simulation.spec.layout
-    held = summary.step.device_bytes
-    fullest = max(range(len(held)), key=held.__getitem__)
-    kind, size = next(iter(summary.step.simulation.peaks[fullest].by_kind().items()))
-    if kind in ("saved", "hidden", "deferred", "workspace", "dhidden"):
-        stronger = {"none": "layout.recompute=selective or full", "selective": "layout.recompute=full"}
-        first = stronger.get(layout.recompute[len(layout.recompute) // 2], "smaller microbatches")
-        what = f"{first}, more tp with sequence parallelism, more cp, smaller microbatches"
-    elif kind == "units":
-        what = "layout.zero=2, more tp or pp"
-    else:
-        least = {"optimizer": 1, "master": 1, "grad": 2}.get(kind, 3)
-        sharded = f"layout.zero={least} with dp_shard" if layout.zero < least else "more dp_shard"
-        what = f"{sharded}, more tp or pp"
-    return (
-        f"           {KINDS.get(kind, kind)} take {format_bytes(size)} of pp {fullest}; what would shrink them: {what}"
-    )
 
 
 def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 60) -> list[str]:

@@ -52,7 +52,7 @@ def legend_lines(program: Program) -> list[str]:
     return [*wrapped("letters", "", words), *wrapped("names", "", parts)]
 
 
-def wrapped(name: str, head: str, items: Sequence[str], width: int = 100) -> list[str]:
+def wrapped(name: str, head: str, items: Sequence[str], width: int = 78) -> list[str]:
     """`name  head item, item, ...`, continued under the first item where the line is full."""
     indent = " " * 18
     lines, line = [], f"{name:<16}  {head}"

@@ -4,7 +4,8 @@ from collections import Counter
 from typing import Any
 
 from fourfold.program import Op, Program, digest, memory_curve, memory_peak
-from fourfold.program.liveness import ledger
+from fourfold.program.liveness import ledger, peak_bytes
+from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
 from fourfold.report.units import format_bytes, format_flops
 
@@ -94,7 +95,9 @@ def totals_lines(program: Program) -> list[str]:
     operations = Counter(step.op for step in program.instructions)
     named = [f"{operations[op]} {_OPERATIONS[op]} ({op.value})" for op in Op if operations[op]]
     sent = [f"{axes} {format_bytes(size)}" for axes, size in totals["sent_bytes"].items()]
-    kinds = [f"{kind} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size]
+    kinds = [
+        f"{KINDS.get(kind, kind)} {format_bytes(size)}" for kind, size in peak["by_kind_bytes"].items() if size > 0
+    ]
     total_sent = sum(totals["sent_bytes"].values())
     return [
         *wrapped("instructions", f"{totals['instructions']}: ", named),
@@ -106,21 +109,26 @@ def totals_lines(program: Program) -> list[str]:
 
 def proof(programs: dict[int, Program]) -> dict[str, Any]:
     """The extent of a verification: counts over the distinct programs, and the number of ranks that run them."""
-    distinct = list({id(program): program for program in programs.values()}.values())
+    distinct = distinct_programs(programs)
     steps = [step for program in distinct for step in program.instructions]
+    operations = Counter(step.op for step in steps)
     return {
         "kind": distinct[0].kind,
         "ranks": len(programs),
         "distinct_programs": len(distinct),
-        "digests": [digest(program) for program in distinct],
         "instructions": len(steps),
         "buffers": sum(len(program.buffers) for program in distinct),
-        "buffer_accesses": sum(len(step.reads) + len(step.writes) + len(step.frees) for step in steps),
-        "collectives": sum(len(step.collectives) for step in steps),
-        "waits": sum(step.op is Op.WAIT for step in steps),
-        "reductions": sum(step.op is Op.REDUCE for step in steps),
-        "peak_memory_bytes": max(memory_peak(program).bytes for program in distinct),
+        "buffer_accesses": sum([len(step.reads) + len(step.writes) + len(step.frees) for step in steps]),
+        "collectives": sum([len(step.work.collectives) for step in steps]),
+        "waits": operations[Op.WAIT],
+        "reductions": operations[Op.REDUCE],
+        "peak_memory_bytes": max(map(peak_bytes, distinct)),
     }
+
+
+def distinct_programs(programs: dict[int, Program]) -> list[Program]:
+    """Every program once, in the order of the ranks."""
+    return list({id(program): program for program in programs.values()}.values())
 
 
 def proof_lines(found: dict[str, Any]) -> list[str]:
@@ -128,11 +136,10 @@ def proof_lines(found: dict[str, Any]) -> list[str]:
     lists = "one program" if found["distinct_programs"] == 1 else f"{found['distinct_programs']} distinct programs"
     gradients = f"; every gradient reduced once over every axis ({found['reductions']} reductions)"
     return [
-        f"sound: {found['kind']}: {lists} for {found['ranks']} rank{'s' if found['ranks'] > 1 else ''}, "
-        f"digest {', '.join(found['digests'])}",
-        f"  {found['instructions']} instructions, {found['buffers']} buffers: {found['buffer_accesses']} reads, writes and frees "
-        f"in a legal order, nothing leaks",
-        f"  {found['collectives']} collectives in the same order on every member of their groups, {found['waits']} waits "
+        f"sound: {found['kind']}: {lists} for {found['ranks']:,} rank{'s' if found['ranks'] > 1 else ''}",
+        f"  {found['instructions']:,} instructions, {found['buffers']:,} buffers: {found['buffer_accesses']:,} reads, writes "
+        f"and frees in a legal order, nothing leaks",
+        f"  {found['collectives']:,} collectives in the same order on every member of their groups, {found['waits']:,} waits "
         f"joined, nobody waits for ever{gradients if found['kind'] == 'train' else ''}",
         f"  peak memory {format_bytes(found['peak_memory_bytes'])} a rank",
     ]

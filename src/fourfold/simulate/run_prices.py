@@ -156,6 +156,24 @@ def check_devices(layout: Layout, cluster: Cluster) -> None:
     )
 
 
+def idle_devices(layout: Layout, global_sequences: int, cluster: Cluster) -> str | None:
+    """How many devices of the cluster the layout leaves idle, and what would use them; None where it uses all. Ranks of a CPU
+    share its cores: none of them idles alone."""
+    used, devices = layout.world_size, cluster.devices
+    if used == devices or cluster.device.units is None:
+        return None
+    replica = used // layout.dp_shard
+    if devices % replica:
+        what = f"no layout.dp_shard uses all: pp x dp_replicate x cp x tp = {replica} does not divide {devices}"
+    else:
+        shard = devices // replica
+        rows = layout.dp_replicate * shard * layout.microbatch_sequences
+        more = -(-global_sequences // rows) * rows
+        batch = f" with batch.global_sequences={more}" if more != global_sequences else ""
+        what = f"layout.dp_shard={shard}{batch} uses all"
+    return f"{devices - used:,} of {devices:,} devices: {what}; --ranks {used} predicts these alone"
+
+
 def _grown(name: str, devices: int) -> str:
     """How to ask for so many devices: the same cluster's, where it goes so far, or one that comes with fourfold and does."""
     for each in (name, "dgx-h100", "h100-24576"):

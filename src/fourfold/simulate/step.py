@@ -28,8 +28,18 @@ from fourfold.simulate.shared_cores import shared_times
 from fourfold.simulate.state import SimulationState, Times
 
 IDLE = "pipeline bubble"
+_JOINED = tuple(
+    f" {op.name.lower().replace('_', ' ')}" for op in (Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED)
+)
 _BESIDE = {Op.UPDATE: "optimizer", Op.PARAMETER_ALL_GATHER: "compute/communication contention"}
 """Kinds of time of instructions that compute nothing and are no sums over ranks."""
+
+
+def exposed_axes(kind: str) -> str | None:
+    """The axes of the group that a kind of time waits for; None of time that is no exposed communication."""
+    if kind.startswith("exposed "):
+        return kind.split(" ")[1]
+    return kind.split(" ")[0] if kind.endswith(_JOINED) else None
 
 
 @dataclass

@@ -6,7 +6,7 @@ from functools import cached_property
 from fourfold.hardware import Device
 from fourfold.model.spec import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
-from fourfold.simulate.step import IDLE, StepPrediction
+from fourfold.simulate.step import IDLE, StepPrediction, exposed_axes
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
 
 ONCE = "the software, once a step"
@@ -100,6 +100,17 @@ class StepSummary:
     def bubble_fraction(self) -> float:
         """The share of all devices' time that they wait for other stages."""
         return sum(rank.get(IDLE, 0.0) for rank in self.spent) / (len(self.spent) * self.seconds)
+
+    @cached_property
+    def exposed_shares(self) -> dict[str, float]:
+        """The share of all devices' time that they wait for collectives, by the axes of their groups, most first. Transfers
+        between stages count as pipeline bubble."""
+        sums: dict[str, float] = {}
+        for rank in self.spent:
+            for kind, seconds in rank.items():
+                if (axes := exposed_axes(kind)) is not None:
+                    sums[axes] = sums.get(axes, 0.0) + seconds / (len(self.spent) * self.seconds)
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     @cached_property
     def communication(self) -> list[AxesTraffic]:
