@@ -134,12 +134,13 @@ def distinct_programs(programs: dict[int, Program]) -> list[Program]:
 def proof_lines(found: dict[str, Any]) -> list[str]:
     """The proof in words."""
     lists = "one program" if found["distinct_programs"] == 1 else f"{found['distinct_programs']} distinct programs"
-    gradients = f"; every gradient reduced once over every axis ({found['reductions']} reductions)"
+    count = found["reductions"]
+    gradients = f"; every gradient reduced once over every axis ({count:,} reductions)" if count else ""
     return [
         f"sound: {found['kind']}: {lists} for {found['ranks']:,} rank{'s' if found['ranks'] > 1 else ''}",
         f"  {found['instructions']:,} instructions, {found['buffers']:,} buffers: {found['buffer_accesses']:,} reads, writes "
         f"and frees in a legal order, nothing leaks",
         f"  {found['collectives']:,} collectives in the same order on every member of their groups, {found['waits']:,} waits "
-        f"joined, nobody waits for ever{gradients if found['kind'] == 'train' else ''}",
+        f"joined, nobody waits for ever{gradients}",
         f"  peak memory {format_bytes(found['peak_memory_bytes'])} a rank",
     ]
