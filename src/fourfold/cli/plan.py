@@ -14,8 +14,8 @@ from fourfold.cli.software import repeated, software_overrides_of
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
+from fourfold.export import EXPORTS, Job
 from fourfold.plan.explain import parse_fixed
-from fourfold.plan.exports import EXPORTS
 from fourfold.plan.goals import cheapest, fewest, largest, longest
 from fourfold.plan.planner import make_plan
 from fourfold.plan.request import MEMORY_SHARE, Request
@@ -45,7 +45,7 @@ def plan(
     deadline_days: float | None = None,
     price: str | None = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
-    as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
+    as_: Annotated[Literal["megatron", "bridge", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
     out: Path | None = None,
     keep: int = 5,
     budget: float = BUDGET,
@@ -96,7 +96,7 @@ def plan(
     explain
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
-        Print the best layout as flags or file of that trainer too, and what it cannot express.
+        Print a script too that starts that trainer with the best layout, and what it cannot express. bridge: Megatron-Bridge.
     out
         Write the best layout to this new file, as a run that fourfold simulate and show take, and train once it says how long.
     keep
@@ -120,17 +120,20 @@ def plan(
         result = make_plan(request, fixed, budget, keep, progress)
     notes = model_notes(asked, request)
     best = result.best
-    exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
-    if written is not None and best is not None:
+    exported = None
+    if best is not None and (as_ is not None or written is not None):
         length = _needed(tokens, objective) if tokens is not None else None
-        _write(written, result, planned_run(asked, request, best.candidate, length), notes)
+        planned = planned_run(asked, request, best.candidate, length)
+        exported = EXPORTS[as_](Job(request, best.candidate, planned)) if as_ is not None else None
+        if written is not None:
+            _write(written, result, planned, notes)
     if json:
         document = plan_document(result)
         document["objective"] = {"name": objective, "said": lines}
         document["notes"] = notes
         if exported is not None:
-            document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
+            document["export"] = {"trainer": as_, "text": exported.text, "cannot_express": exported.left_out}
         if written is not None:
             document["run_file"] = str(written)
         print(json_text.dumps(document, indent=1))
@@ -138,9 +141,9 @@ def plan(
     lines = [*notes, *lines]
     print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
     if exported is not None:
-        text, missing = exported
-        print(f"\nas {as_}:\n\n{text}\n")
-        print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
+        print(f"\nas {as_}:\n\n{exported.text}\n")
+        missing = [f"  - {each}" for each in exported.left_out]
+        print("\n".join(["what it cannot express:", *missing] if missing else []))
     if written is not None:
         options = repeated(software, gemm_dtype, context_bytes, fragmentation)
         print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")
