@@ -77,6 +77,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_flags_are_those_of_calls_and_of_dataclasses(folder: Path) -> None:
+    (folder / "package-1.2.0.dist-info").mkdir()
+    assert Tree(folder).version("package") == "1.2.0"
     assert flags_of(Sources(Tree(folder)), "package.arguments", "_add_") == FLAGS
 
 
@@ -87,7 +89,7 @@ def test_the_newest_commit_of_a_repository_is_read(folder: Path) -> None:
     (folder / "package" / "arguments.py").write_text("")
     tree = Tree(folder)
     assert flags_of(Sources(tree), "package.arguments", "_add_") == FLAGS
-    assert len(tree.version) == 40
+    assert len(tree.version("package")) == 40
 
 
 def test_keywords_are_those_of_functions_and_of_dataclasses_in_classes(folder: Path) -> None:

@@ -37,7 +37,7 @@ def main(trainer: str, *folders: str) -> None:
         sources = Sources(tree, *(Tree(Path(folder)) for folder in folders[1:]))
         lines = [line for module, members in names.items() for line in _taken(sources, module, members)]
     path = FOLDER / f"{trainer}.txt"
-    path.write_text("\n".join([f"# {project} {tree.version}", *lines]) + "\n")
+    path.write_text("\n".join([f"# {project} {tree.version(trainer)}", *lines]) + "\n")
     print(f"{path}: {len(lines)} lines")
 
 

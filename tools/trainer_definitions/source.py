@@ -27,10 +27,12 @@ class Tree:
         self._folder, self._inside = folder, inside
         self._is_git = self._git("rev-parse", "HEAD") is not None
 
-    @property
-    def version(self) -> str:
-        """The commit; for a folder, its name."""
-        return (self._git("rev-parse", "HEAD") or self._folder.name).strip()
+    def version(self, package: str) -> str:
+        """The commit; of a folder that pip installs into, the package's version."""
+        installed = (
+            each.name.split("-")[1].removesuffix(".dist") for each in self._folder.glob(f"{package}-*.dist-info")
+        )
+        return (self._git("rev-parse", "HEAD") or next(installed, "?")).strip()
 
     def read(self, path: str) -> str | None:
         """The text of a file; None where there is none."""

@@ -128,9 +128,6 @@ def _is_zero_bubble(job: Job) -> bool:
 
 def _file(job: Job) -> dict[str, object]:
     layout, request = job.layout, job.request
-    zero: dict[str, object] = {"stage": _zero(job), "overlap_comm": True}
-    if layout.dp_replicate > 1 and _zero(job) == 3:
-        zero |= {"mics_shard_size": layout.dp_shard}
     narrow = request.precision.gradients_format == "bf16"
     table: dict[str, object] = {
         "train_batch_size": request.global_sequences,
@@ -139,7 +136,7 @@ def _file(job: Job) -> dict[str, object]:
         "gradient_clipping": job.optimizer.clip_norm or 0.0,
         "bf16": {"enabled": request.precision.compute == "bf16"},
         "data_types": {"grad_accum_dtype": "bf16" if narrow else "fp32"},
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": _zero(job), "overlap_comm": True},
         "steps_per_print": 10,
     }
     return table | ({"sequence_parallel_size": layout.cp} if layout.cp > 1 else {})
@@ -161,8 +158,8 @@ def _of_layout(job: Job) -> list[str]:
         missing.append("cp in a pipeline: DeepSpeed's sequence parallelism goes without one")
     if layout.pp > 1 and job.model.num_experts:
         missing.append(f"experts in a pipeline: Megatron-DeepSpeed has none: choose pp = 1 instead of {layout.pp}")
-    if layout.dp_replicate > 1 and _zero(job) in (1, 2):
-        missing.append("shards within replicas (HSDP): MiCS does so for ZeRO-3 alone")
+    if layout.dp_replicate > 1 and _zero(job):
+        missing.append("shards within replicas (HSDP): DeepSpeed shards over all of dp, since it dropped MiCS")
     if layout.etp not in (1, layout.tp):
         missing.append(f"etp = {layout.etp}: an expert's matrices are split over tp = {layout.tp} there, or not at all")
     if layout.recompute.startswith("selective"):
