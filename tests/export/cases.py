@@ -46,9 +46,13 @@ LAYOUTS: dict[str, dict] = {
     "pp uneven": {"pp": 4},
     "interleaved": {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 3},
     "interleaved uneven": {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2},
+    "interleaved, odd batch": {
+        "pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 3, "microbatch_sequences": 4,
+    },
     "zero bubble": {"pp": 2, "schedule": "zb_h1"},
     "zero bubble v": {"pp": 2, "schedule": "zb_v", "virtual_stages": 2},
     "data outermost": {"pp": 2, "outermost": "dp"},
+    "data outermost, zero 3": {"pp": 2, "outermost": "dp", "zero": 3},
     "replicas outermost": {"pp": 2, "outermost": "dp_replicate", "dp_replicate": 2, "dp_shard": 2},
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full", "tp": 2},

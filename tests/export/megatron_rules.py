@@ -73,6 +73,15 @@ def interleaving_needs_a_pipeline(args: Namespace, *_: object) -> bool:
     return _get(args, "num_virtual_stages_per_pipeline_rank", 1) == 1 or args.pipeline_model_parallel_size > 1
 
 
+def groups_fill_the_pipeline(args: Namespace, world: int, _: Mapping[str, str]) -> bool:
+    tp, pp, cp, *_rest = _degrees(args)
+    microbatches = args.global_batch_size * tp * pp * cp // (world * args.micro_batch_size)
+    stages = len(unrolled(_get(args, "pipeline_model_parallel_layout", "|" * (pp - 1))))
+    interleaved = hasattr(args, "num_virtual_stages_per_pipeline_rank") or stages > pp
+    group = _get(args, "microbatch_group_size_per_virtual_pipeline_stage", pp)
+    return not interleaved or (pp <= group <= microbatches and not 0 < microbatches % group < pp)
+
+
 def sequences_divide(args: Namespace, *_: object) -> bool:
     cp = args.context_parallel_size
     sizes = _get(args, "hierarchical_context_parallel_sizes", [])
@@ -171,6 +180,7 @@ RULES: tuple[Rule, ...] = (
     one_way_to_cut_stages,
     stages_hold_the_model,
     interleaving_needs_a_pipeline,
+    groups_fill_the_pipeline,
     sequences_divide,
     positions_suffice,
     vocabulary_divides,

@@ -25,6 +25,7 @@ PLACES: dict[str, Place] = {
     "no-rope-fusion": "model.apply_rope_fusion=False",
     "num-experts": "model.num_moe_experts",
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
+    "microbatch-group-size-per-virtual-pipeline-stage": "model.microbatch_group_size_per_vp_stage",
     "overlap-grad-reduce": "ddp.overlap_grad_reduce",
     "overlap-param-gather": ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
     "use-distributed-optimizer": ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),

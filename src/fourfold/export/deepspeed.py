@@ -55,7 +55,7 @@ ITS_OWN = _names("""
     context-parallel-size cp-comm-type expert-tensor-parallel-size num-distributed-optimizer-instances
     use-tp-pp-dp-mapping hierarchical-context-parallel-sizes recompute-modules recompute-granularity
     recompute-method recompute-num-layers pipeline-model-parallel-layout num-virtual-stages-per-pipeline-rank
-    moe-ffn-hidden-size moe-layer-freq
+    moe-ffn-hidden-size moe-layer-freq microbatch-group-size-per-virtual-pipeline-stage
 """)
 """Flags that DeepSpeed's file, its own flags or a sentence of `_of_layout` speak for."""
 

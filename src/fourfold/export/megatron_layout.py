@@ -44,10 +44,21 @@ def _pipeline(job: Job) -> Part:
             f"the schedule {layout.schedule} is not in Megatron-LM: it will run {usual}, with a larger bubble"
         )
     if layout.virtual_stages > 1 and job.microbatches % layout.pp:
-        missing.append(
-            f"{job.microbatches} microbatches: {usual} needs a multiple of pp = {layout.pp} there: change the batch"
+        group = _microbatch_group(job.microbatches, layout.pp)
+        flags |= {"microbatch-group-size-per-virtual-pipeline-stage": group} if group else {}
+        change = (
+            f"a stage takes {group} in a row and holds more activations"
+            if group
+            else "it will refuse: change the batch"
         )
+        missing.append(f"{job.microbatches} microbatches: {usual} wants a multiple of pp = {layout.pp} there: {change}")
     return flags, missing
+
+
+def _microbatch_group(microbatches: int, pp: int) -> int | None:
+    """The fewest microbatches in a row, at least `pp`, whose last group has none or at least `pp`."""
+    sizes = range(pp, microbatches + 1)
+    return next((size for size in sizes if not 0 < microbatches % size < pp), None)
 
 
 def stage_text(stages: tuple[str, ...]) -> str:
@@ -97,6 +108,8 @@ def _order(job: Job) -> Part:
     if layout.outermost == "dp_replicate" and layout.dp_shard > 1:
         words = "Megatron-LM numbers ranks with pp outermost, or all of dp (--use-tp-pp-dp-mapping)"
         return {}, [f"dp_replicate outermost: {words}"]
+    if layout.zero >= 2:
+        return {}, [f"{layout.outermost} outermost: Megatron-FSDP goes without --use-tp-pp-dp-mapping"]
     if layout.ep * layout.etp > 1 and layout.ep * layout.etp != layout.tp * layout.cp:
         missing.append("--use-tp-pp-dp-mapping: Megatron-LM takes it with experts only where ep x etp = tp x cp")
     return {"use-tp-pp-dp-mapping": True}, missing
