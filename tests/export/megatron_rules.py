@@ -22,7 +22,9 @@ def _degrees(args: Namespace) -> tuple[int, int, int, int, int]:
 
 def unrolled(text: str) -> list[str]:
     """The stages of a `--pipeline-model-parallel-layout`."""
-    return sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text).split("|")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = sub(pattern, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
 
 
 def world_size_divides(args: Namespace, world: int, _: Mapping[str, str]) -> bool:

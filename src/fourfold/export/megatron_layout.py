@@ -1,5 +1,6 @@
 """A layout in the flags of Megatron-LM's `pretrain_gpt.py`, and what they leave out."""
 
+from collections.abc import Iterable
 from itertools import groupby
 
 from fourfold.export.job import Job, every_block
@@ -62,9 +63,14 @@ def _microbatch_group(microbatches: int, pp: int) -> int | None:
 
 
 def stage_text(stages: tuple[str, ...]) -> str:
-    """`Et*3|t*4|(t*4|)*...`: the value of `--pipeline-model-parallel-layout`."""
-    texts = ["".join(f"{one}*{n}" if (n := len(list(run))) > 1 else one for one, run in groupby(s)) for s in stages]
-    return "|".join(texts)
+    """`Et*3|(t*4|)*6t*2L`: the value of `--pipeline-model-parallel-layout`."""
+    *before, last = ["".join(f"{one}*{n}" if n > 1 else one for one, n in _runs(stage)) for stage in stages]
+    return "".join(f"({text}|)*{n}" if n > 1 else f"{text}|" for text, n in _runs(before)) + last
+
+
+def _runs(items: Iterable[str]) -> list[tuple[str, int]]:
+    """Equal neighbours, with their number."""
+    return [(item, len(list(run))) for item, run in groupby(items)]
 
 
 def _context(job: Job) -> Part:
