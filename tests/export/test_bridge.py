@@ -58,7 +58,9 @@ def test_it_leaves_out_what_megatron_leaves_out() -> None:
         ("dense, fp8 in blocks", {"fp8": "'e4m3'", "fp8_recipe": "'blockwise'", "bf16": "True"}),
         ("dense, wsd", {"lr": "0.001", "train_iters": "5000", "lr_wsd_decay_iters": "1000", "adam_beta2": "0.99"}),
         ("experts: ep, etp", {"num_moe_experts": "8", "expert_tensor_parallel_size": "2", "moe_router_topk": "2"}),
-        ("latent: zero 1", {"q_lora_rank": "256", "apply_rope_fusion": "False", "mtp_num_layers": "1"}),
+        ("latent: zero 1", {"q_lora_rank": "256", "multi_latent_attention": "True", "mtp_num_layers": "1"}),
+        ("latent: zero 2", {"apply_rope_fusion": "False", "kv_lora_rank": "128"}),
+        ("dense, fp32", {"fp32": "True", "pipeline_dtype": "torch.float32"}),
         ("llama3.2-1b, 16 devices", {"rope_scaling": "True", "rope_scaling_factor": "32.0"}),
     ],
 )

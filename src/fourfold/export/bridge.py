@@ -21,7 +21,6 @@ PLACES: dict[str, Place] = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights=False",
     "disable-bias-linear": "model.add_bias_linear=False",
     "use-rope-scaling": "model.rope_scaling",
-    "multi-latent-attention": None,
     "no-rope-fusion": "model.apply_rope_fusion=False",
     "num-experts": "model.num_moe_experts",
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
@@ -136,6 +135,10 @@ def _placed(job: Job, flags: Flags) -> dict[str, dict[str, str]]:
             path, _, fixed = text.partition("=")
             section, _, name = path.partition(".")
             found[section][name] = fixed or (TORCH_DTYPES[str(value)] if flag in STATES else _expression(flag, value))
+    if "bf16" not in flags:
+        found["mixed_precision"] |= {"fp32": "True"} | dict.fromkeys(
+            ("params_dtype", "pipeline_dtype"), "torch.float32"
+        )
     for section, stated in ALWAYS.items():
         found[section] = stated | found[section]
     return found
