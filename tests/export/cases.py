@@ -6,6 +6,7 @@ from functools import cache
 from fourfold.config import ModelSection
 from fourfold.config.optimizers import AdamWSection, SgdSection
 from fourfold.config.schema import PrecisionSection
+from fourfold.cost.masks import Windows
 from fourfold.export.job import Job
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
@@ -25,6 +26,17 @@ SHAPES: dict[str, dict] = {
     "experts in every second block": DENSE | EXPERTS | {"moe_period": 2, "normalize_top_k": False},
     "latent": DENSE | MLA,
 }
+LLAMA = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0, "original_max_position": 1024}
+YARN = {"factor": 4.0, "original_max_position": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+OTHERS: dict[str, dict] = {
+    "yarn": DENSE | {"yarn_scaling": YARN},
+    "latent, yarn": DENSE | MLA | {"yarn_scaling": YARN},
+    "scaled rotary": DENSE | {"rope_scaling": LLAMA},
+    "biases, tied": DENSE | {"qkv_bias": True, "tie_embeddings": True},
+    "capacity": DENSE | EXPERTS | {"capacity_factor": 1.25, "top_k": 1, "num_shared_experts": 1},
+    "sigmoid": DENSE | EXPERTS | {"router": "sigmoid", "balance_bias_speed": 1e-3, "routed_scaling": 2.5},
+}
+"""Models that are exported under two layouts alone."""
 PRESETS = ("llama3-8b", "llama3.1-8b", "llama3.2-1b", "qwen2.5-7b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b")
 LARGE = ("llama3-405b", "deepseek-v3", "gpt3-175b")
 LAYOUTS: dict[str, dict] = {
@@ -80,6 +92,8 @@ REQUESTS: dict[str, dict] = {
     "wsd": {"optimizer": AdamWSection(schedule="wsd", lr=1e-3, warmup_steps=100, betas=(0.9, 0.99), clip_norm=0.5)},
     "constant": {"optimizer": AdamWSection(schedule="constant")},
     "documents": {"document_mask": True},
+    "windows": {"windows": Windows(512)},
+    "windows in half": {"windows": Windows(512, 0.5)},
     "deepseek": {"software": "deepseek-2024"},
     "megatron": {"software": "megatron-2025"},
 }
@@ -87,7 +101,7 @@ REQUESTS: dict[str, dict] = {
 
 @cache
 def asked(model: str, devices: int, options: str = "") -> Request:
-    section = ModelSection(**SHAPES[model]) if model in SHAPES else ModelSection(preset=model)
+    section = ModelSection(**(SHAPES | OTHERS)[model]) if model in SHAPES | OTHERS else ModelSection(preset=model)
     more = dict(REQUESTS[options]) if options else {}
     cluster = load_cluster(f"{more.pop('cluster', 'dgx-h100')}:{devices}")
     return Request.of(resolve_model(section), cluster, 2048, 48 if devices < 64 else 1024, **more)
@@ -104,6 +118,7 @@ def jobs() -> dict[str, Job]:
     found = {f"{model}: {name}": job(model, layout) for model in SHAPES for name, layout in LAYOUTS.items()}
     experts = [model for model in SHAPES if model != "dense"]
     found |= {f"{model}: {name}": job(model, layout) for model in experts for name, layout in EXPERT_LAYOUTS.items()}
+    found |= {f"{model}: {name}": job(model, LAYOUTS[name]) for model in OTHERS for name in ("tp", "pp")}
     for options in REQUESTS:
         found |= {f"{model}, {options}": job(model, LAYOUTS["pp"], options) for model in SHAPES}
         found[f"ep, {options}"] = job("experts", EXPERT_LAYOUTS["ep, pp"], options)
