@@ -60,6 +60,7 @@ def test_it_leaves_out_what_megatron_leaves_out() -> None:
         ("experts: ep, etp", {"num_moe_experts": "8", "expert_tensor_parallel_size": "2", "moe_router_topk": "2"}),
         ("latent: zero 1", {"q_lora_rank": "256", "multi_latent_attention": "True", "mtp_num_layers": "1"}),
         ("latent: zero 2", {"apply_rope_fusion": "False", "kv_lora_rank": "128"}),
+        ("dense, constant", {"weight_decay": "0.1", "start_weight_decay": "0.1", "end_weight_decay": "0.1"}),
         ("dense, fp32", {"fp32": "True", "pipeline_dtype": "torch.float32"}),
         ("llama3.2-1b, 16 devices", {"rope_scaling": "True", "rope_scaling_factor": "32.0"}),
     ],

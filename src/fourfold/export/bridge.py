@@ -54,12 +54,13 @@ PLACES: dict[str, Place] = {
     "log-throughput": "logger.log_throughput",
     "log-interval": "logger.log_interval",
     "optimizer": "optimizer.optimizer",
+    "weight-decay": ("optimizer.weight_decay", "scheduler.start_weight_decay", "scheduler.end_weight_decay"),
 }
 """Flags whose key has another name than theirs, or a fixed value; switches become True."""
 SECTIONS: dict[str, tuple[str, ...]] = {
     "train": ("train-iters", "global-batch-size", "micro-batch-size"),
     "validation": ("eval-interval", "eval-iters"),
-    "optimizer": ("lr", "min-lr", "weight-decay", "clip-grad", "sgd-momentum", "adam-beta1", "adam-beta2", "adam-eps"),
+    "optimizer": ("lr", "min-lr", "clip-grad", "sgd-momentum", "adam-beta1", "adam-beta2", "adam-eps"),
     "scheduler": ("lr-decay-style", "lr-decay-iters", "lr-warmup-iters", "lr-wsd-decay-style", "lr-wsd-decay-iters"),
     "tokenizer": ("tokenizer-type", "tokenizer-model"),
     "checkpoint": ("save", "load", "save-interval"),
