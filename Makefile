@@ -6,13 +6,14 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train test test-all test-slurm lint docs wheel benchmark clean help
+.PHONY: train test test-all test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
 	@echo "make test       all tests but the long sweeps, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps too"
 	@echo "make test-slurm the job script on a real Slurm of two nodes on this machine (some four minutes; installs Debian's packages as root)"
+	@echo "make test-exports  exports with DeepSpeed and torchtitan themselves, in an environment of their own"
 	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"
 	@echo "make docs       this documentation as a site in docs/_build: warnings are errors, links are checked"
 	@echo "make wheel      wheel and source distribution in dist, tried in a fresh environment without torch"
@@ -29,6 +30,9 @@ test-all: $(VENV)/ready
 
 test-slurm: $(VENV)/ready
 	$(BIN)/python -m tools.check_slurm
+
+test-exports: $(VENV)-exports/ready
+	$(VENV)-exports/bin/python -m pytest tests/export $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -64,6 +68,13 @@ $(VENV)/benchmark-ready: $(VENV)/ready
 	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[benchmark]'
 	@touch $@
 
+# torchtitan wants an older fsspec than constraints.txt has; transformers imports DeepSpeed wherever it is installed.
+$(VENV)-exports/ready: pyproject.toml constraints-exports.txt
+	test -x $(VENV)-exports/bin/python || $(PYTHON) -m venv $(VENV)-exports
+	$(VENV)-exports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-exports.txt torch
+	DS_BUILD_OPS=0 $(VENV)-exports/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-exports.txt -e '.[exports]'
+	@touch $@
+
 $(VENV)/docs-ready: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
@@ -73,4 +84,4 @@ $(VENV)/release-ready: $(VENV)/ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs fourfold-data docs/_build docs/reference dist
+	rm -rf $(VENV) $(VENV)-exports runs fourfold-data docs/_build docs/reference dist

@@ -9,6 +9,7 @@ import tomli_w
 
 from tests.calibrate.machine_table import cluster
 from tests.cli.planning import SMALL, document
+from tests.export.launched import launched
 
 
 def test_the_text_is_the_document(fourfold) -> None:
@@ -143,19 +144,38 @@ def test_keys_beside_auto_are_kept(fourfold) -> None:
     assert "ZeRO-3" in result.out, result.err
 
 
-@pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "deepspeed"])
-def test_flags_of_other_trainers(fourfold, trainer: str) -> None:
+@pytest.mark.parametrize("trainer", ["megatron", "bridge", "torchtitan", "deepspeed"])
+def test_scripts_of_other_trainers(fourfold, trainer: str, tmp_path: Path) -> None:
     message = document(fourfold, *SMALL, "--as", trainer)["export"]
     layout = document(fourfold, *SMALL)["best"][0]["layout"]
+    launched(message["text"], tmp_path)
     if trainer == "megatron":
         assert f"--tensor-model-parallel-size {layout['tp']}" in message["text"]
         assert "--global-batch-size 64" in message["text"]
+    elif trainer == "bridge":
+        recipe = (tmp_path / "pretrain.py").read_text()
+        assert f"tensor_model_parallel_size={layout['tp']}," in recipe
+        assert "global_batch_size=64" in recipe
     elif trainer == "torchtitan":
-        table = tomllib.loads(message["text"])
-        assert table["parallelism"]["tensor_parallel_degree"] == layout["tp"]
-        assert table["training"]["global_batch_size"] == 64
+        file = (tmp_path / "planned.py").read_text()
+        assert f"tensor_parallel_degree={layout['tp']}," in file
+        assert "global_batch_size=64," in file
     else:
-        assert json.loads(message["text"])["train_batch_size"] == 64
+        assert json.loads((tmp_path / "ds_config.json").read_text())["train_batch_size"] == 64
+
+
+def test_a_script_has_the_settings_of_the_run_file(fourfold, tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text(
+        'model.preset = "llama3-8b"\ndata.corpus = "texts"\nbatch.global_sequences = 64\nbatch.sequence_length = 8192\n'
+        "batch.tokens = 100_000_000\noptimizer.lr = 2e-4\noptimizer.warmup_steps = 20\noptimizer.betas = [0.9, 0.98]\n"
+        "checkpoint.every_steps = 50\nrun.evaluate_every = 25\nrun.seed = 7\n"
+    )
+    text = document(fourfold, str(run), "--cluster", "dgx-h100:16", "--as", "megatron")["export"]["text"]
+    stated = ("--train-iters 191", "--lr 0.0002", "--lr-warmup-iters 20", "--adam-beta2 0.98", "--seed 7")
+    for flag in (*stated, "--save-interval 50", "--eval-interval 25"):
+        assert flag in text, flag
+    assert "STEPS" not in text
 
 
 def test_what_cannot_fit_says_what_would(fourfold) -> None:

@@ -1,12 +1,13 @@
 """Plans and predictions of every optimizer: its state fills memory, its update takes time, and bounds stay below both."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
-from fourfold.plan.exports import EXPORTS
+from fourfold.export import EXPORTS, Job
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
@@ -71,7 +72,10 @@ def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
 
 
 @pytest.mark.parametrize("trainer", EXPORTS)
-def test_what_states_no_optimizer_says_so_where_it_is_not_the_usual(trainer: str) -> None:
+def test_an_export_states_the_optimizer_or_says_that_it_does_not(trainer: str) -> None:
+    words = {"adamw": "AdamW" if trainer == "torchtitan" else "adam", "sgd": "sgd"}
     for name in OPTIMIZERS:
-        _, missing = EXPORTS[trainer](request(16, optimizer=section(name)), LAYOUT)
-        assert any(f"optimizer {name}" in each for each in missing) == (name != "adamw")
+        text, missing = EXPORTS[trainer](Job(request(16, optimizer=section(name)), LAYOUT))
+        stated = re.search(rf"optimizer(_name)?[= \"]+{words[name]}\b", text) is not None
+        assert any(f"optimizer {name}" in each for each in missing) == (not stated)
+        assert stated or (trainer, name) == ("torchtitan", "sgd")

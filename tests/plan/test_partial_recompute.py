@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection, UserError
+from fourfold.export.job import Job
+from fourfold.export.megatron import megatron
+from fourfold.export.torchtitan import torchtitan
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.exports import megatron, torchtitan
 from fourfold.plan.partial_recompute import made_to_fit, partially_recomputed
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
@@ -75,13 +77,13 @@ def test_what_does_not_fit_recomputes_as_little_as_makes_it_fit() -> None:
 def test_other_trainers_say_what_they_can_of_it() -> None:
     request, _ = asked(0.5)
     some = replace(LAYOUT, recompute="full:5", zero=1)
-    flags, missing = megatron(request, some)
+    flags, missing = megatron(Job(request, some))
     assert "--recompute-method block" in flags
     assert "--recompute-num-layers 5" in flags
     assert not any("first 5 blocks" in text for text in missing)
-    _, missing = megatron(request, replace(some, pp=2, dp_shard=4))
+    _, missing = megatron(Job(request, replace(some, pp=2, dp_shard=4)))
     assert any("first 5 blocks" in text for text in missing)
-    _, missing = torchtitan(request, some)
+    _, missing = torchtitan(Job(request, some))
     assert any("first 5 blocks" in text for text in missing)
 
 

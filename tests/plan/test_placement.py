@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection, UserError
+from fourfold.export import EXPORTS, Job
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.explain import parse_fixed
-from fourfold.plan.exports import EXPORTS
 from fourfold.plan.placement import other_orders, placed
 from fourfold.plan.pricing import Priced, Pricer, candidate_spec
 from fourfold.plan.request import Request
@@ -23,8 +23,8 @@ LAYOUT = Candidate(
 )  # fmt: skip
 
 
-def asked(devices: int = 32) -> Request:
-    return Request.of(resolve_model(ModelSection(**MODEL)), load_cluster(f"dgx-h100:{devices}"), 4096, 32)
+def asked(devices: int = 32, **more) -> Request:
+    return Request.of(resolve_model(ModelSection(**MODEL | more)), load_cluster(f"dgx-h100:{devices}"), 4096, 32)
 
 
 def priced(request: Request, layout: Candidate) -> Priced:
@@ -92,23 +92,22 @@ def test_an_order_that_is_asked_for_is_kept() -> None:
 
 def test_other_trainers_are_told_or_cannot_be() -> None:
     near = replace(LAYOUT, outermost="dp")
-    assert "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](asked(), near)[0]
-    assert "--use-tp-pp-dp-mapping" not in EXPORTS["megatron"](asked(), LAYOUT)[0]
-    assert (
-        "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](asked(), replace(near, outermost="dp_replicate", dp_shard=1))[0]
-    )
-    experts = EXPORTS["megatron"](asked(), replace(near, ep=2))[1]
+    replicas = replace(near, outermost="dp_replicate", dp_shard=1)
+    assert "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](Job(asked(), near)).text
+    assert "--use-tp-pp-dp-mapping" not in EXPORTS["megatron"](Job(asked(), LAYOUT)).text
+    assert "--use-tp-pp-dp-mapping" in EXPORTS["megatron"](Job(asked(), replicas)).text
+    experts = EXPORTS["megatron"](Job(asked(num_experts=8, top_k=2), replace(near, ep=2))).left_out
     assert any("ep x etp = tp x cp" in each for each in experts)
     for trainer in ("torchtitan", "deepspeed"):
-        assert any("outermost" in each for each in EXPORTS[trainer](asked(), near)[1])
-        assert not any("outermost" in each for each in EXPORTS[trainer](asked(), LAYOUT)[1])
+        assert any("outermost" in each for each in EXPORTS[trainer](Job(asked(), near)).left_out)
+        assert not any("outermost" in each for each in EXPORTS[trainer](Job(asked(), LAYOUT)).left_out)
 
 
 def test_torchtitan_takes_a_pipeline_s_full_batch_at_once_and_accumulates_without_one() -> None:
     """Accumulation is global_batch_size / (local_batch_size x dp) there; a pipeline cuts the local batch into microbatches."""
-    pipelined = EXPORTS["torchtitan"](asked(), LAYOUT)[0]
-    assert "local_batch_size = 8\n" in pipelined, "32 sequences, dp 4"
-    assert "pipeline_parallel_microbatch_size = 1" in pipelined
-    alone = EXPORTS["torchtitan"](asked(), replace(LAYOUT, pp=1, dp_shard=16))[0]
-    assert "local_batch_size = 1\n" in alone
-    assert "global_batch_size = 32\n" in alone
+    pipelined = EXPORTS["torchtitan"](Job(asked(), LAYOUT)).text
+    assert "local_batch_size=8,\n" in pipelined, "32 sequences, dp 4"
+    assert "pipeline_parallel_microbatch_size=1" in pipelined
+    alone = EXPORTS["torchtitan"](Job(asked(), replace(LAYOUT, pp=1, dp_shard=16))).text
+    assert "local_batch_size=1,\n" in alone
+    assert "global_batch_size=32,\n" in alone

@@ -29,7 +29,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Job:
+class Measurement:
     """A round of one number of ranks. `number`: from 1, of `rounds`."""
 
     ranks: int
@@ -50,7 +50,7 @@ class TimeAccount:
         self._taken: dict[int, float] = {}
         self._done = 0
 
-    def next_job(self) -> Job | None:
+    def next_job(self) -> Measurement | None:
         """Ends the job before, and gives the one to measure now; None where all are done or another would not end in time."""
         now = self._clock()
         if self._measures:
@@ -64,7 +64,7 @@ class TimeAccount:
         if ahead[0] not in self._budgets:
             self._budgets[ahead[0]] = self._budget()
         number, size = self._done // len(self._counts) + 1, len(self._counts)
-        return Job(ahead[0], number, max(number, (self._done + len(ahead)) // size), self._budgets[ahead[0]])
+        return Measurement(ahead[0], number, max(number, (self._done + len(ahead)) // size), self._budgets[ahead[0]])
 
     def left(self) -> float:
         """Seconds until the measurements end, by what the rounds have taken so far."""

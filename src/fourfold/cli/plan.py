@@ -13,7 +13,7 @@ from fourfold.cli.plan_progress import showing
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
-from fourfold.plan.exports import EXPORTS
+from fourfold.export import EXPORTS, TrainerJob
 from fourfold.plan.request import MEMORY_SHARE
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET
@@ -42,7 +42,7 @@ def plan(
     deadline_days: float | None = None,
     price: str | None = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
-    as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
+    as_: Annotated[Literal["megatron", "bridge", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
     out: Path | None = None,
     keep: int = 5,
     budget: float = BUDGET,
@@ -93,7 +93,7 @@ def plan(
     explain
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
-        Print the best layout as flags or file of that trainer too, and what it cannot express.
+        Print a script too that starts that trainer with the best layout, and what it cannot express. bridge: Megatron-Bridge.
     out
         Write the best layout to this new file, as a run that fourfold simulate and show take, and train once it says how long.
     keep
@@ -131,14 +131,16 @@ def plan(
             progress=progress,
         )
     result, notes, best = planned.found, planned.notes, planned.best
-    exported = EXPORTS[as_](planned.request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
+    exported = None
+    if best is not None and as_ is not None:
+        exported = EXPORTS[as_](TrainerJob(planned.request, best.candidate, planned.run()))
     if written is not None:
         _write(written, result, planned.run(), notes)
     if json:
         document = planned.to_json()
         if exported is not None:
-            document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
+            document["export"] = {"trainer": as_, "text": exported.text, "cannot_express": exported.left_out}
         if written is not None:
             document["run_file"] = str(written)
         print(json_text.dumps(document, indent=1))
@@ -146,9 +148,9 @@ def plan(
     lines = [*notes, *planned.searched]
     print_screen([*lines, *([""] if lines else []), *plan_lines(result)])
     if exported is not None:
-        text, missing = exported
-        print(f"\nas {as_}:\n\n{text}\n")
-        print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
+        print(f"\nas {as_}:\n\n{exported.text}\n")
+        missing = [f"  - {each}" for each in exported.left_out]
+        print("\n".join(["what it cannot express:", *missing] if missing else []))
     if written is not None:
         options = repeated(software, gemm_dtype, context_bytes, fragmentation)
         print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")

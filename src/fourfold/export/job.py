@@ -1,0 +1,141 @@
+"""A job that is exported: a layout that was planned, and the run that it is for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import NamedTuple
+
+from fourfold.config import ModelConfig, RunConfig
+from fourfold.config.optimizers import OptimizerSection
+from fourfold.plan.candidate import Candidate
+from fourfold.plan.pricing import candidate_spec
+from fourfold.plan.request import Request
+from fourfold.program.stage_map import stage_map
+
+EVERY = 1000
+"""Steps between two checkpoints or evaluations where the run states none."""
+
+
+class Export(NamedTuple):
+    """`text`: a shell script that writes the trainer's files and starts it. `left_out`: what the trainer runs otherwise."""
+
+    text: str
+    left_out: list[str]
+
+
+@dataclass(frozen=True)
+class TrainerJob:
+    """`run`: its length, seed, checkpoints and evaluations; None: none is stated."""
+
+    request: Request
+    layout: Candidate
+    run: RunConfig | None = None
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.request.model
+
+    @property
+    def optimizer(self) -> OptimizerSection:
+        return self.request.optimizer
+
+    @property
+    def node_devices(self) -> int:
+        """Devices of one host: of an NVL72 rack, those of a tray."""
+        level = self.request.cluster.levels[0]
+        return min(level.part_multiple or level.devices, self.request.devices)
+
+    @property
+    def nodes(self) -> int:
+        return self.request.devices // self.node_devices
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of a step on each data-parallel rank."""
+        return self.request.global_sequences // (self.layout.dp * self.layout.microbatch_sequences)
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the run; None: it states no length."""
+        if self.run is None:
+            return None
+        batch = self.run.batch
+        return batch.steps if batch.tokens is None else ceil(batch.tokens / self.request.tokens)
+
+    def share_of_steps(self, share: float = 1.0) -> int | str:
+        """A share of the steps: a number, or shell arithmetic where the length is to be filled in."""
+        if self.steps is not None:
+            return max(1, round(self.steps * share))
+        return "$STEPS" if share == 1 else f"$((STEPS * {round(share * 1000)} / 1000))"
+
+    @property
+    def save_every(self) -> int:
+        return (self.run.checkpoint.every_steps if self.run is not None else None) or EVERY
+
+    @property
+    def evaluate_every(self) -> int:
+        return (self.run.run.evaluate_every if self.run is not None else None) or EVERY
+
+    @property
+    def evaluations(self) -> int:
+        """Global batches of one evaluation."""
+        return ceil(self.run.run.evaluate_sequences / self.request.global_sequences) if self.run is not None else 1
+
+    @property
+    def seed(self) -> int:
+        return self.run.run.seed if self.run is not None else 0
+
+    @property
+    def validation_percent(self) -> int:
+        """Documents of the validation set, in per cent, at least 1."""
+        return max(1, round(100 / self.run.data.validation_every)) if self.run is not None else 5
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding, padded so that tp divides them."""
+        return -(-self.model.vocab_size // self.layout.tp) * self.layout.tp
+
+    @property
+    def gemm_dtype(self) -> str | None:
+        """The low-precision format of GEMMs, as `--gemm-dtype` names them; None: that of computation."""
+        stated, software = self.request.software_overrides.gemm_dtype, self.request.software
+        if stated is not None or software.gemm_dtype is None:
+            return stated
+        return "nvfp4" if software.gemm_dtype == "fp4" else "fp8-block" if software.fine_scales else "fp8"
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        """The segments of every stage, a letter each: E embedding, t block, m MTP module, L head."""
+        stages = stage_map(candidate_spec(self.request, self.layout)).stages
+        letters = {"embedding": "E", "block": "t", "head": "L"}
+        return tuple("".join("m" if s.depth else letters[s.kind] for s in stage) for stage in stages)
+
+    @property
+    def has_even_stages(self) -> bool:
+        """Whether every stage has as many blocks, with MTP modules beside the head."""
+        return len({stage.count("t") for stage in self.stages}) == 1
+
+    def title(self) -> str:
+        """The cluster and the layout, for a comment."""
+        return f"{self.request.devices} x {self.request.cluster.device.name}: {self.layout.words()}"
+
+
+def unstated(job: TrainerJob, optimizers: tuple[str, ...]) -> list[str]:
+    """Settings that no other trainer's file can name. `optimizers`: of the run file, those that it has."""
+    block = job.model.block
+    missing = [] if block is None else [f"model.block = {block!r}: their model has to have the same block"]
+    if job.optimizer.name not in optimizers:
+        missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
+    return missing
+
+
+def every_block(layout: Candidate) -> str:
+    """The words for a trainer that recomputes every block or none."""
+    count = layout.recompute.partition(":")[2]
+    return f"recompute {layout.recompute}, the first {count} blocks alone: every block recomputes instead"
+
+
+def outermost(layout: Candidate, there: str) -> list[str]:
+    """The words for a trainer whose mesh has the pipeline outermost."""
+    is_other = layout.outermost != "pp" and layout.pp > 1
+    return [f"{layout.outermost} outermost: {there}"] if is_other else []

@@ -1,0 +1,194 @@
+"""torchtitan: a Python file with the model and the run (`--module planned --config planned`), and the command (0.3)."""
+
+from itertools import accumulate
+
+from fourfold.config.optimizers import AdamWSection
+from fourfold.export.job import Export, TrainerJob
+from fourfold.export.python import Call, function, with_imports
+from fourfold.export.script import number, script, steps_input, torchrun
+from fourfold.export.torchtitan_left_out import left_out, schedule_name, splits_norms
+from fourfold.export.torchtitan_model import FAMILIES, has_mtp, model_lines
+
+DATA = {
+    "DATA": "a dataset in the form of allenai/c4: its name or folder",
+    "TOKENIZER": "a folder with a Hugging Face tokenizer",
+}
+MODULES = {
+    "partial": "functools",
+    "pairwise": "itertools",
+    "nn": "torch",
+    "CheckpointManager": "torchtitan.components.checkpoint",
+    "ChunkedLossWrapper": "torchtitan.components.loss",
+    "CrossEntropyLoss": "torchtitan.components.loss",
+    "MetricsProcessor": "torchtitan.components.metrics",
+    "LRSchedulersContainer": "torchtitan.components.optimizer",
+    "OptimizersContainer": "torchtitan.components.optimizer",
+    "ParamGroupConfig": "torchtitan.components.optimizer",
+    "register_moe_load_balancing_hook": "torchtitan.components.optimizer",
+    "Float8LinearConverter": "torchtitan.components.quantization",
+    "Float8GroupedExpertsConverter": "torchtitan.components.quantization",
+    "MXFP8LinearConverter": "torchtitan.components.quantization",
+    "MXFP8GroupedExpertsConverter": "torchtitan.components.quantization",
+    "NVFP4LinearConverter": "torchtitan.components.quantization",
+    "CompileConfig": "torchtitan.config",
+    "DebugConfig": "torchtitan.config",
+    "ParallelismConfig": "torchtitan.config",
+    "TrainingConfig": "torchtitan.config",
+    "FullAC": "torchtitan.distributed.activation_checkpoint",
+    "SelectiveAC": "torchtitan.distributed.activation_checkpoint",
+    "pipeline_llm": "torchtitan.distributed.pipeline_parallel",
+    "HuggingFaceTextDataLoader": "torchtitan.hf_datasets.text_datasets",
+    "ComplexRoPE": "torchtitan.models.common",
+    "CosSinRoPE": "torchtitan.models.common",
+    "Embedding": "torchtitan.models.common",
+    "Linear": "torchtitan.models.common",
+    "RMSNorm": "torchtitan.models.common",
+    "get_attention_config": "torchtitan.models.common.config_utils",
+    "make_ffn_config": "torchtitan.models.common.config_utils",
+    "make_gqa_config": "torchtitan.models.common.config_utils",
+    "make_moe_config": "torchtitan.models.common.config_utils",
+    "make_routed_experts_config": "torchtitan.models.common.config_utils",
+    "make_router_config": "torchtitan.models.common.config_utils",
+    "make_mla_attention_config": "torchtitan.models.deepseek_v3",
+    "MTPLoss": "torchtitan.models.deepseek_v3",
+    "MTPTransformerBlock": "torchtitan.models.deepseek_v3",
+    "ModelSpec": "torchtitan.protocols.model_spec",
+    "Trainer": "torchtitan.trainer",
+    **{name: f"torchtitan.models.{kind.module}.model" for kind in FAMILIES for name in (kind.model, kind.block)},
+    **{kind.parallelize: f"torchtitan.models.{kind.module}.parallelize" for kind in FAMILIES},
+    **{kind.adapter: f"torchtitan.models.{kind.module}.state_dict_adapter" for kind in FAMILIES},
+}
+"""Names that the file may use, and where they are."""
+
+
+def torchtitan(job: TrainerJob) -> Export:
+    """A shell script that writes `planned.py` and starts torchtitan with it."""
+    where = "where torchtitan is installed (pip install torchtitan==0.3.0)"
+    command = 'PYTHONPATH="$PWD" ' + torchrun(job, "-m torchtitan.train --module planned --config planned")
+    lines = [*model_lines(job), *_parts(job), *function("planned() -> Trainer.Config", _config(job))]
+    files = {"planned.py": with_imports(lines, MODULES)}
+    return Export(script(job, where, command, {}, DATA | steps_input(job), files=files), left_out(job))
+
+
+def _parts(job: TrainerJob) -> list[str]:
+    """The modules of every pipeline stage."""
+    if job.layout.pp == 1:
+        return []
+    ends = list(accumulate((stage.count("t") for stage in job.stages), initial=0))
+    return [
+        f"ENDS = {ends}",
+        'PARTS = [[f"layers.{layer}" for layer in range(first, end)] for first, end in pairwise(ENDS)]',
+        'PARTS[0].insert(0, "tok_embeddings")',
+        'PARTS[-1] += ["norm", "lm_head"]',
+    ]
+
+
+def _config(job: TrainerJob) -> Call:
+    keep = job.run.checkpoint.keep if job.run is not None else 2
+    compiles_blocks = not job.model.num_experts or job.gemm_dtype is not None
+    recompute = {"none": None, "full": "FullAC.Config()", "selective": "SelectiveAC.Config()"}
+    keys: dict[str, object] = {
+        "loss": _loss(job),
+        "model_spec": "SPEC",
+        "hf_assets_path": '"$TOKENIZER"',
+        "dataloader": Call("HuggingFaceTextDataLoader.Config", {"dataset": '"c4"', "dataset_path": '"$DATA"'}),
+        "optimizer": _optimizer(job),
+        "lr_scheduler": _schedule(job),
+        "training": _training(job),
+        "parallelism": Call("ParallelismConfig", _parallelism(job)),
+        "activation_checkpoint": recompute[job.layout.recompute.partition(":")[0]],
+        "compile": Call(
+            "CompileConfig", {"enable": True, "components": '["model", "loss"]' if compiles_blocks else '["loss"]'}
+        ),
+        "checkpoint": Call(
+            "CheckpointManager.Config", {"enable": True, "interval": job.save_every, "keep_latest_k": max(keep, 2)}
+        ),
+        "metrics": Call("MetricsProcessor.Config", {"log_freq": 1}),
+        "debug": Call("DebugConfig", {"seed": job.seed}),
+    }
+    return Call("Trainer.Config", keys)
+
+
+def _loss(job: TrainerJob) -> Call:
+    rows: dict[str, object] = {"global_vocab_size": job.model.vocab_size}
+    if has_mtp(job):
+        return Call("MTPLoss.Config", {"mtp_scale": job.model.mtp_loss} | rows)
+    return Call("ChunkedLossWrapper.Config", {"loss_fn": Call("CrossEntropyLoss.Config", rows)})
+
+
+def _optimizer(job: TrainerJob) -> Call:
+    """Groups of parameters: norms and biases are not decayed."""
+    section = job.optimizer
+    adamw = section if isinstance(section, AdamWSection) else AdamWSection()
+    groups = [('".*"', section.weight_decay)]
+    if splits_norms(job):
+        groups.insert(0, ('"norm[.]weight|bias"', 0.0))
+    common = {"lr": number(section.lr), "betas": adamw.betas, "eps": number(adamw.eps)}
+    calls = [
+        Call(
+            "ParamGroupConfig",
+            {
+                "pattern": pattern,
+                "optimizer_name": '"AdamW"',
+                "optimizer_kwargs": Call("dict", common | {"weight_decay": decay}),
+            },
+        )
+        for pattern, decay in groups
+    ]
+    narrow = job.request.software.optimizer_bytes == 2
+    more: dict[str, object] = {"implementation": '"fused_opt_states_bf16"'} if narrow else {}
+    return Call("OptimizersContainer.Config", {"param_groups": calls} | more)
+
+
+def _schedule(job: TrainerJob) -> Call:
+    section = job.optimizer
+    ratio, kind = {
+        "cosine": (None, "cosine"),
+        "wsd": (section.decay_fraction, "linear"),
+        "constant": ("0.0", "linear"),
+    }[section.schedule]
+    return Call(
+        "LRSchedulersContainer.Config",
+        {
+            "warmup_steps": section.warmup_steps,
+            "decay_ratio": ratio,
+            "decay_type": f'"{kind}"',
+            "min_lr_factor": section.min_lr_ratio,
+        },
+    )
+
+
+def _training(job: TrainerJob) -> Call:
+    layout, request = job.layout, job.request
+    at_once = request.global_sequences // layout.dp if layout.pp > 1 else layout.microbatch_sequences
+    keys = {
+        "local_batch_size": at_once,
+        "global_batch_size": request.global_sequences,
+        "seq_len": request.sequence_length,
+        "max_norm": job.optimizer.clip_norm or 'float("inf")',
+        "steps": job.share_of_steps(),
+        "mixed_precision_param": '"bfloat16"' if request.precision.compute == "bf16" else '"float32"',
+        "disable_cuda_graphs": True,
+    }
+    return Call("TrainingConfig", keys)
+
+
+def _parallelism(job: TrainerJob) -> dict[str, object]:
+    layout = job.layout
+    shard = 1 if layout.zero == 0 and layout.ep == 1 else layout.dp_shard
+    keys: dict[str, object] = {
+        "data_parallel_replicate_degree": layout.dp // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": '"always"' if layout.zero == 3 else '"never"',
+        "tensor_parallel_degree": layout.tp,
+        "context_parallel_degree": layout.cp,
+        "pipeline_parallel_degree": layout.pp,
+        "expert_parallel_degree": layout.ep,
+    }
+    if layout.pp > 1:
+        keys |= {
+            "pipeline_parallel_schedule": f'"{schedule_name(job)}"',
+            "pipeline_parallel_microbatch_size": layout.microbatch_sequences,
+            "module_fqns_per_model_part": "PARTS",
+        }
+    return keys
