@@ -2,6 +2,7 @@
 
 import json as json_text
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,18 +17,22 @@ from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
 from fourfold.plan.explain import parse_fixed
 from fourfold.plan.exports import EXPORTS
-from fourfold.plan.goals import cheapest, fewest, largest, longest
+from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import make_plan
+from fourfold.plan.pricing import candidate_spec
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET, Progress
+from fourfold.plan.trainers import TRAINERS
+from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_document, plan_lines
+from fourfold.report.simulation_document import campaign_document
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def plan(
-    run: Path | None = None,
+    run: str | None = None,
     /,
     *overrides: str,
     model: str | None = None,
@@ -44,6 +49,8 @@ def plan(
     tokens: str | None = None,
     deadline_days: float | None = None,
     price: str | None = None,
+    failure_hours: str | None = None,
+    for_: Annotated[Literal["fourfold", "megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--for")] = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
     as_: Annotated[Literal["megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
     out: Path | None = None,
@@ -61,7 +68,8 @@ def plan(
     run
         A run file or preset:NAME: its model, batch and number format; of its [layout], prefetch alone is looked at.
     overrides
-        Keys of the run file, as section.key=value.
+        Keys of the run file, as section.key=value. Those of [layout] hold the search to a value or several: layout.tp=8,
+        layout.pp=2,4.
     model
         A preset, or a folder or file of a Hugging Face config.json, of any decoder whose layers are attention and feed-forward.
     cluster
@@ -75,7 +83,7 @@ def plan(
     dtype
         The number format of computation. Default: bf16, or the run file's.
     software
-        Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
+        Whose software runs it: fourfold, or a framework and its year. Default: that of --for, else fourfold.
     gemm_dtype
         The format of matmuls but the head's, as in Transformer Engine. Default: --dtype's, as fourfold itself has them.
     context_bytes
@@ -88,11 +96,15 @@ def plan(
         within --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
         proportions that fits.
     tokens
-        How many tokens the whole run trains on, for example 15T.
+        How many tokens the training run trains on, for example 15T: prints its days, cost and goodput.
     deadline_days
         For the objective devices.
     price
-        Dollars for a device hour. Default: the cluster's.
+        Dollars for a device hour, with --tokens. Default: the cluster's.
+    failure_hours
+        Device hours for each interruption of a job, with --tokens. Default: the cluster's figure, if it has one.
+    for_
+        Search only what this trainer can run, at its prices.
     explain
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
@@ -109,26 +121,39 @@ def plan(
         Print one JSON document and nothing else.
     """
     fixed = [parse_fixed(text) for text in explain or ()]
-    _check(memory_share, keep, budget, objective, tokens, price, deadline_days, out)
+    if run is not None and "=" in run and not Path(run).exists():
+        overrides, run = (run, *overrides), None
+    _check(memory_share, keep, budget, objective, deadline_days, out)
+    length = _training_run(objective, tokens, price, failure_hours)
     batch = (sequence_length, batch_tokens, batch_sequences)
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    asked = read_request(
-        Options(run, overrides, model, cluster, *batch, dtype, software, memory_share, software_overrides)
-    )
+    file = Path(run) if run is not None else None
+    options = Options(file, overrides, model, cluster, *batch, dtype, software, for_, memory_share, software_overrides)
+    asked = read_request(options)
     with showing(json) as progress:
-        request, lines = _aimed(asked.request, objective, tokens, deadline_days, price, budget, progress)
-        result = make_plan(request, fixed, budget, keep, progress)
+        aim = _aimed(asked.request, objective, length, deadline_days, budget, progress)
+        plans, settled = dict[int, Plan](), False
+        while not settled:
+            request = aim.request
+            if request.devices not in plans:
+                plans[request.devices] = make_plan(request, fixed, budget, keep, progress)
+            result = plans[request.devices]
+            training = length.campaign(request, result.best) if length is not None and result.best is not None else None
+            settled = aim.settled_by(training)
     notes = model_notes(asked, request)
     best = result.best
     exported = EXPORTS[as_](request, best.candidate) if as_ and best is not None else None
     written = out if best is not None else None
     if written is not None and best is not None:
-        length = _needed(tokens, objective) if tokens is not None else None
-        _write(written, result, planned_run(asked, request, best.candidate, length), notes)
+        number = length.tokens if length is not None else None
+        _write(written, result, planned_run(asked, request, best.candidate, number), notes)
+    lines = aim.lines
     if json:
         document = plan_document(result)
+        document["trainer"] = for_
         document["objective"] = {"name": objective, "said": lines}
         document["notes"] = notes
+        document["run"] = campaign_document(training) if training is not None else None
         if exported is not None:
             document["export"] = {"trainer": as_, "text": exported[0], "cannot_express": exported[1]}
         if written is not None:
@@ -137,13 +162,22 @@ def plan(
         return 0 if best is not None else 1
     lines = [*notes, *lines]
     print("\n".join([*lines, *([""] if lines else []), *plan_lines(result)]))
-    if exported is not None:
+    if training is not None and best is not None:
+        stated = candidate_spec(request, best.candidate).checkpoint_bytes
+        print("\n".join(["", *campaign_lines(training, stated)]))
+    if exported is not None and as_ is not None and best is not None:
         text, missing = exported
         print(f"\nas {as_}:\n\n{text}\n")
         print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
+        trainer = TRAINERS[as_]
+        if for_ != as_ and not replace(request, constraints=trainer.constraints).permits(best.candidate):
+            print(
+                f"{trainer.title} cannot run this layout; what works: --for {as_}, which searches only those that it can"
+            )
     if written is not None:
-        options = repeated(software, gemm_dtype, context_bytes, fragmentation)
-        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")
+        chosen = software or (TRAINERS[for_].software if for_ else None)
+        again = repeated(chosen, gemm_dtype, context_bytes, fragmentation)
+        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{again}")
     return 0 if best is not None else 1
 
 
@@ -152,8 +186,6 @@ def _check(
     keep: int,
     budget: float,
     objective: str,
-    tokens: str | None,
-    price: str | None,
     deadline_days: float | None,
     out: Path | None,
 ) -> None:
@@ -164,15 +196,10 @@ def _check(
         raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
     if not 0 < budget <= 86_400:
         raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
-    for option, value, wanting in (
-        ("--tokens", tokens, ("cost", "devices")),
-        ("--price", price, ("cost",)),
-        ("--deadline-days", deadline_days, ("devices",)),
-    ):
-        if value is not None and objective not in wanting:
-            raise UserError(
-                f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
-            )
+    if deadline_days is not None and objective != "devices":
+        raise UserError(
+            f"--deadline-days {deadline_days}: says something only with --objective devices; allowed there alone"
+        )
     if out is None:
         return
     if out.suffix != ".toml" or not out.absolute().parent.is_dir():
@@ -188,24 +215,23 @@ def _check(
 def _aimed(
     request: Request,
     objective: str,
-    tokens: str | None,
+    length: TrainingRun | None,
     deadline_days: float | None,
-    price: str | None,
     budget: float,
     progress: Progress,
-) -> tuple[Request, list[str]]:
-    """The request to plan for an objective, and lines about the way there."""
-    if objective == "cost":
-        number, dollars = _needed(tokens, objective), _price(price, request)
-        return cheapest(request, number, dollars, budget, progress)
-    if objective == "devices":
-        number, seconds = _needed(tokens, objective), _deadline(deadline_days)
-        return fewest(request, number, seconds, budget, progress)
+) -> Aim:
+    """The request to plan for an objective, and what was found on the way there."""
     if objective == "context":
         return longest(request, budget, progress)
     if objective == "model":
         return largest(request, budget, progress)
-    return request, []
+    if length is None or objective == "throughput":
+        return Aim(request)
+    if objective == "devices":
+        return fewest(request, length, _deadline(deadline_days), budget, progress)
+    if length.dollars_per_device_hour is None and request.cluster.dollars_per_device_hour is None:
+        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
+    return cheapest(request, length, budget, progress)
 
 
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
@@ -218,22 +244,27 @@ def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
         raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
 
 
-def _needed(tokens: str | None, objective: str) -> float:
+def _training_run(
+    objective: str, tokens: str | None, price: str | None, failure_hours: str | None
+) -> TrainingRun | None:
+    """The run whose length and cost are asked for. Raises `UserError` where its tokens are missing."""
     if tokens is None:
-        raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
-    return parse_number(tokens, "--tokens", "15T", least=1)
+        if objective in ("cost", "devices"):
+            raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
+        for option, value in (("--price", price), ("--failure-hours", failure_hours)):
+            if value is not None:
+                raise UserError(
+                    f"{option} {value}: says something only with --tokens; a value that works: --tokens 15T"
+                )
+        return None
+    return TrainingRun(
+        parse_number(tokens, "--tokens", "15T", least=1),
+        parse_number(price, "--price", "2.5", least=1e-6, most=1e6) if price is not None else None,
+        parse_number(failure_hours, "--failure-hours", "50k", 1e-3, 1e12) if failure_hours is not None else None,
+    )
 
 
 def _deadline(days: float | None) -> float:
     if days is None or not 0 < days < 1e6:
         raise UserError(f"--deadline-days {days}: allowed: more than 0; a value that works: --deadline-days 60")
     return days * 86_400
-
-
-def _price(price: str | None, request: Request) -> float:
-    if price is not None:
-        return parse_number(price, "--price", "2.5", least=1e-6, most=1e6)
-    stated = request.cluster.dollars_per_device_hour
-    if stated is None:
-        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
-    return stated

@@ -23,7 +23,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     is allowed."""
     table = load_table(path)
     for override in overrides:
-        _apply_override(table, override)
+        apply_override(table, override)
     return parse_run(table, source=str(path))
 
 
@@ -69,7 +69,8 @@ def _written_out(table: Mapping[str, Any]) -> dict[str, Any]:
     return {**table, "layout": {"auto": True}} if table.get("layout") == AUTO else dict(table)
 
 
-def _apply_override(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Sets `section.key=value` in a table of sections. Raises `UserError`."""
     key, equals, raw = override.partition("=")
     parts = key.strip().split(".")
     if parts == ["layout"] and raw.strip().strip('"') == AUTO:

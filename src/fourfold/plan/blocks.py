@@ -160,7 +160,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         prefetch=request.prefetch,
         cp_method=shape.cp_method,
         cp_ulysses=shape.ulysses,
-        sequence_parallel=shape.tp > 1,
+        sequence_parallel=request.sequence_parallel and shape.tp > 1,
         ep=shape.ep,
         etp=shape.etp,
         tp_head=shape.tp if model.is_mla else tensor_head_degree(shape.tp, model.num_kv_heads),

@@ -118,7 +118,7 @@ class Bounder:
 
     def bounds(self, shape: BlockShape) -> Bounds | None:
         """None where no layout has this shape."""
-        table = self._arrangements(shape)
+        table = self.arrangements(shape)
         if table is None:
             return None
         price = self._pricer.price(shape)
@@ -140,9 +140,11 @@ class Bounder:
             after,
         )
 
-    def _arrangements(self, shape: BlockShape) -> Arrangements | None:
-        """Every pipeline and data parallelism around a shape."""
-        key = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
+    def arrangements(self, shape: BlockShape) -> Arrangements | None:
+        """Every pipeline and data parallelism around a shape; None where there is none."""
+        key: tuple[int, ...] = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
+        if self.request.constraints.limits:
+            key += (shape.tp > 1, shape.ep > 1, shape.etp > 1)
         if key not in self._known:
             self._known[key] = arrangements(self.request, shape)
         return self._known[key]

@@ -7,8 +7,7 @@ nothing, some and all, and with a few sizes of a microbatch.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 
 from fourfold.layout.divisibility import max_stages, splits_experts, splits_tensors
 from fourfold.plan.bound import Bounder
@@ -24,23 +23,14 @@ MICROBATCHES = (1, 2, 4, 8)
 
 
 def heuristic_baseline(request: Request, budget: SearchBudget | None = None) -> Priced | None:
-    """The fastest of both recipes' layouts that fit, over recompute policies and microbatches; None if none fits, or the budget was
-    spent before one was found."""
-    node, model = request.cluster.node_devices, request.model
-    tensor = max(
-        d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0 and splits_tensors(model, d)
-    )
-    experts = 1
-    if model.num_experts:
-        experts = max(d for d in range(1, node + 1) if splits_experts(model, d) and request.devices % d == 0)
-        tensor = 1
+    """The fastest of both recipes' layouts that fit and keep to the constraints, over recompute policies and microbatches; None if
+    there is none, or the budget was spent before one was found."""
     bounder, pricer, fitting = Bounder(request), Pricer(request, budget), list[Priced]()
-    for policy, sequences in product(RECOMPUTE, MICROBATCHES):
-        megatron = (
-            _candidate(request, pp, tensor, experts, policy, sequences)
-            for pp in _stages(request, request.devices // tensor, sequences)
-        )
-        for recipe in (_fsdp(request, policy, sequences), megatron):
+    choices = request.constraints.choices
+    for policy, sequences in product(
+        choices("recompute", RECOMPUTE, {}), choices("microbatch_sequences", MICROBATCHES, {})
+    ):
+        for recipe in (_fsdp(request, policy, sequences), _megatron(request, policy, sequences)):
             found = _first_that_fits(recipe, bounder, pricer)
             if found is not None:
                 fitting.append(found)
@@ -63,11 +53,26 @@ def _first_that_fits(candidates: Iterable[Candidate], bounder: Bounder, pricer: 
 def _fsdp(request: Request, policy: str, sequences: int) -> Iterator[Candidate]:
     """The layout with all devices in one sharding group, where the batch has a microbatch for each."""
     if request.global_sequences % (request.devices * sequences) == 0:
-        yield replace(
-            _candidate(request, 1, 1, 1, policy, sequences),
-            dp_shard=request.devices,
-            zero=3 if request.devices > 1 else 0,
-        )
+        layout = _candidate(request, (1, 1, 1), 1, 3 if request.devices > 1 else 0, policy, sequences)
+        if request.permits(layout):
+            yield layout
+
+
+def _megatron(request: Request, policy: str, sequences: int) -> Iterator[Candidate]:
+    """Tensor or expert parallelism inside the node and the fewest stages first, each interleaved as far as the constraints let it
+    be, with the first ZeRO stage that they let it have."""
+    node, model, choices = request.cluster.node_devices, request.model, request.constraints.choices
+    degrees = [d for d in range(1, min(node, request.devices) + 1) if request.devices % d == 0]
+    experts = max((d for d in choices("ep", degrees, {}) if model.num_experts and splits_experts(model, d)), default=1)
+    usual = [1] if model.num_experts else [d for d in degrees if splits_tensors(model, d)]
+    tensor = max(
+        (d for d in choices("tp", usual, {}) if request.devices % d == 0 and splits_tensors(model, d)), default=1
+    )
+    for pp in _stages(request, request.devices // tensor, sequences):
+        most = max(1, min(4, max_stages(model) // pp)) if pp > 1 else 1
+        shapes = ((virtual_stages, zero) for virtual_stages in range(most, 0, -1) for zero in (1, 2, 3, 0))
+        layouts = (_candidate(request, (pp, tensor, experts), *shape, policy, sequences) for shape in shapes)
+        yield from islice(filter(request.permits, layouts), 1)
 
 
 def _stages(request: Request, ranks: int, sequences: int) -> list[int]:
@@ -90,15 +95,18 @@ def _least_bytes(bounder: Bounder, candidate: Candidate) -> float:
     return float(rows.memory_bytes.min())
 
 
-def _candidate(request: Request, pp: int, tensor: int, experts: int, policy: str, sequences: int) -> Candidate:
-    stages = max(1, min(4, max_stages(request.model) // pp)) if pp > 1 else 1
+def _candidate(
+    request: Request, degrees: tuple[int, int, int], virtual_stages: int, zero: int, policy: str, sequences: int
+) -> Candidate:
+    """`degrees`: of pipeline, tensor and expert parallelism."""
+    pp, tensor, experts = degrees
     return Candidate(
         pp=pp,
-        schedule=usual_schedule(stages).name,
-        virtual_stages=stages,
+        schedule=usual_schedule(virtual_stages).name,
+        virtual_stages=virtual_stages,
         dp_replicate=1,
         dp_shard=request.devices // tensor // pp,
-        zero=1,
+        zero=zero,
         cp=1,
         cp_method="ring",
         tp=tensor,
