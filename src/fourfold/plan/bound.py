@@ -103,9 +103,9 @@ _COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("o
 class Bounder:
     """Bounds of a request's layouts, shape by shape."""
 
-    def __init__(self, request: Request, outermost: Outermost = "pp") -> None:
+    def __init__(self, request: Request, outermost: Outermost = "pp", blocks: BlockPricer | None = None) -> None:
         self.request, self.outermost = request, outermost
-        self._pricer = BlockPricer(request)
+        self._pricer = blocks or BlockPricer(request)
         self._slopes: dict[tuple[str, int, int], float] = {}
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
 

@@ -44,10 +44,12 @@ def explain(
     found: Found,
     budget: SearchBudget | float,
     known: Sequence[Priced] = (),
+    pricer: Pricer | None = None,
 ) -> Explanation:
     """Searches among the layouts with these fields alone, and sets the best of them beside the best of all. The fields replace what
     was stated of the same keys; all other constraints hold."""
-    own = search(request, budget, most_simulations=12, keep=1, fixed=fixed, known=[*found.best, *known])
+    pricer = pricer or Pricer(request)
+    own = search(request, budget, most_simulations=12, keep=1, fixed=fixed, known=[*found.best, *known], pricer=pricer)
     if not own.best:
         if own.smallest is not None:
             held = own.smallest[1] / 1e9
@@ -57,7 +59,6 @@ def explain(
             )
         return Explanation(fixed, None, _none(request, fixed))
     best = found.best[0] if found.best else own.best[0]
-    pricer = Pricer(request)
     here, there = pricer.predict(own.best[0].candidate), pricer.predict(best.candidate)
     mine, theirs = mean_spent(here), mean_spent(there)
     rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]

@@ -36,19 +36,21 @@ def make_plan(
     if request.constraints.limits and not has_layouts(request) and (why := contradiction(request)):
         raise UserError(why)
     work = SearchBudget(budget)
-    baseline, outside = heuristic_baseline(request, work.part(BASELINE_SHARE)), False
+    pricer = Pricer(request, work)
+    baseline, outside = heuristic_baseline(request, work.part(BASELINE_SHARE), pricer), False
     if baseline is None and request.constraints.limits:
         free = replace(request, constraints=NO_CONSTRAINTS)
-        baseline, outside = heuristic_baseline(free, work.part(BASELINE_SHARE)), True
+        baseline, outside = heuristic_baseline(free, work.part(BASELINE_SHARE), pricer), True
     known = [baseline] if baseline is not None else []
-    found = search(request, work.part(1.0), keep=keep, progress=progress, known=known)
-    explanations = tuple(explain(request, fields, found, EXPLAINED_SHARE * budget, known) for fields in explained)
+    found = search(request, work.part(1.0), keep=keep, progress=progress, known=known, pricer=pricer)
+    share = EXPLAINED_SHARE * budget
+    explanations = tuple(explain(request, fields, found, share, known, pricer) for fields in explained)
     missed = [each.priced for each in explanations if each.priced is not None]
     found = _joined(found, [priced for priced in missed if request.permits(priced.candidate)], keep)
     if not found.best:
         enough = enough_devices(request)
         return Plan(found, None, explanations, enough.devices if enough else None, obstacles=tuple(obstacles(request)))
-    closer = _summary(request, found.best[0].candidate)
+    closer = _summary(pricer, found.best[0].candidate)
     return Plan(found, baseline, explanations, closer=closer, baseline_is_outside=outside)
 
 
@@ -59,6 +61,6 @@ def _joined(found: Found, others: Sequence[Priced], keep: int) -> Found:
     return replace(found, best=tuple(best))
 
 
-def _summary(request: Request, layout: Candidate) -> StepSummary:
-    step = Pricer(request).predict(layout)
-    return StepSummary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
+def _summary(pricer: Pricer, layout: Candidate) -> StepSummary:
+    step = pricer.predict(layout)
+    return StepSummary(step, pricer.request.global_sequences // (layout.dp * layout.microbatch_sequences))

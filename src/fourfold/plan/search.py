@@ -79,19 +79,19 @@ def search(
     progress: Progress | None = None,
     fixed: Mapping[str, int | str] | None = None,
     known: Sequence[Priced] = (),
+    pricer: Pricer | None = None,
 ) -> Found:
     """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. Where none of the fastest fits,
     those of least memory are simulated until one does. `fixed`: fields that layouts must have, as in `Request.fixing`. `known`:
-    layouts that were simulated before; those that fit and have the fields are found too."""
+    layouts that were simulated before; those that fit and have the fields are found too. `pricer`: of the same step."""
     request = request.fixing(fixed or {})
     work = budget if isinstance(budget, SearchBudget) else SearchBudget(budget)
     with without_collection():
-        return _search(request, work, most_simulations, keep, progress, known)
+        return _search((pricer or Pricer(request)).within(request, work), most_simulations, keep, progress, known)
 
 
 def _search(
-    request: Request,
-    budget: SearchBudget,
+    pricer: Pricer,
     most_simulations: int,
     keep: int,
     progress: Progress | None,
@@ -105,8 +105,8 @@ def _search(
     best few are simulated.
     """
     started = time.monotonic()
-    counts = Counts()
-    pool, small = _bound_all(request, counts, budget.part(BOUND_SHARE), progress)
+    request, budget, counts = pricer.request, pricer.budget, Counts()
+    pool, small = _bound_all(pricer, counts, budget.part(BOUND_SHARE), progress)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [
@@ -121,7 +121,7 @@ def _search(
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
-    pricer, fits, refusal = Pricer(request, budget), bool(before), None
+    fits, refusal, timelines = bool(before), None, pricer.drawn
     while queue and len(best) < keep and counts.simulated < most_simulations:
         if budget.spent > (1.0 if fits else SIMULATED_SHARE) * budget.limit:
             break
@@ -202,7 +202,7 @@ def _search(
         best = placed(pricer, best)
     every = {priced.candidate: priced for priced in (*best, *([low_memory] if low_memory else []))}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
-    counts.timelines = pricer.drawn
+    counts.timelines = pricer.drawn - timelines
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
@@ -245,11 +245,12 @@ def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[
 
 
 def _bound_all(
-    request: Request, counts: Counts, budget: SearchBudget, progress: Progress | None
+    pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None
 ) -> tuple[Pool, LowMemory]:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
+    request = pricer.request
     orders = request.constraints.choices("outermost", ORDERS, {})
-    pool, bounder, small = Pool(request, counts), Bounder(request, orders[0]), LowMemory.of(request)
+    pool, bounder, small = Pool(request, counts), Bounder(request, orders[0], pricer.blocks), LowMemory.of(request)
     shapes = sorted(
         block_shapes(request), key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp)
     )
