@@ -114,6 +114,7 @@ def test_a_layout_that_a_trainer_cannot_run_names_the_option_that_finds_one(four
         (("layout.zero=1", "layout.tp=8", "layout.pp=16"), "goes with layout.tp=8 and with layout.pp=16 at once; values of "
          "layout.pp that work: 1, 2"),
         (("layout.pp=2", "layout.zero=3", "--for", "deepspeed"), "goes with DeepSpeed and layout.pp=2 and with layout.zero=3"),
+        (("layout.outermost=dp_replicate", "--for", "megatron"), "goes with Megatron-Core and with layout.outermost=dp_replicate"),
         (("layout.pp=4", "layout.schedule=zb_v", "layout.virtual_stages=3"), "layout.schedule=zb_v and with "
          "layout.virtual_stages=3 at once; values of layout.virtual_stages that work: 2"),
     ],

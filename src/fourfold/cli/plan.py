@@ -195,7 +195,7 @@ def _check(
     if keep < 1 or keep > 1000:
         raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
     if not 0 < budget <= 86_400:
-        raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
+        raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 40")
     if deadline_days is not None and objective != "devices":
         raise UserError(
             f"--deadline-days {deadline_days}: says something only with --objective devices; allowed there alone"

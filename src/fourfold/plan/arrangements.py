@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourfold.layout.divisibility import spreads_experts
+from fourfold.layout.mesh import ORDERS
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.constraints import Constraints
 from fourfold.plan.request import Request
@@ -45,13 +46,15 @@ class Arrangements:
 def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
     """All that go around a shape; None where the batch divides over none."""
     ranks, constraints = request.devices // (shape.cp * shape.tp), request.constraints
+    if not constraints.choices("outermost", ORDERS, vars(shape)):
+        return None
     found: list[Pipeline] = []
     rows: list[tuple[float, ...]] = []
     for pipeline in pipelines(request, ranks):
         dp = ranks // pipeline.pp
         microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
         known = vars(shape) | vars(pipeline) | {"dp": dp, "left_over": microbatches % pipeline.pp}
-        if rest or not constraints.permits(known):
+        if rest:
             continue
         stages = (pipeline.virtual_stages, pipeline.is_v)
         own = (microbatches, pipeline.pp, *stages, *pipeline.least_idle, pipeline.in_flight(microbatches))

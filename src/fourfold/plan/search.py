@@ -32,7 +32,7 @@ Progress = Callable[[str, float], None]
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
 not simulated yet, and the most that is of a timeline."""
-BUDGET = 60.0
+BUDGET = 40.0
 """Units of work (`plan/budget.py`), where nobody says otherwise."""
 BOUND_SHARE, SIMULATED_SHARE = 2 / 3, 5 / 6
 """Shares of the budget that bounds may take, and bounds and simulations together while nothing was found to fit."""
@@ -249,7 +249,7 @@ def _bound_all(
 ) -> tuple[Pool, LowMemory]:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
     request = pricer.request
-    orders = request.constraints.choices("outermost", ORDERS, {})
+    orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
     pool, bounder, small = Pool(request, counts), Bounder(request, orders[0], pricer.blocks), LowMemory.of(request)
     shapes = sorted(
         block_shapes(request), key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp)

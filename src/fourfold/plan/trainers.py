@@ -46,9 +46,11 @@ TRAINERS = {
             # pipeline; the distributed optimizer (ZeRO-1) goes with everything.
             ("zero", (0, 1), "pp"),
             # training/initialize.py numbers ranks tp-cp-ep-dp-pp or, with --use-tp-pp-dp-mapping, tp-cp-ep-pp-dp;
-            # core/parallel_state.py takes the second with experts only where ep x etp = tp x cp.
+            # core/parallel_state.py takes the second where experts have as many data-parallel ranks as the rest: ep x etp = tp x
+            # cp, with etp = tp where nothing is said.
             ("outermost", ("pp", "dp"), ""),
             ("outermost", ("pp",), "ep"),
+            ("outermost", ("pp",), "cp"),
             # core/transformer/transformer_config.py: method block recomputes the first N layers of each stage; selective
             # recomputation is of modules of every layer.
             ("recompute", ("none", "selective", "full", "full:N"), ""),
