@@ -112,11 +112,52 @@ def test_the_cheapest_number_of_devices_is_sought_between_doubled_ones(fourfold,
 
 
 @pytest.mark.parametrize(
-    ("option", "goal"),
-    [(("--tokens", "1T"), "cost or devices"), (("--price", "2"), "cost"), (("--deadline-days", "5"), "devices")],
+    ("option", "wanting"),
+    [
+        (("--price", "2"), "--tokens"),
+        (("--failure-hours", "50k"), "--tokens"),
+        (("--deadline-days", "5"), "--objective devices"),
+    ],
 )
-def test_options_of_another_objective_are_refused(fourfold, option: tuple[str, str], goal: str) -> None:
+def test_options_that_say_nothing_without_another_are_refused(fourfold, option: tuple[str, str], wanting: str) -> None:
     result = fourfold("plan", *SMALL, *option)
     assert result.code == 2
     assert f"{option[0]} {option[1].removesuffix('.0')}" in result.err
-    assert f"--objective {goal}" in result.err
+    assert wanting in result.err
+
+
+RUN = ("--tokens", "10B", "--price", "2.5", "--failure-hours", "50k")
+
+
+@pytest.mark.parametrize(
+    "objective",
+    ["throughput", "cost", "devices", "context", "model"],
+)
+def test_every_objective_says_days_cost_and_goodput(fourfold, objective: str) -> None:
+    asked = (*SMALL[:3], "dgx-h100:8", *SMALL[4:], "layout.tp=1", "layout.cp=1", "--objective", objective, *RUN)
+    deadline = ("--deadline-days", "20") if objective == "devices" else ()
+    found, text = document(fourfold, *asked, *deadline), fourfold("plan", *asked, *deadline).out
+    run, best = found["run"], found["best"][0]
+    steps = -(-10_000_000_000 // found["tokens"])
+    assert run["training_seconds"] == pytest.approx(steps * best["step_seconds"], rel=1e-12)
+    assert 0.9 < run["goodput"] < 1
+    assert run["seconds"] == pytest.approx(run["training_seconds"] / run["goodput"])
+    devices = found["devices"] + run["failures"]["spare_devices"]
+    assert run["dollars"] == pytest.approx(2.5 * devices * run["seconds"] / 3600)
+    for line in ("run        10.0 G tokens", f"cost       ${run['dollars']:,.0f}", "goodput    "):
+        assert line in text
+
+
+@pytest.mark.parametrize("objective", [("cost",), ("devices", "--deadline-days", "9")])
+def test_an_objective_says_of_its_devices_what_a_plan_on_them_says(fourfold, objective: tuple[str, ...]) -> None:
+    """Its own line of figures too, and what `simulate` says of the layout."""
+    asked = (*SMALL[:3], "dgx-h100:16", *SMALL[4:], "layout.cp=1", *RUN)
+    found = document(fourfold, *asked, "--objective", *objective, "--out", "planned.toml")
+    direct = document(fourfold, *asked[:3], f"dgx-h100:{found['devices']}", *asked[4:])
+    assert direct["best"] == found["best"]
+    assert direct["run"] == found["run"]
+    (row,) = (line.split() for line in found["objective"]["said"][1:] if line.split()[0] == str(found["devices"]))
+    assert row[2] == f"{found['run']['seconds'] / 86_400:.1f}"
+    assert row[4] == f"{found['run']['dollars']:,.0f}"
+    simulated = json.loads(fourfold("simulate", "planned.toml", "--json", *RUN[2:]).out)
+    assert simulated["run"] == found["run"]

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import UserError
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.pricing import Pricer
+from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import compiled
 from fourfold.program.expand import expand_segments
+from fourfold.program.schedule.execution import execute
+from fourfold.simulate.stage_times import estimate_makespan, stage_seconds
 from tests.plan.test_bounds import EXPERTS, MLA, request
 
 LAYOUT = Candidate(
@@ -87,3 +90,24 @@ def test_layouts_that_compute_otherwise_share_nothing() -> None:
     pricer = Pricer(request(16, 16))
     for candidate in (LAYOUT, replace(LAYOUT, recompute="full"), replace(LAYOUT, tp=4, dp_shard=2), LAYOUT):
         assert _predicted(pricer, candidate) == _predicted(Pricer(pricer.request), candidate), candidate.words()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "virtual_stages"), [("1f1b", 1), ("interleaved_1f1b", 2), ("zb_h2", 1), ("dualpipe_v", 2), ("zb_v", 2)]
+)
+def test_the_timeline_of_a_long_pipeline_is_that_of_all_its_microbatches(schedule: str, virtual_stages: int) -> None:
+    asked = request(16, 16 * 9, num_layers=30)
+    layout = replace(LAYOUT, pp=16, tp=1, dp_shard=1, schedule=schedule, virtual_stages=virtual_stages)
+    spec = candidate_spec(asked, layout)
+    prices, stages = asked.prices(spec.layout), compiled.CompiledStages(spec)
+    every = execute(stages.orders(spec), stages.stages.ranks, stage_seconds(spec, prices, stages)).makespan
+    assert estimate_makespan(spec, prices) == pytest.approx(every, rel=1e-3)
+
+
+def test_the_step_of_the_fastest_layout_that_fits_is_kept() -> None:
+    asked = request(16)
+    pricer = Pricer(asked)
+    first, slower = pricer.predict(LAYOUT), pricer.predict(replace(LAYOUT, recompute="full"))
+    assert slower.seconds > first.seconds
+    assert pricer.predict(LAYOUT) is first
+    assert pricer.within(asked, SearchBudget(1.0)).predict(LAYOUT) is first, "whatever the constraints"

@@ -113,6 +113,23 @@ def test_what_lost_is_explained() -> None:
     assert "divide" in (explain(asked, {"tp": 3}, found, 20).refused or "")
 
 
+def test_an_explanation_of_what_the_best_is_is_the_best() -> None:
+    """However little it may search itself."""
+    asked = request(16, 64)
+    best = search(asked).best[0]
+    explanation = explain(asked, {"zero": best.candidate.zero}, search(asked), 0.01)
+    assert explanation.priced == best
+
+
+def test_what_was_simulated_before_takes_part() -> None:
+    asked = request(16, 64)
+    found = search(asked)
+    again = search(asked, budget=0.01, known=found.best)
+    assert again.best[0] == found.best[0]
+    fixed = {"tp": found.best[0].candidate.tp * 2}
+    assert found.best[0] not in search(asked, fixed=fixed, known=found.best).best, "unless it is outside"
+
+
 @pytest.mark.parametrize("text", ["tp", "tp=x", "speed=3", "tp=-1", ""])
 def test_what_is_no_field_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--explain"):

@@ -1,13 +1,24 @@
 """The request of a plan, from a run and options; and the run of its result."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from fourfold.api.inputs import ClusterInput, Overrides, RunInput, cluster_name, config_of, loaded_cluster
+from fourfold.api.inputs import (
+    ClusterInput,
+    Overrides,
+    RunInput,
+    cluster_name,
+    config_of,
+    loaded_cluster,
+    override_texts,
+)
+from fourfold.api.layout_overrides import split_overrides
 from fourfold.api.numbers import parse_number
 from fourfold.config import ModelConfig, ModelSection, RunConfig, UserError
-from fourfold.config.run_file import parse_run
+from fourfold.config.run_file import apply_override, parse_run
 from fourfold.cost.masks import Windows
 from fourfold.hardware import THIS, cluster_names, is_path, named_with
 from fourfold.huggingface import Nearest, resolve_nearest
@@ -15,7 +26,8 @@ from fourfold.launch.resolve import model_section, stated_vocab_size
 from fourfold.plan.batch import batch_sequences
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
-from fourfold.simulate.run_prices import SoftwareOverrides
+from fourfold.plan.trainers import TRAINERS
+from fourfold.simulate.run_prices import OWN_SOFTWARE, SoftwareOverrides
 
 SMALLEST_BPE = 512
 """Vocabulary from which on a tokenizer is made of the corpus; below, texts are bytes."""
@@ -34,6 +46,7 @@ class Options:
     batch_sequences: int | None
     dtype: str | None
     software: str | None
+    trainer: str | None
     memory_share: float
     software_overrides: SoftwareOverrides
 
@@ -52,7 +65,8 @@ class Asked:
 
 def read_request(options: Options) -> Asked:
     """From the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
-    config = config_of(options.run, options.overrides) if options.run is not None else None
+    layout, overrides = split_overrides(override_texts(options.overrides))
+    config = config_of(options.run, overrides) if options.run is not None else None
     named, length, sequences = options.cluster, None, options.batch_sequences
     sequence_length, batch_tokens, dtype = options.sequence_length, options.batch_tokens, options.dtype
     if config is not None:
@@ -91,14 +105,15 @@ def read_request(options: Options) -> Asked:
     if resolved.sliding_window is not None:
         windows, resolved = Windows(resolved.sliding_window), replace(resolved, sliding_window=None)
     if config is None:
-        config = _of_options(resolved, sequences, length, dtype or "bf16")
+        config = _of_options(resolved, sequences, length, dtype or "bf16", overrides)
     precision, data = config.precision, config.data
     if dtype is not None:
         precision = precision.model_copy(update={"compute": dtype})
     masks = (data.document_mask, data.document_tokens)
-    software, overrides = options.software or config.cluster.software, options.software_overrides
-    if overrides.gemm_dtype is None:
-        overrides = replace(overrides, gemm_dtype=config.cluster.gemm_dtype)
+    trainer, own = TRAINERS[options.trainer or OWN_SOFTWARE], options.software_overrides
+    software = options.software or (trainer.software if options.trainer else config.cluster.software)
+    if own.gemm_dtype is None:
+        own = replace(own, gemm_dtype=config.cluster.gemm_dtype)
     request = Request.of(
         resolved,
         machine,
@@ -110,16 +125,27 @@ def read_request(options: Options) -> Asked:
         *masks,
         config.layout.prefetch,
         windows,
-        overrides,
+        own,
         config.optimizer,
     )
+    request = layout.applied(request, trainer)
     run = config.model_copy(update={"model": section, "precision": precision})
     return Asked(request, run, resolved, cluster_name(named), near)
 
 
-def _of_options(model: ModelConfig, sequences: int, length: int, compute: str) -> RunConfig:
+def _of_options(
+    model: ModelConfig, sequences: int, length: int, compute: str, overrides: Sequence[str] = ()
+) -> RunConfig:
     """A run of what the options state, with a tokenizer that is no larger than the model's vocabulary."""
-    table = {"batch": {"global_sequences": sequences, "sequence_length": length}, "precision": {"compute": compute}}
+    batch = {"global_sequences": sequences, "sequence_length": length}
+    table: dict[str, Any] = {"batch": batch, "precision": {"compute": compute}}
+    for override in overrides:
+        if override.partition(".")[0] in ("model", "batch"):
+            raise UserError(
+                f"override {override!r}: without a run file, --model, --sequence-length and --batch-sequences state the model and "
+                f"the batch; what works: a run file in front"
+            )
+        apply_override(table, override)
     config = parse_run(table)
     usual = stated_vocab_size(config.model, config.data)
     if usual is None or model.vocab_size >= usual:

@@ -12,27 +12,33 @@ from fourfold.api.software import software_overrides_of
 from fourfold.config import RunConfig, UserError
 from fourfold.config.schema import GemmDtype
 from fourfold.plan.explain import parse_fixed
-from fourfold.plan.goals import cheapest, fewest, largest, longest
+from fourfold.plan.goals import Aim, TrainingRun, cheapest, fewest, largest, longest
 from fourfold.plan.planner import make_plan
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import MEMORY_SHARE, Request
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET, Progress
 from fourfold.report.format_plan import plan_document
+from fourfold.report.simulation_document import campaign_document
+from fourfold.simulate.campaign import Campaign
 
 Objective = Literal["throughput", "cost", "devices", "context", "model"]
+Trainer = Literal["fourfold", "megatron", "torchtitan", "deepspeed"]
 Dtype = Literal["bf16", "fp32"]
 
 
 @dataclass(frozen=True, repr=False)
 class PlanResult:
-    """A plan and what was asked for. `found`: the search's result. `searched`: lines on the way to the objective."""
+    """A plan and what was asked for. `found`: the search's result. `searched`: lines on the way to the objective.
+    `training`: length and cost of a run with the best layout. `trainer`: the one whose layouts alone were searched."""
 
     asked: Asked
     found: Plan
     objective: Objective
     searched: tuple[str, ...]
     tokens: float | None
+    training: Campaign | None
+    trainer: Trainer | None
 
     @property
     def request(self) -> Request:
@@ -66,6 +72,8 @@ class PlanResult:
     def to_json(self) -> dict[str, Any]:
         """The document of `fourfold plan --json`; units are in the keys."""
         document = plan_document(self.found)
+        document["trainer"] = self.trainer
+        document["run"] = campaign_document(self.training) if self.training is not None else None
         document["objective"] = {"name": self.objective, "said": list(self.searched)}
         document["notes"] = self.notes
         return document
@@ -100,6 +108,8 @@ def plan(
     tokens: Number | None = None,
     deadline_days: float | None = None,
     price: Number | None = None,
+    failure_hours: Number | None = None,
+    for_: Trainer | None = None,
     explain: Sequence[str | Mapping[str, int | str]] = (),
     keep: int = 5,
     budget: float = BUDGET,
@@ -112,24 +122,34 @@ def plan(
     defaults: `model` is a preset or a folder with a config.json, `sequence_length` counts tokens, `batch_tokens` or
     `batch_sequences` state the batch of a step, `explain` names fields of layouts (`"tp=8,pp=4"` or `{"tp": 8}`) to set beside the
     best, `keep` says how many layouts to return, `budget` is work (1 is about a second of one core), `price` counts dollars a
-    device hour. `progress` is called with a text and the share that is done.
+    device hour, `for_` names the trainer that must be able to run the layouts.
+    `progress` is called with a text and the share that is done.
 
     Raises `UserError` with the command's message. Where nothing fits, `best` is None.
     """
-    _check(memory_share, keep, budget, objective, tokens, price, deadline_days)
+    _check(memory_share, keep, budget, objective, deadline_days)
     check_word("--objective", objective, get_args(Objective))
+    check_word("--for", for_, get_args(Trainer))
     check_word("--dtype", dtype, get_args(Dtype))
     fixed = [parse_fixed(_text(each)) for each in explain]
     batch = (sequence_length, batch_tokens, batch_sequences)
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     name = os.fspath(model) if model is not None else None
     asked = read_request(
-        Options(run, overrides, name, cluster, *batch, dtype, software, memory_share, software_overrides)
+        Options(run, overrides, name, cluster, *batch, dtype, software, for_, memory_share, software_overrides)
     )
-    request, searched = _aimed(asked.request, objective, tokens, deadline_days, price, budget, progress)
-    found = make_plan(request, fixed, budget, keep, progress)
-    length = _needed(tokens, objective) if tokens is not None else None
-    return PlanResult(asked, found, objective, tuple(searched), length)
+    length = _training_run(objective, tokens, price, failure_hours)
+    aim = _aimed(asked.request, objective, length, deadline_days, budget, progress)
+    plans, settled = dict[int, Plan](), False
+    while not settled:
+        request = aim.request
+        if request.devices not in plans:
+            plans[request.devices] = make_plan(request, fixed, budget, keep, progress)
+        found = plans[request.devices]
+        training = length.campaign(request, found.best) if length is not None and found.best is not None else None
+        settled = aim.settled_by(training)
+    number = length.tokens if length is not None else None
+    return PlanResult(asked, found, objective, tuple(aim.lines), number, training, for_)
 
 
 def _text(fields: str | Mapping[str, int | str]) -> str:
@@ -141,8 +161,6 @@ def _check(
     keep: int,
     budget: float,
     objective: str,
-    tokens: Number | None,
-    price: Number | None,
     deadline_days: float | None,
 ) -> None:
     """Raises `UserError` for an option that cannot be, or that says nothing here."""
@@ -152,56 +170,55 @@ def _check(
         raise UserError(f"--keep {keep}: allowed: 1 to 1000; a value that works: 5")
     if not 0 < budget <= 86_400:
         raise UserError(f"--budget {budget}: allowed: more than 0, at most 86400; a value that works: 60")
-    for option, value, wanting in (
-        ("--tokens", tokens, ("cost", "devices")),
-        ("--price", price, ("cost",)),
-        ("--deadline-days", deadline_days, ("devices",)),
-    ):
-        if value is not None and objective not in wanting:
-            raise UserError(
-                f"{option} {value}: says something only with --objective {' or '.join(wanting)}; allowed there alone"
-            )
+    if deadline_days is not None and objective != "devices":
+        raise UserError(
+            f"--deadline-days {deadline_days}: says something only with --objective devices; allowed there alone"
+        )
 
 
 def _aimed(
     request: Request,
     objective: str,
-    tokens: Number | None,
+    length: TrainingRun | None,
     deadline_days: float | None,
-    price: Number | None,
     budget: float,
     progress: Progress | None,
-) -> tuple[Request, list[str]]:
-    """The request to plan for an objective, and lines about the way there."""
-    if objective == "cost":
-        number, dollars = _needed(tokens, objective), _price(price, request)
-        return cheapest(request, number, dollars, budget, progress)
-    if objective == "devices":
-        number, seconds = _needed(tokens, objective), _deadline(deadline_days)
-        return fewest(request, number, seconds, budget, progress)
+) -> Aim:
+    """The request to plan for an objective, and what was found on the way there."""
     if objective == "context":
         return longest(request, budget, progress)
     if objective == "model":
         return largest(request, budget, progress)
-    return request, []
+    if length is None or objective == "throughput":
+        return Aim(request)
+    if objective == "devices":
+        return fewest(request, length, _deadline(deadline_days), budget, progress)
+    if length.dollars_per_device_hour is None and request.cluster.dollars_per_device_hour is None:
+        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
+    return cheapest(request, length, budget, progress)
 
 
-def _needed(tokens: Number | None, objective: str) -> float:
+def _training_run(
+    objective: str, tokens: Number | None, price: Number | None, failure_hours: Number | None
+) -> TrainingRun | None:
+    """The run whose length and cost are asked for. Raises `UserError` where its tokens are missing."""
     if tokens is None:
-        raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
-    return parse_number(tokens, "--tokens", "15T", least=1)
+        if objective in ("cost", "devices"):
+            raise UserError(f"--objective {objective} needs --tokens; a value that works: --tokens 15T")
+        for option, value in (("--price", price), ("--failure-hours", failure_hours)):
+            if value is not None:
+                raise UserError(
+                    f"{option} {value}: says something only with --tokens; a value that works: --tokens 15T"
+                )
+        return None
+    return TrainingRun(
+        parse_number(tokens, "--tokens", "15T", least=1),
+        parse_number(price, "--price", "2.5", least=1e-6, most=1e6) if price is not None else None,
+        parse_number(failure_hours, "--failure-hours", "50k", 1e-3, 1e12) if failure_hours is not None else None,
+    )
 
 
 def _deadline(days: float | None) -> float:
     if days is None or not 0 < days < 1e6:
         raise UserError(f"--deadline-days {days}: allowed: more than 0; a value that works: --deadline-days 60")
     return days * 86_400
-
-
-def _price(price: Number | None, request: Request) -> float:
-    if price is not None:
-        return parse_number(price, "--price", "2.5", least=1e-6, most=1e6)
-    stated = request.cluster.dollars_per_device_hour
-    if stated is None:
-        raise UserError(f"--objective cost: the cluster {request.cluster.key} states no price; what works: --price 2.5")
-    return stated

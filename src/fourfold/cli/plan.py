@@ -2,6 +2,7 @@
 
 import json as json_text
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,9 +15,12 @@ from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
 from fourfold.export import EXPORTS, TrainerJob
+from fourfold.plan.pricing import candidate_spec
 from fourfold.plan.request import MEMORY_SHARE
 from fourfold.plan.result import Plan
 from fourfold.plan.search import BUDGET
+from fourfold.plan.trainers import TRAINERS
+from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
 from fourfold.report.screen import print_screen
 
@@ -24,7 +28,7 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def plan(
-    run: Path | None = None,
+    run: str | None = None,
     /,
     *overrides: str,
     model: str | None = None,
@@ -41,6 +45,8 @@ def plan(
     tokens: str | None = None,
     deadline_days: float | None = None,
     price: str | None = None,
+    failure_hours: str | None = None,
+    for_: Annotated[Literal["fourfold", "megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--for")] = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
     as_: Annotated[Literal["megatron", "bridge", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
     out: Path | None = None,
@@ -58,7 +64,8 @@ def plan(
     run
         A run file or preset:NAME: its model, batch and number format; of its [layout], prefetch alone is looked at.
     overrides
-        Keys of the run file, as section.key=value.
+        Keys of the run file, as section.key=value. Those of [layout] hold the search to a value or several: layout.tp=8,
+        layout.pp=2,4.
     model
         A preset, or a folder or file of a Hugging Face config.json, of any decoder whose layers are attention and feed-forward.
     cluster
@@ -72,7 +79,7 @@ def plan(
     dtype
         The number format of computation. Default: bf16, or the run file's.
     software
-        Whose software runs it: fourfold, or a framework and its year. Default: fourfold.
+        Whose software runs it: fourfold, or a framework and its year. Default: that of --for, else fourfold.
     gemm_dtype
         The format of matmuls but the head's, as in Transformer Engine. Default: --dtype's, as fourfold itself has them.
     context_bytes
@@ -85,11 +92,15 @@ def plan(
         within --deadline-days. context: the longest sequence that fits. model: the largest of the given one's
         proportions that fits.
     tokens
-        How many tokens the whole run trains on, for example 15T.
+        How many tokens the training run trains on, for example 15T: prints its days, cost and goodput.
     deadline_days
         For the objective devices.
     price
-        Dollars for a device hour. Default: the cluster's.
+        Dollars for a device hour, with --tokens. Default: the cluster's.
+    failure_hours
+        Device hours for each interruption of a job, with --tokens. Default: the cluster's figure, if it has one.
+    for_
+        Search only what this trainer can run, at its prices.
     explain
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
@@ -105,6 +116,8 @@ def plan(
     json
         Print one JSON document and nothing else.
     """
+    if run is not None and "=" in run and not Path(run).exists():
+        overrides, run = (run, *overrides), None
     _check(out)
     with showing(json) as progress:
         planned = make_plan(
@@ -124,17 +137,20 @@ def plan(
             tokens=tokens,
             deadline_days=deadline_days,
             price=price,
+            failure_hours=failure_hours,
+            for_=for_,
             explain=explain or (),
             keep=keep,
             budget=budget,
             memory_share=memory_share,
             progress=progress,
         )
+    request, training = planned.request, planned.training
     result, notes, best = planned.found, planned.notes, planned.best
     written = out if best is not None else None
     exported = None
     if best is not None and as_ is not None:
-        exported = EXPORTS[as_](TrainerJob(planned.request, best.candidate, planned.run()))
+        exported = EXPORTS[as_](TrainerJob(request, best.candidate, planned.run()))
     if written is not None:
         _write(written, result, planned.run(), notes)
     if json:
@@ -147,13 +163,26 @@ def plan(
         return 0 if best is not None else 1
     lines = [*notes, *planned.searched]
     print_screen([*lines, *([""] if lines else []), *plan_lines(result)])
-    if exported is not None:
+    if training is not None and best is not None:
+        stated = candidate_spec(request, best.candidate).checkpoint_bytes
+        print_screen(["", *campaign_lines(training, stated)])
+    if exported is not None and as_ is not None and best is not None:
         print(f"\nas {as_}:\n\n{exported.text}\n")
         missing = [f"  - {each}" for each in exported.left_out]
         print("\n".join(["what it cannot express:", *missing] if missing else []))
+        trainer = TRAINERS.get(as_)
+        if (
+            trainer is not None
+            and for_ != as_
+            and not replace(request, constraints=trainer.constraints).permits(best.candidate)
+        ):
+            print(
+                f"{trainer.title} cannot run this layout; what works: --for {as_}, which searches only those that it can"
+            )
     if written is not None:
-        options = repeated(software, gemm_dtype, context_bytes, fragmentation)
-        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{options}")
+        chosen = software or (TRAINERS[for_].software if for_ else None)
+        again = repeated(chosen, gemm_dtype, context_bytes, fragmentation)
+        print(f"\nwritten to {written}; use it as: fourfold simulate {written}{again}")
     return 0 if best is not None else 1
 
 

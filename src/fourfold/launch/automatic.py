@@ -1,16 +1,15 @@
 """`layout = "auto"`: the layout of a run is the planner's best for its cluster."""
 
-from dataclasses import fields
+from dataclasses import replace
 
 from fourfold.config import ModelConfig, RunConfig, UserError
 from fourfold.config.schema import LayoutSection
 from fourfold.hardware import THIS, Cluster, cluster_names, load_cluster, named_with
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.constraints import KEYS
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 
 BUDGET = 30.0
-FIXABLE = tuple(field.name for field in fields(Candidate))
 
 
 def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -> LayoutSection:
@@ -27,12 +26,13 @@ def automatic_layout(config: RunConfig, model: ModelConfig, ranks: int | None) -
         prefetch=config.layout.prefetch,
         optimizer=config.optimizer,
     )
+    request = replace(request, sequence_parallel=config.layout.sequence_parallel is not False)
     stated = config.layout.model_fields_set - {"auto", "sequence_parallel", "prefetch"}
-    unknown = stated - set(FIXABLE)
+    unknown = stated - set(KEYS)
     if unknown:
         key = sorted(unknown)[0]
         raise UserError(
-            f"layout.{key} beside layout.auto: the search does not choose it; allowed beside it: {', '.join(FIXABLE)}"
+            f"layout.{key} beside layout.auto: the search does not choose it; allowed beside it: {', '.join(KEYS)}"
         )
     found = search(request, BUDGET, keep=1, fixed={key: getattr(config.layout, key) for key in stated})
     if not found.best:

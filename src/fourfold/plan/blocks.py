@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
 from fourfold.layout.mesh import tensor_head_degree
-from fourfold.model.footprint import segment_footprint, weight_gradient_work
+from fourfold.model.footprint import Footprint, Shape, segment_footprint, weight_gradient_work
 from fourfold.model.spec import Segment, build_segments
+from fourfold.model.straight_line import KNOTS, between
 from fourfold.model.work import Work
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.request import Request
+from fourfold.plan.space import MICROBATCHES
 from fourfold.program.schedule import BUILT_IN, usual_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
@@ -53,48 +55,6 @@ class BlockPrice:
         )
 
 
-class BlockPricer:
-    """Prices every kind of segment once for each shape that it can tell apart, and counts them. An MTP module
-    is a block with a product before it, and counts as a block: bounds stay bounds."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        kinds: dict[tuple[str, bool], tuple[Segment, int]] = {}
-        for segment in build_segments(request.model):
-            key = (segment.kind, segment.moe)
-            first, count = kinds.get(key, (segment, 0))
-            kinds[key] = (first, count + 1)
-        self._kinds = tuple(kinds.values())
-        self._known: dict[tuple[str, BlockShape], BlockPrice] = {}
-        self._passes: dict[tuple[str, BlockShape], _Passes] = {}
-
-    def price(self, shape: BlockShape) -> BlockPrice:
-        """The price of all segments."""
-        total = BlockPrice()
-        for segment, count in self._kinds:
-            total = total.joined(self._segment(segment, shape), count)
-        return total
-
-    def _segment(self, segment: Segment, shape: BlockShape) -> BlockPrice:
-        if not segment.moe:
-            shape = replace(shape, ep=1, etp=1)
-        if segment.kind != "block":
-            shape = replace(shape, recompute="none", cp_method="ring")
-        key = (segment.name, shape)
-        if key not in self._known:
-            self._known[key] = self._price(segment, shape)
-        return self._known[key]
-
-    def _price(self, segment: Segment, shape: BlockShape) -> BlockPrice:
-        """Recomputing a whole block changes what is kept and when a forward runs, not what passes cost."""
-        full = shape.recompute == "full"
-        key = (segment.name, replace(shape, recompute="none") if full else shape)
-        passes = self._passes.get(key)
-        if passes is None:
-            passes = self._passes[key] = _passes(self.request, segment, key[1])
-        return passes.price(segment.kind, full)
-
-
 @dataclass(frozen=True)
 class _Passes:
     """Price of one segment on one microbatch, as in `BlockPrice`. `kept_bytes` beside the input: from forward to backward, or,
@@ -123,22 +83,84 @@ class _Passes:
         )
 
 
-def _passes(request: Request, segment: Segment, shape: BlockShape) -> _Passes:
-    spec = _shape_spec(request, shape)
-    costs = Durations(request.prices(spec.layout))
-    footprint = segment_footprint(segment, spec.model, spec.shape, shape.recompute)
+class BlockPricer:
+    """Prices every kind of segment once for each shape that it can tell apart, and counts them. An MTP module
+    is a block with a product before it, and counts as a block: bounds stay bounds."""
 
-    def seconds(work: Work) -> float:
-        return costs.work(work, segment.kind == "head").seconds
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        kinds: dict[tuple[str, bool], tuple[Segment, int]] = {}
+        for segment in build_segments(request.model):
+            key = (segment.kind, segment.moe)
+            first, count = kinds.get(key, (segment, 0))
+            kinds[key] = (first, count + 1)
+        self._kinds = tuple(kinds.values())
+        self._known: dict[tuple[str, BlockShape], BlockPrice] = {}
+        self._passes: dict[tuple[str, BlockShape], _Passes] = {}
+        self._footprints: dict[tuple[str, Shape, str], tuple[Footprint, Work]] = {}
+        sizes = request.constraints.choices("microbatch_sequences", MICROBATCHES, {})
+        tried = {size for size in sizes if request.global_sequences % size == 0}
+        self._derives = {n for n in tried if KNOTS[1] < n < KNOTS[2]} if tried.issuperset(KNOTS) else set()
 
-    return _Passes(
-        forward=seconds(footprint.forward),
-        backward=seconds(footprint.backward),
-        weight=seconds(weight_gradient_work(segment, spec.model, spec.shape)),
-        input_bytes=footprint.output_bytes,
-        kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.software),
-        workspace_bytes=footprint.backward_workspace_bytes,
-    )
+    def price(self, shape: BlockShape) -> BlockPrice:
+        """The price of all segments."""
+        total = BlockPrice()
+        for segment, count in self._kinds:
+            total = total.joined(self._segment(segment, shape), count)
+        return total
+
+    def _segment(self, segment: Segment, shape: BlockShape) -> BlockPrice:
+        if not segment.moe:
+            shape = replace(shape, ep=1, etp=1)
+        if segment.kind != "block":
+            shape = replace(shape, recompute="none", cp_method="ring")
+        key = (segment.name, shape)
+        if key not in self._known:
+            self._known[key] = self._price(segment, shape)
+        return self._known[key]
+
+    def _price(self, segment: Segment, shape: BlockShape) -> BlockPrice:
+        """Recomputing a whole block changes what is kept and when a forward runs, not what passes cost."""
+        full = shape.recompute == "full"
+        key = (segment.name, replace(shape, recompute="none") if full else shape)
+        passes = self._passes.get(key)
+        if passes is None:
+            passes = self._passes[key] = self._recorded(segment, key[1])
+        return passes.price(segment.kind, full)
+
+    def _recorded(self, segment: Segment, shape: BlockShape) -> _Passes:
+        """The passes of a shape, from its recording, or from those of other microbatches."""
+        spec, request = _shape_spec(self.request, shape), self.request
+        costs = Durations(request.prices(spec.layout))
+        footprint, weight_gradient = self._footprint(segment, spec.shape, shape.recompute)
+
+        def seconds(work: Work) -> float:
+            return costs.work(work, segment.kind == "head").seconds
+
+        return _Passes(
+            forward=seconds(footprint.forward),
+            backward=seconds(footprint.backward),
+            weight=seconds(weight_gradient),
+            input_bytes=footprint.output_bytes,
+            kept_bytes=kept_bytes(footprint.saved_bytes, footprint.saved_parts, request.software),
+            workspace_bytes=footprint.backward_workspace_bytes,
+        )
+
+    def _footprint(self, segment: Segment, shape: Shape, policy: str) -> tuple[Footprint, Work]:
+        """A segment's footprint, and the work of its weight gradients."""
+        key = (segment.name, shape, policy)
+        if key in self._footprints:
+            return self._footprints[key]
+        model = self.request.model
+        if self._derives and shape.sequences in self._derives and shape.tokens // shape.sequences % shape.tp == 0:
+            first, second, last = (self._footprint(segment, replace(shape, sequences=n), policy) for n in KNOTS)
+            derived = between((first, second, last), shape.sequences)
+            if derived is not None:
+                return derived
+        found = segment_footprint(segment, model, shape, policy), weight_gradient_work(segment, model, shape)
+        if shape.sequences in KNOTS:
+            self._footprints[key] = found
+        return found
 
 
 def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
@@ -160,7 +182,7 @@ def _shape_spec(request: Request, shape: BlockShape) -> StepSpec:
         prefetch=request.prefetch,
         cp_method=shape.cp_method,
         cp_ulysses=shape.ulysses,
-        sequence_parallel=shape.tp > 1,
+        sequence_parallel=request.sequence_parallel and shape.tp > 1,
         ep=shape.ep,
         etp=shape.etp,
         tp_head=shape.tp if model.is_mla else tensor_head_degree(shape.tp, model.num_kv_heads),

@@ -103,9 +103,9 @@ _COLUMNS = tuple(field.name for field in fields(Bounds) if field.name not in ("o
 class Bounder:
     """Bounds of a request's layouts, shape by shape."""
 
-    def __init__(self, request: Request, outermost: Outermost = "pp") -> None:
+    def __init__(self, request: Request, outermost: Outermost = "pp", blocks: BlockPricer | None = None) -> None:
         self.request, self.outermost = request, outermost
-        self._pricer = BlockPricer(request)
+        self._pricer = blocks or BlockPricer(request)
         self._slopes: dict[tuple[str, int, int], float] = {}
         self._known: dict[tuple[int, ...], Arrangements | None] = {}
 
@@ -118,7 +118,7 @@ class Bounder:
 
     def bounds(self, shape: BlockShape) -> Bounds | None:
         """None where no layout has this shape."""
-        table = self._arrangements(shape)
+        table = self.arrangements(shape)
         if table is None:
             return None
         price = self._pricer.price(shape)
@@ -140,9 +140,11 @@ class Bounder:
             after,
         )
 
-    def _arrangements(self, shape: BlockShape) -> Arrangements | None:
-        """Every pipeline and data parallelism around a shape."""
-        key = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
+    def arrangements(self, shape: BlockShape) -> Arrangements | None:
+        """Every pipeline and data parallelism around a shape; None where there is none."""
+        key: tuple[int, ...] = (shape.tp * shape.cp, shape.cp, shape.ep * shape.etp, shape.microbatch_sequences)
+        if self.request.constraints.limits:
+            key += (shape.tp > 1, shape.ep > 1, shape.etp > 1)
         if key not in self._known:
             self._known[key] = arrangements(self.request, shape)
         return self._known[key]

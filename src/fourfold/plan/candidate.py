@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 
-from fourfold.config.schema import LayoutSection
 from fourfold.layout.mesh import Outermost
 
 
@@ -45,10 +44,6 @@ class Candidate(BlockShape):
     @property
     def dp(self) -> int:
         return self.dp_replicate * self.dp_shard
-
-    def section(self) -> LayoutSection:
-        """The run file's `[layout]`; sequence parallelism wherever there is tensor parallelism."""
-        return LayoutSection(**vars(self), sequence_parallel=self.tp > 1)
 
     def words(self) -> str:
         """`tp 8 x pp 16 (interleaved_1f1b, VPP 8) x dp 128, ZeRO-1, microbatch 1, recompute none`."""

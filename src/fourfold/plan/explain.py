@@ -1,18 +1,16 @@
 """Why a layout lost: it does not fit, cannot be, or spends more seconds on something."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fourfold.config import UserError, did_you_mean
-from fourfold.layout.mesh import ORDERS
 from fourfold.plan.budget import SearchBudget
-from fourfold.plan.candidate import Candidate
+from fourfold.plan.conflicts import contradiction
+from fourfold.plan.constraints import KEYS, parse_value
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import Found, search
 from fourfold.simulate.step import StepPrediction
-
-KEYS = {field.name: field.type for field in fields(Candidate)}
 
 
 @dataclass(frozen=True)
@@ -37,25 +35,22 @@ def parse_fixed(text: str) -> dict[str, int | str]:
                 f"{', '.join(KEYS)}, dp; "
                 f"a value that works: --explain tp=8,pp=4"
             )
-        if key == "outermost" and value not in ORDERS:
-            raise UserError(
-                f"--explain {key}={value}: {did_you_mean(value, ORDERS)}allowed: {', '.join(ORDERS)}; a value that works: "
-                f"--explain {key}=dp"
-            )
-        if KEYS.get(key, int) is not int:
-            result[key] = value
-        elif value.isdigit() and 0 <= int(value) <= 1_000_000:
-            result[key] = int(value)
-        else:
-            raise UserError(f"--explain {key}={value}: allowed: a whole number; a value that works: --explain {key}=2")
+        result[key] = parse_value(key, value, "--explain ")
     return result
 
 
 def explain(
-    request: Request, fixed: Mapping[str, int | str], found: Found, budget: SearchBudget | float
+    request: Request,
+    fixed: Mapping[str, int | str],
+    found: Found,
+    budget: SearchBudget | float,
+    known: Sequence[Priced] = (),
+    pricer: Pricer | None = None,
 ) -> Explanation:
-    """Searches among the layouts with these fields alone, and sets the best of them beside the best of all."""
-    own = search(request, budget, most_simulations=12, keep=1, fixed=fixed)
+    """Searches among the layouts with these fields alone, and sets the best of them beside the best of all. The fields replace what
+    was stated of the same keys; all other constraints hold."""
+    pricer = pricer or Pricer(request)
+    own = search(request, budget, most_simulations=12, keep=1, fixed=fixed, known=[*found.best, *known], pricer=pricer)
     if not own.best:
         if own.smallest is not None:
             held = own.smallest[1] / 1e9
@@ -63,14 +58,19 @@ def explain(
             return Explanation(
                 fixed, None, f"nothing with it fits: the least that a device would hold is {held:.0f} GB of {limit:.0f}"
             )
-        return Explanation(fixed, None, "no layout of this model, cluster and batch has it: degrees must divide")
+        return Explanation(fixed, None, _none(request, fixed))
     best = found.best[0] if found.best else own.best[0]
-    pricer = Pricer(request)
     here, there = pricer.predict(own.best[0].candidate), pricer.predict(best.candidate)
     mine, theirs = mean_spent(here), mean_spent(there)
     rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]
     rows.sort(key=lambda row: (-abs(row[1]), row[0]))
     return Explanation(fixed, own.best[0], None, tuple(rows))
+
+
+def _none(request: Request, fixed: Mapping[str, int | str]) -> str:
+    why = contradiction(request.fixing(fixed))
+    rule = "" if request.constraints.limits else ": degrees must divide"
+    return f"no layout of this model, cluster and batch has it{rule}" + (f"; {why}" if why else "")
 
 
 def mean_spent(step: StepPrediction) -> dict[str, float]:

@@ -41,8 +41,9 @@ def between(cluster: Cluster, low: int, high: int) -> list[Cluster]:
 def fits_at_all(request: Request) -> bool:
     """Whether any layout's bound of memory fits."""
     bounder = Bounder(request)
-    for shape in sorted(block_shapes(request), key=lambda s: (s.microbatch_sequences, s.recompute != "full", -s.tp)):
-        if shape.microbatch_sequences > 1:
+    shapes = sorted(block_shapes(request), key=lambda s: (s.microbatch_sequences, s.recompute != "full", -s.tp))
+    for shape in shapes:
+        if shape.microbatch_sequences > shapes[0].microbatch_sequences:
             return False
         bounds = bounder.bounds(shape)
         if bounds is not None and (bounds.memory_bytes <= request.memory_bytes).any():

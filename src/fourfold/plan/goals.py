@@ -1,19 +1,20 @@
 """Other aims than the fastest step on all devices: the cheapest run, the fewest devices for a deadline, the longest sequence, the
 largest model."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.hardware import Cluster
 from fourfold.plan.bound import Bounder
 from fourfold.plan.fewest import between, fits_at_all, sizes
-from fourfold.plan.pricing import Priced
+from fourfold.plan.pricing import Priced, candidate_spec
 from fourfold.plan.request import Request
 from fourfold.plan.search import Progress, search
+from fourfold.simulate.campaign import Assumptions, Campaign, campaign, checkpoint_seconds
 
-Lines = list[str]
 LONGEST = 2**24
 PARTS, MOST_TIMES = 8, 16
 """Models are tried in eighths of the width that was asked for, up to so many times it."""
@@ -21,31 +22,84 @@ SIMULATIONS = 40
 """At most, of one size."""
 
 
-def cheapest(
-    request: Request, tokens: float, dollars_per_hour: float, budget: float, progress: Progress | None
-) -> tuple[Request, Lines]:
-    """The number of devices on which training `tokens` costs least: of doubled ones, then of some about the cheapest."""
-    head = f"cost of {tokens:.3g} tokens at {dollars_per_hour:g} dollars a device hour:"
-    known: dict[int, tuple[float, Request, str]] = {}
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run of so many tokens. `failure_hours`, `dollars_per_device_hour`: None for the cluster's own figures."""
 
-    def note(smaller: Request, priced: Priced) -> None:
-        hours = tokens / request.tokens * priced.seconds / 3600
-        cost = hours * smaller.devices * dollars_per_hour
-        line = f"  {smaller.devices:>7} devices: {hours / 24:8.1f} days, {cost:14,.0f} dollars"
-        known[smaller.devices] = (cost, smaller, line)
+    tokens: float
+    dollars_per_device_hour: float | None = None
+    failure_hours: float | None = None
 
+    def campaign(self, request: Request, layout: Priced) -> Campaign:
+        """Its length, cost and goodput with a layout, as `fourfold simulate` prints them."""
+        cluster, spec = request.cluster, candidate_spec(request, layout.candidate)
+        dollars, hours = cluster.dollars_per_device_hour, cluster.mean_hours_between_failures_per_device
+        assumptions = Assumptions(
+            failure_hours=hours if self.failure_hours is None else self.failure_hours,
+            checkpoint_seconds=checkpoint_seconds(spec.checkpoint_bytes, request.devices, cluster),
+            dollars_per_device_hour=dollars if self.dollars_per_device_hour is None else self.dollars_per_device_hour,
+            watts_per_device=cluster.watts_per_device,
+        )
+        devices = (request.devices, cluster.node_devices)
+        return campaign(math.ceil(self.tokens), request.tokens, layout.seconds, *devices, assumptions)
+
+
+@dataclass
+class Aim:
+    """The request that an objective plans, and its findings on the way there. `head`: a line; `rows`: lines about sizes that were
+    tried. For objectives that choose a number of devices: `options` and `campaigns` are the request and the run on each that was
+    tried, and the number is chosen whose run has the least `rank`."""
+
+    request: Request
+    head: str = ""
+    rows: list[str] = field(default_factory=list)
+    rank: Callable[[Campaign], float] = lambda _: 0.0
+    options: dict[int, Request] = field(default_factory=dict)
+    campaigns: dict[int, Campaign] = field(default_factory=dict)
+
+    def note(self, request: Request, run: Campaign) -> float:
+        """The rank of the run on a number of devices. The request becomes the one of the least rank."""
+        self.options[request.devices], self.campaigns[request.devices] = request, run
+        chosen = min(self.campaigns, key=lambda devices: (self.rank(self.campaigns[devices]), devices))
+        self.request = self.options[chosen]
+        return self.rank(run)
+
+    def settled_by(self, run: Campaign | None) -> bool:
+        """Whether the number of devices is still the best one with the run that a full plan on it found; else another is, which
+        `request` then has."""
+        if run is None or run.devices not in self.options:
+            return True
+        self.note(self.options[run.devices], run)
+        return self.request.devices == run.devices
+
+    @property
+    def lines(self) -> list[str]:
+        return [*([self.head] if self.head else []), *self.rows, *map(_row, self.campaigns.items())]
+
+
+def _row(each: tuple[int, Campaign]) -> str:
+    devices, run = each
+    cost = f", {run.dollars:14,.0f} dollars" if run.dollars is not None else ""
+    return f"  {devices:>7} devices: {run.seconds / 86_400:8.1f} days{cost}"
+
+
+def cheapest(request: Request, run: TrainingRun, budget: float, progress: Progress | None) -> Aim:
+    """The number of devices on which training costs least: of doubled ones, then of some about the cheapest."""
+    aim = Aim(request, f"cost of {run.tokens:.3g} tokens:", rank=lambda each: each.dollars or 0.0)
     for smaller, priced in _by_size(request, budget, progress):
-        note(smaller, priced)
-    if not known:
-        return request, [head, "  nothing was found to fit on any number of them"]
+        aim.note(smaller, run.campaign(smaller, priced))
+    if not aim.campaigns:
+        aim.rows.append("  nothing was found to fit on any number of devices")
+        return aim
     tried = {cluster.devices for cluster in _sizes(request)}
-    while more := _about(request.cluster, min(known, key=lambda devices: known[devices][0]), tried):
+    while more := _about(request.cluster, aim.request.devices, tried):
         tried |= {cluster.devices for cluster in more}
         for cluster in more:
             found = _fastest(request, cluster, budget, progress)
             if found is not None:
-                note(*found)
-    return min(known.values(), key=lambda each: each[0])[1], [head, *(known[devices][2] for devices in sorted(known))]
+                aim.note(found[0], run.campaign(*found))
+    aim.campaigns = dict(sorted(aim.campaigns.items()))
+    return aim
 
 
 def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Cluster]:
@@ -57,51 +111,37 @@ def _about(cluster: Cluster, devices: int, tried: Collection[int]) -> list[Clust
 
 
 def fewest(
-    request: Request, tokens: float, deadline_seconds: float, budget: float, progress: Progress | None
-) -> tuple[Request, Lines]:
-    """The smallest number of devices that train `tokens` in time: of doubled ones, then of some between the last two."""
-    lines = [f"days for {tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"]
+    request: Request, run: TrainingRun, deadline_seconds: float, budget: float, progress: Progress | None
+) -> Aim:
+    """The smallest number of devices that train in time: of doubled ones, then of some between the last two. Raises `UserError`
+    where all devices are too few."""
+    head = f"days for {run.tokens:.3g} tokens, {deadline_seconds / 86_400:g} allowed:"
+    aim = Aim(request, head, rank=lambda each: each.devices if each.seconds <= deadline_seconds else math.inf)
 
     def in_time(smaller: Request, priced: Priced) -> bool:
-        seconds = tokens / request.tokens * priced.seconds
-        lines.append(f"  {smaller.devices:>7} devices: {seconds / 86_400:8.1f} days")
-        return seconds <= deadline_seconds
+        return aim.note(smaller, run.campaign(smaller, priced)) < math.inf
 
     late = 0
     for smaller, priced in _by_size(request, budget, progress):
         if in_time(smaller, priced):
-            return _between(request, late, smaller, in_time, budget, progress), lines
+            options = between(request.cluster, late, smaller.devices) if late else []
+            low, high = 0, len(options)
+            while low < high:
+                middle = (low + high) // 2
+                found = _fastest(request, options[middle], budget, progress)
+                low, high = (low, middle) if found is not None and in_time(*found) else (middle + 1, high)
+            return aim
         late = smaller.devices
-    raise UserError(
-        "\n".join([*lines, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
-    )
+    if aim.campaigns:
+        raise UserError(
+            "\n".join([*aim.lines, "even all devices of the cluster are too slow; allowed: a later --deadline-days"])
+        )
+    return aim
 
 
-def _between(
-    request: Request,
-    late: int,
-    enough: Request,
-    in_time: Callable[[Request, Priced], bool],
-    budget: float,
-    progress: Progress | None,
-) -> Request:
-    """The fewest devices, more than `late`, that are in time, by halving."""
-    options = between(request.cluster, late, enough.devices) if late else []
-    low, high = 0, len(options)
-    while low < high:
-        middle = (low + high) // 2
-        found = _fastest(request, options[middle], budget, progress)
-        if found is not None and in_time(*found):
-            high, enough = middle, found[0]
-        else:
-            low = middle + 1
-    return enough
-
-
-def longest(request: Request, budget: float, progress: Progress | None) -> tuple[Request, Lines]:
+def longest(request: Request, budget: float, progress: Progress | None) -> Aim:
     """The longest sequence, doubled from the one asked for, of which a step fits; the batch keeps its tokens."""
-    lines = ["the longest sequence that fits:"]
-    best = request
+    aim = Aim(request, "the longest sequence that fits:")
     length, model = request.sequence_length, request.model
     while length <= (model.max_position if model.positions == "learned" else LONGEST):
         sequences = max(1, request.tokens // length)
@@ -111,13 +151,13 @@ def longest(request: Request, budget: float, progress: Progress | None) -> tuple
         found = search(longer, budget / 8, SIMULATIONS, keep=1, progress=progress)
         if not found.best:
             break
-        best = longer
-        lines.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
+        aim.request = longer
+        aim.rows.append(f"  {length:>9} tokens: {found.best[0].candidate.words()}")
         length *= 2
-    return best, lines
+    return aim
 
 
-def largest(request: Request, budget: float, progress: Progress | None) -> tuple[Request, Lines]:
+def largest(request: Request, budget: float, progress: Progress | None) -> Aim:
     """The largest model of the given one's proportions of which a step fits."""
     sizes = [model for n in range(1, PARTS * MOST_TIMES + 1) if (model := _scaled(request.model, n)) is not None]
     requests = [replace(request, model=model) for model in sizes]
@@ -129,8 +169,8 @@ def largest(request: Request, budget: float, progress: Progress | None) -> tuple
             billions = sum(Bounder(each).parameters) / 1e9
             shape = f"{model.num_layers} blocks, hidden {model.hidden_size}, {model.num_heads} heads"
             line = f"  {billions:.4g} billion parameters ({shape}): {found.best[0].candidate.words()}"
-            return each, ["the largest model of these proportions that fits:", line]
-    return request, ["no model of these proportions fits"]
+            return Aim(each, "the largest model of these proportions that fits:", [line])
+    return Aim(request, "no model of these proportions fits")
 
 
 def _scaled(model: ModelConfig, eighths: int) -> ModelConfig | None:

@@ -26,7 +26,7 @@ def made_to_fit(pricer: Pricer, too_large: Priced) -> Priced | None:
     """A layout that does not fit without recomputation, with as little of it as makes it fit; None where none does."""
     for policy in ("selective", "full"):
         every = replace(too_large.candidate, recompute=policy)
-        if pricer.fits(every):
+        if pricer.request.permits(every) and pricer.fits(every):
             found = _fewest(pricer, every) or pricer.price(every)
             return found if isinstance(found, Priced) else None
     return None
@@ -35,7 +35,7 @@ def made_to_fit(pricer: Pricer, too_large: Priced) -> Priced | None:
 def _fewest(pricer: Pricer, candidate: Candidate) -> Priced | None:
     """With as few blocks recomputed as were seen to fit; None where that is all of them, or none are recomputed."""
     policy, fewest, most = candidate.recompute, 0, pricer.request.model.num_layers
-    if policy not in ("selective", "full"):
+    if policy not in ("selective", "full") or not pricer.request.permits(replace(candidate, recompute=f"{policy}:1")):
         return None
     best = candidate
     for _ in range(PROBES):

@@ -24,7 +24,8 @@ def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
     for outermost in ORDERS:
         moved = {"pp": 1, "dp_replicate": candidate.dp_replicate, "dp": candidate.dp}[outermost]
         same = outermost == "dp" and candidate.dp_shard == 1
-        if outermost != candidate.outermost and moved > 1 and not same:
+        permitted = request.permits(replace(candidate, outermost=outermost))
+        if outermost != candidate.outermost and moved > 1 and not same and permitted:
             yield outermost
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fourfold.config import UserError
 from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.conflicts import contradiction, has_layouts, obstacles
+from fourfold.plan.constraints import NO_CONSTRAINTS
 from fourfold.plan.explain import explain
 from fourfold.plan.fewest import enough_devices
 from fourfold.plan.heuristic_baseline import heuristic_baseline
@@ -27,18 +30,28 @@ def make_plan(
 ) -> Plan:
     """The `keep` fastest layouts that fit, beside the baseline and the best layouts with the fields in `explained`.
 
-    A baseline or an explained layout that the search missed joins the best.
+    The baseline takes part in the search. An explained layout that it missed joins the best, if it keeps to the constraints.
+    Raises `UserError` where no layout keeps to all of them.
     """
+    if request.constraints.limits and not has_layouts(request) and (why := contradiction(request)):
+        raise UserError(why)
     work = SearchBudget(budget)
-    baseline = heuristic_baseline(request, work.part(BASELINE_SHARE))
-    found = search(request, work.part(1.0), keep=keep, progress=progress)
-    explanations = tuple(explain(request, fields, found, EXPLAINED_SHARE * budget) for fields in explained)
-    missed = [priced for priced in (baseline, *(each.priced for each in explanations)) if priced is not None]
-    found = _joined(found, missed, keep)
+    pricer = Pricer(request, work)
+    baseline, outside = heuristic_baseline(request, work.part(BASELINE_SHARE), pricer), False
+    if baseline is None and request.constraints.limits:
+        free = replace(request, constraints=NO_CONSTRAINTS)
+        baseline, outside = heuristic_baseline(free, work.part(BASELINE_SHARE), pricer), True
+    known = [baseline] if baseline is not None else []
+    found = search(request, work.part(1.0), keep=keep, progress=progress, known=known, pricer=pricer)
+    share = EXPLAINED_SHARE * budget
+    explanations = tuple(explain(request, fields, found, share, known, pricer) for fields in explained)
+    missed = [each.priced for each in explanations if each.priced is not None]
+    found = _joined(found, [priced for priced in missed if request.permits(priced.candidate)], keep)
     if not found.best:
         enough = enough_devices(request)
-        return Plan(found, None, explanations, enough.devices if enough is not None else None)
-    return Plan(found, baseline, explanations, closer=_summary(request, found.best[0].candidate))
+        return Plan(found, None, explanations, enough.devices if enough else None, obstacles=tuple(obstacles(request)))
+    closer = _summary(pricer, found.best[0].candidate)
+    return Plan(found, baseline, explanations, closer=closer, baseline_is_outside=outside)
 
 
 def _joined(found: Found, others: Sequence[Priced], keep: int) -> Found:
@@ -48,6 +61,6 @@ def _joined(found: Found, others: Sequence[Priced], keep: int) -> Found:
     return replace(found, best=tuple(best))
 
 
-def _summary(request: Request, layout: Candidate) -> StepSummary:
-    step = Pricer(request).predict(layout)
-    return StepSummary(step, request.global_sequences // (layout.dp * layout.microbatch_sequences))
+def _summary(pricer: Pricer, layout: Candidate) -> StepSummary:
+    step = pricer.predict(layout)
+    return StepSummary(step, pricer.request.global_sequences // (layout.dp * layout.microbatch_sequences))

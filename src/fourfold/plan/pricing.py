@@ -1,10 +1,12 @@
 """Sharper prices of one layout than its bound: the timeline of its schedule, the simulation of its program."""
 
 from collections import OrderedDict
+from copy import copy
 from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.layout import resolve_layout
+from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, SearchBudget
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
@@ -51,21 +53,35 @@ def _computation(candidate: Candidate) -> Candidate:
 class Pricer:
     """Prices of single layouts. Layouts that differ only in how data parallelism is divided and placed share all other parts of
     their programs; those that differ only in how it is divided share their timelines. The next layout reuses what was
-    computed. Work is spent from `budget`."""
+    computed, and the step of the fastest layout that fits is kept. Work is spent from `budget`. `blocks`: prices for bounds."""
 
     def __init__(self, request: Request, budget: SearchBudget | None = None) -> None:
         self.request = request
         self.budget = budget or SearchBudget(float("inf"))
+        self.blocks = BlockPricer(request)
+        self._fastest: dict[Candidate, StepPrediction] = {}
         self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
 
+    def within(self, request: Request, budget: SearchBudget) -> "Pricer":
+        """For the same step under other constraints, with all that is computed here and there, and a budget of its own."""
+        other = copy(self)
+        other.request, other.budget = request, budget
+        return other
+
     def predict(self, candidate: Candidate) -> StepPrediction:
         """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
+        if candidate in self._fastest:
+            return self._fastest[candidate]
         spec = candidate_spec(self.request, candidate)
         compiled = self._compiled(candidate, spec)
         step = predict_step(spec, self.request.prices(spec.layout), compiled)
         self.budget.spend(SIMULATION + INSTRUCTION * compiled.num_instructions)
+        faster = all(step.seconds < other.seconds for other in self._fastest.values())
+        if faster and max(step.device_bytes) <= self.request.memory_bytes:
+            self._fastest.clear()
+            self._fastest[candidate] = step
         return step
 
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:

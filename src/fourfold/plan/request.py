@@ -1,5 +1,6 @@
 """A request to the planner: a model, a cluster, a batch; and what a layout is before it is one."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
@@ -13,6 +14,7 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.hardware import Cluster
 from fourfold.layout import Layout, resolve_layout
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.constraints import NO_CONSTRAINTS, Constraints, Value, parse_value
 from fourfold.program.spec import Transport, resolve_step
 from fourfold.simulate.run_prices import NO_OVERRIDES, SoftwareOverrides, prices_for, transport_on
 
@@ -28,7 +30,8 @@ class Request:
 
     `template`: the prices of kernels and links there, for whatever layout. `memory_bytes`: what a device may hold at most.
     `prefetch`: as in `LayoutSection`, the same for all layouts. `windows`: of the model's attention, which the runtime does not
-    have: by their share of its work. `software_overrides`: what replaces constants of the software profile.
+    have: by their share of its work. `software_overrides`: what replaces constants of the software profile. `constraints`: limits
+    on the layouts. `sequence_parallel`: whether all that have tensor parallelism divide norms and residuals too.
     """
 
     model: ModelConfig
@@ -44,6 +47,8 @@ class Request:
     windows: Windows | None = None
     software_overrides: SoftwareOverrides = NO_OVERRIDES
     optimizer: OptimizerSection = ADAMW
+    constraints: Constraints = NO_CONSTRAINTS
+    sequence_parallel: bool = True
 
     @classmethod
     def of(
@@ -95,7 +100,17 @@ class Request:
             software_overrides=self.software_overrides,
             optimizer=self.optimizer,
         )
-        return replace(asked, memory_bytes=self.memory_bytes)
+        mine = {key: getattr(self, key) for key in ("memory_bytes", "constraints", "sequence_parallel")}
+        return replace(asked, **mine)
+
+    def fixing(self, values: Mapping[str, Value | Sequence[Value]]) -> "Request":
+        """The same with these values of a layout's keys, or lists of them, in place of what was stated of those keys. Raises
+        `UserError` for a value that no key has."""
+        listed = {key: (each,) if isinstance(each, int | str) else tuple(each) for key, each in values.items()}
+        for key, each in listed.items():
+            for value in each:
+                parse_value(key, str(value), "layout.")
+        return replace(self, constraints=self.constraints.stating(listed))
 
     def of_length(self, sequence_length: int, global_sequences: int) -> "Request":
         """The same with other sequences."""
@@ -151,7 +166,15 @@ class Request:
 
     def section(self, layout: "Candidate") -> LayoutSection:
         """A layout as the run file's `[layout]`."""
-        return layout.section().model_copy(update={"prefetch": self.prefetch})
+        split = self.sequence_parallel and layout.tp > 1
+        return LayoutSection(**vars(layout), prefetch=self.prefetch, sequence_parallel=split)
+
+    def permits(self, layout: Candidate) -> bool:
+        """Whether a layout keeps to the constraints."""
+        left_over = self.global_sequences // (layout.dp * layout.microbatch_sequences) % layout.pp
+        split = self.sequence_parallel and layout.tp > 1
+        own = {"dp": layout.dp, "left_over": left_over} | ({"sequence_parallel": split} if layout.tp > 1 else {})
+        return self.constraints.permits(vars(layout) | own)
 
     def prices(self, layout: Layout) -> Prices:
         """For the ranks of a layout."""

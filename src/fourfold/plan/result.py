@@ -12,14 +12,17 @@ from fourfold.simulate.summary import StepSummary
 
 @dataclass(frozen=True)
 class Plan:
-    """`heuristic_baseline`: None where none of it fits. `enough`: devices on which something would fit, where nothing does here.
-    `closer`: the best layout's step."""
+    """`heuristic_baseline`: None where none of it fits; `baseline_is_outside`: it does not keep to the constraints. `enough`:
+    devices on which something would fit, where nothing does here. `closer`: the best layout's step. `obstacles`: constraints
+    without one of which something may fit, where nothing does."""
 
     found: Found
     heuristic_baseline: Priced | None
     explanations: tuple[Explanation, ...] = ()
     enough: int | None = None
     closer: StepSummary | None = None
+    baseline_is_outside: bool = False
+    obstacles: tuple[str, ...] = ()
 
     @property
     def request(self) -> Request:

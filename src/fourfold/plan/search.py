@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fourfold.config import UserError
-from fourfold.layout.mesh import ORDERS, Outermost
+from fourfold.layout.mesh import ORDERS
 from fourfold.plan.bound import Bounder
 from fourfold.plan.budget import ROW, SHAPE, SearchBudget
-from fourfold.plan.candidate import BlockShape, Candidate
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.low_memory import CLEARLY, LowMemory
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
 from fourfold.plan.placement import placed
@@ -32,7 +32,7 @@ Progress = Callable[[str, float], None]
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
 not simulated yet, and the most that is of a timeline."""
-BUDGET = 60.0
+BUDGET = 40.0
 """Units of work (`plan/budget.py`), where nobody says otherwise."""
 BOUND_SHARE, SIMULATED_SHARE = 2 / 3, 5 / 6
 """Shares of the budget that bounds may take, and bounds and simulations together while nothing was found to fit."""
@@ -60,7 +60,7 @@ class Kind(NamedTuple):
 @dataclass(frozen=True)
 class Found:
     """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
-    one that holds clearly less than the best."""
+    one that holds clearly less than the best. `refusal`: why the last layout that cannot run cannot."""
 
     request: Request
     best: tuple[Priced, ...]
@@ -68,6 +68,7 @@ class Found:
     seconds: float
     smallest: tuple[Candidate, float] | None = None
     low_memory: Priced | None = None
+    refusal: str | None = None
 
 
 def search(
@@ -77,27 +78,24 @@ def search(
     keep: int = 8,
     progress: Progress | None = None,
     fixed: Mapping[str, int | str] | None = None,
+    known: Sequence[Priced] = (),
+    pricer: Pricer | None = None,
 ) -> Found:
     """The `keep` fastest layouts that fit, in order. Two thirds of the budget at most go to bounds. Where none of the fastest fits,
-    those of least memory are simulated until one does. `fixed`: fields of `Candidate` that layouts must have."""
-    asked = str((fixed or {}).get("recompute", ""))
-    if ":" in asked:
-        raise UserError(
-            f"recompute = {asked!r} of a layout that is searched for: allowed: none, selective, full, of all blocks; how many need "
-            f"it is found by itself; a value that works: '{asked.partition(':')[0]}'"
-        )
+    those of least memory are simulated until one does. `fixed`: fields that layouts must have, as in `Request.fixing`. `known`:
+    layouts that were simulated before; those that fit and have the fields are found too. `pricer`: of the same step."""
+    request = request.fixing(fixed or {})
     work = budget if isinstance(budget, SearchBudget) else SearchBudget(budget)
     with without_collection():
-        return _search(request, work, most_simulations, keep, progress, fixed or {})
+        return _search((pricer or Pricer(request)).within(request, work), most_simulations, keep, progress, known)
 
 
 def _search(
-    request: Request,
-    budget: SearchBudget,
+    pricer: Pricer,
     most_simulations: int,
     keep: int,
     progress: Progress | None,
-    fixed: Mapping[str, int | str],
+    known: Sequence[Priced],
 ) -> Found:
     """A layout's price is sharpened as far as it must be, always that of the layout which looks fastest: its bound; the same times
     what the timeline of the same pipeline was over its bound for another shape; its own timeline; the same times what
@@ -107,13 +105,15 @@ def _search(
     best few are simulated.
     """
     started = time.monotonic()
-    counts = Counts()
-    pool, small = _bound_all(request, counts, budget.part(BOUND_SHARE), progress, fixed)
+    request, budget, counts = pricer.request, pricer.budget, Counts()
+    pool, small = _bound_all(pricer, counts, budget.part(BOUND_SHARE), progress)
     seconds, memory, origin = pool.columns()
     order = np.lexsort((memory, seconds))
     queue: list[tuple[float, int, int, Priced | None]] = [
         (float(seconds[index]), BOUND, place, None) for place, index in enumerate(order)
     ]
+    before = {p.candidate: p for p in known if request.permits(p.candidate) and p.memory_bytes <= request.memory_bytes}
+    queue += [(p.seconds, SIMULATED, -number, p) for number, p in enumerate(before.values(), 1)]
     heapify(queue)
     best: list[Priced] = []
     outgrown: list[Priced] = []
@@ -121,15 +121,15 @@ def _search(
     relatives: dict[Candidate, int] = {}
     corrections: dict[Kind, float] = {}
     fuller: dict[tuple[object, ...], float] = {}
-    pricer, fits = Pricer(request, budget), False
+    fits, refusal, timelines = bool(before), None, pricer.drawn
     while queue and len(best) < keep and counts.simulated < most_simulations:
         if budget.spent > (1.0 if fits else SIMULATED_SHARE) * budget.limit:
             break
         _, level, place, priced = heappop(queue)
-        where = origin[:, order[place]]
         if priced is not None:
             best.append(priced)
             continue
+        where = origin[:, order[place]]
         candidate, parts = pool.candidate(where), pool.parts(where)
         try:
             if level in (BOUND, LIKE):
@@ -154,6 +154,10 @@ def _search(
                 counts.too_large += 1
                 outgrown.append(Priced(candidate, exact, (int(bytes_bound),), float(seconds[order[place]])))
                 continue
+            if candidate in before:
+                counts.simulated += 1
+                corrections[kind] = min(corrections.get(kind, float("inf")), before[candidate].seconds / exact)
+                continue
             relative = family(candidate)
             if relatives.get(relative, 0) >= RELATIVES:
                 counts.like_a_simulated_one += 1
@@ -166,8 +170,8 @@ def _search(
                 continue
             relatives[relative] = relatives.get(relative, 0) + 1
             step = pricer.predict(candidate)
-        except UserError:
-            counts.refused += 1
+        except UserError as error:
+            counts.refused, refusal = counts.refused + 1, str(error)
             continue
         counts.simulated += 1
         for each in (sizes, like):
@@ -194,30 +198,26 @@ def _search(
         held = min(best, key=_time).memory_bytes
         if held > small.limit:
             low_memory = small.fastest(pricer, CLEARLY * held)
-        best += _partial(pricer, best, outgrown, fixed)
-        if "outermost" not in fixed:
-            best = placed(pricer, best)
+        best += _partial(pricer, best, outgrown)
+        best = placed(pricer, best)
     every = {priced.candidate: priced for priced in (*best, *([low_memory] if low_memory else []))}.values()
     best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
-    counts.timelines = pricer.drawn
+    counts.timelines = pricer.drawn - timelines
     threshold = best[0].seconds if best else float("inf")
     bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
-    return Found(request, tuple(best), counts, time.monotonic() - started, least or pool.smallest, low_memory)
+    seconds_spent = time.monotonic() - started
+    return Found(request, tuple(best), counts, seconds_spent, least or pool.smallest, low_memory, refusal)
 
 
 def _time(priced: Priced) -> float:
     return priced.seconds
 
 
-def _partial(
-    pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced], fixed: Mapping[str, int | str]
-) -> list[Priced]:
+def _partial(pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced]) -> list[Priced]:
     """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
     that is too large without, where it would be better than the best."""
-    if "recompute" in fixed or not best:
-        return []
     first = min(best, key=_time)
     found = [partially_recomputed(pricer, first)]
     faster = [p for p in outgrown if p.candidate.recompute == "none" and p.seconds < WORTH * first.seconds]
@@ -245,12 +245,15 @@ def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[
 
 
 def _bound_all(
-    request: Request, counts: Counts, budget: SearchBudget, progress: Progress | None, fixed: Mapping[str, int | str]
+    pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None
 ) -> tuple[Pool, LowMemory]:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
-    pool, bounder, small = Pool(request, counts), Bounder(request, _outermost(fixed)), LowMemory.of(request)
-    shapes = [shape for shape in block_shapes(request) if _agrees(shape, fixed)]
-    shapes.sort(key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp))
+    request = pricer.request
+    orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
+    pool, bounder, small = Pool(request, counts), Bounder(request, orders[0], pricer.blocks), LowMemory.of(request)
+    shapes = sorted(
+        block_shapes(request), key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp)
+    )
     for index, shape in enumerate(shapes):
         if budget.is_spent:
             counts.shapes_not_priced = len(shapes) - index
@@ -259,21 +262,11 @@ def _bound_all(
         budget.spend(SHAPE)
         if bounds is not None:
             budget.spend(ROW * len(bounds))
-            bounds = bounds.where(fixed)
-        if bounds is not None and len(bounds):
             pool.add(bounds)
             small.add(bounds)
         if progress is not None and index % 32 == 0:
             progress("bounding", index / len(shapes))
     return pool, small
-
-
-def _outermost(fixed: Mapping[str, int | str]) -> Outermost:
-    return next((order for order in ORDERS if order == fixed.get("outermost")), "pp")
-
-
-def _agrees(shape: BlockShape, fixed: Mapping[str, int | str]) -> bool:
-    return all(getattr(shape, key) == value for key, value in fixed.items() if hasattr(shape, key))
 
 
 def pareto(priced: Sequence[Priced]) -> list[Priced]:

@@ -1,9 +1,8 @@
 """Which layouts there are: shapes of a replica, pipelines around them, data parallelism around those."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from fourfold.config import ModelConfig
 from fourfold.layout.divisibility import (
     max_stages,
     sequence_multiple,
@@ -20,7 +19,7 @@ from fourfold.program.schedule.record import Idle
 
 MAX_TENSOR = 64
 MAX_CONTEXT = 64
-MAX_MICROBATCH = 16
+MICROBATCHES = (1, 2, 4, 8, 16)
 MAX_STAGES_A_RANK = 16
 RECOMPUTE = ("none", "selective", "full")
 _SEARCHED = sorted((s for s in BUILT_IN if s.searched), key=lambda s: (s.min_virtual_stages, s.is_v))
@@ -54,57 +53,77 @@ class Pipeline:
 
 def block_shapes(request: Request) -> Iterator[BlockShape]:
     """Every way to share one microbatch: tp x cp x ep x etp, the microbatch's size, the recompute policy."""
-    model, devices = request.model, request.devices
-    for tp in _divisors(devices, MAX_TENSOR):
-        if not splits_tensors(model, tp):
+    model, devices, choices = request.model, request.devices, request.constraints.choices
+    policies = RECOMPUTE if model.block is None else ("none", "full")
+    for tp in choices("tp", _divisors(devices, MAX_TENSOR), {}):
+        if devices % tp or not splits_tensors(model, tp):
             continue
-        for cp in _divisors(devices // tp, MAX_CONTEXT):
-            if cp > 1 and request.sequence_length % (sequence_multiple(cp) * tp):
+        for cp in choices("cp", _divisors(devices // tp, MAX_CONTEXT), {"tp": tp}):
+            if devices // tp % cp or (cp > 1 and request.sequence_length % (sequence_multiple(cp) * tp)):
                 continue
             for method in _context_methods(request, tp, cp):
-                for ep, etp in _expert_degrees(model, devices, tp):
-                    for microbatch in (1, 2, 4, 8, 16):
+                for ep, etp in _expert_degrees(request, tp):
+                    known = {"tp": tp, "cp": cp, "ep": ep, "etp": etp}
+                    for microbatch in choices("microbatch_sequences", MICROBATCHES, known):
                         if request.global_sequences % microbatch or microbatch > request.global_sequences:
                             continue
                         tokens = microbatch * request.sequence_length // cp
-                        if not splits_tokens(model, tokens, tp, sequence_parallel=True):
+                        if not splits_tokens(model, tokens, tp, request.sequence_parallel):
                             continue
-                        for policy in RECOMPUTE if model.block is None else ("none", "full"):
+                        for policy in choices("recompute", policies, known):
                             yield BlockShape(tp, cp, method, ep, etp, microbatch, policy)
 
 
 def _context_methods(request: Request, tp: int, cp: int) -> list[str]:
     """The mixed method whose Ulysses groups are as large as a node allows (Fang & Zhao 2024): they exchange most."""
+    stated: list[str] = request.constraints.choices("cp_method", (), {"cp": cp})
     if cp == 1:
-        return ["ring"]
+        return ["ring"] if "ring" in stated or not request.constraints.states("cp_method") else []
     if request.model.block is not None:
-        return ["all_gather"]
-    model, inside = request.model, request.cluster.node_devices // tp
-    degrees = [u for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and splits_heads(model, tp, cp, u)]
-    mixed = [f"ring+ulysses:{u}" for u in degrees[-1:]]
-    return ["ring", "all_gather", *(["ulysses"] if splits_heads(model, tp, cp, cp) else []), *mixed]
+        usual = ["all_gather"]
+    else:
+        model, inside = request.model, request.cluster.node_devices // tp
+        degrees = [u for u in _divisors(cp, min(inside, cp - 1)) if u > 1 and splits_heads(model, tp, cp, u)]
+        mixed = [
+            f"ring+ulysses:{u}" for u in (*degrees[-1:], *_stated_ulysses(stated)) if splits_heads(model, tp, cp, u)
+        ]
+        every = ["ulysses"] if splits_heads(model, tp, cp, cp) else []
+        usual = ["ring", "all_gather", *every, *dict.fromkeys(mixed)]
+    return [method for method in request.constraints.choices("cp_method", usual, {"cp": cp}) if method in usual]
 
 
-def _expert_degrees(model: ModelConfig, devices: int, tp: int) -> list[tuple[int, int]]:
+def _stated_ulysses(methods: Iterable[str]) -> list[int]:
+    return [int(degree) for name, _, degree in (method.partition(":") for method in methods) if degree]
+
+
+def _expert_degrees(request: Request, tp: int) -> Iterator[tuple[int, int]]:
     """Expert parallelism, with experts whole or split like the rest by tp."""
-    if not model.num_experts:
-        return [(1, 1)]
-    pairs = [(ep, etp) for ep in _divisors(model.num_experts, 1024) for etp in ((1, tp) if tp > 1 else (1,))]
-    return [(ep, etp) for ep, etp in pairs if splits_experts(model, ep, etp) and spreads_experts(devices, ep, etp)]
+    model, choices = request.model, request.constraints.choices
+    for ep in choices("ep", _divisors(model.num_experts, 1024) if model.num_experts else [1], {"tp": tp}):
+        for etp in choices("etp", [1, tp] if tp > 1 and model.num_experts else [1], {"tp": tp, "ep": ep}):
+            if ep * etp == 1 or (
+                model.num_experts and splits_experts(model, ep, etp) and spreads_experts(request.devices, ep, etp)
+            ):
+                yield ep, etp
 
 
 def pipelines(request: Request, ranks: int) -> Iterator[Pipeline]:
     """Every division of `ranks` replicas' places into stages, with the schedules worth running."""
-    segments = max_stages(request.model)
-    for pp in _divisors(ranks, segments):
-        if pp == 1:
-            yield Pipeline(1, usual_schedule(1).name, 1)
+    segments, choices = max_stages(request.model), request.constraints.choices
+    stated = request.constraints.states("virtual_stages")
+    for pp in choices("pp", _divisors(ranks, segments), {}):
+        if ranks % pp or pp > segments:
             continue
-        for schedule in _SEARCHED:
-            most = min(schedule.max_virtual_stages or MAX_STAGES_A_RANK, MAX_STAGES_A_RANK, segments // pp)
-            for stages in range(schedule.min_virtual_stages, most + 1):
-                if _worth(segments, pp, stages):
-                    yield Pipeline(pp, schedule.name, stages)
+        usual = _SEARCHED if pp > 1 else (usual_schedule(1),)
+        for name in choices("schedule", [schedule.name for schedule in usual], {"pp": pp}):
+            schedule = find_schedule(name)
+            if pp == 1 and schedule not in usual:
+                continue
+            most = min(schedule.max_virtual_stages or segments // pp, segments // pp) if pp > 1 else 1
+            several = range(schedule.min_virtual_stages, min(most, MAX_STAGES_A_RANK) + 1)
+            for stages in choices("virtual_stages", several, {"pp": pp}):
+                if schedule.min_virtual_stages <= stages <= most and (stated or _worth(segments, pp, stages)):
+                    yield Pipeline(pp, name, stages)
 
 
 def _worth(segments: int, pp: int, stages: int) -> bool:

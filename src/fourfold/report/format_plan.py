@@ -5,6 +5,7 @@ from typing import Any
 from fourfold.hardware import cluster_names, load_cluster
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
+from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
 from fourfold.report.format_simulation import (
     chosen_ranks,
@@ -30,6 +31,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{request.devices} x {request.cluster.device.name} ({request.cluster.name})",
         f"{request.global_sequences} sequences of {request.sequence_length} tokens a step "
         f"({format_count(request.tokens)} tokens), {request.precision.compute}, software: {format_software(request.template)}",
+        *_constraints(request),
         "",
     ]
     if not found.best:
@@ -41,6 +43,14 @@ def plan_lines(plan: Plan) -> list[str]:
         lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in front[1:])]
     lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
+
+
+def _constraints(request: Request) -> list[str]:
+    """The constraints of the search, in a line."""
+    sources = request.constraints.sources
+    trainers = [f"what {words} can run" for words, limits in sources.items() if limits[0].by]
+    stated = [words for words, limits in sources.items() if not limits[0].by]
+    return [f"searched: {' with '.join([*trainers, *([', '.join(stated)] if stated else [])])}"] if sources else []
 
 
 def format_best_layout(plan: Plan) -> str:
@@ -86,6 +96,8 @@ def _heuristic_baseline(plan: Plan) -> list[str]:
         recipe = "tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest"
     slower = plan.heuristic_baseline.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
+    if plan.baseline_is_outside:
+        verdict = f"is outside of what was searched, and {_beside(slower)}"
     return [f"the heuristic baseline ({recipe}) {verdict}:", _row(plan, "", plan.heuristic_baseline)]
 
 
@@ -96,16 +108,24 @@ def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
     assert plan.best is not None
     slower = explanation.priced.seconds / plan.best.seconds - 1
     verdict = f"{per_cent(slower)} slower than the best, since it spends" if slower > 0.0005 else "the best, or as fast"
+    if not plan.request.permits(explanation.priced.candidate):
+        verdict = f"outside of what was searched, and {_beside(slower)}, since it spends"
     lines = [f"with {asked}: {verdict}", _row(plan, "", explanation.priced)]
     for kind, seconds in explanation.differences[:SHOWN_DIFFERENCES]:
         more = "more" if seconds > 0 else "less"
         lines.append(f"      {seconds_text(abs(seconds))} {more} on {kind}")
-    return lines if slower > 0.0005 else lines[:2]
+    return lines if abs(slower) > 0.0005 else lines[:2]
+
+
+def _beside(slower: float) -> str:
+    return f"{per_cent(abs(slower))} {'slower' if slower > 0 else 'faster'} than the best"
 
 
 def _nothing(plan: Plan) -> list[str]:
     request, smallest = plan.request, plan.found.smallest
     limit = format_bytes(request.memory_bytes)
+    if smallest is None and plan.found.refusal is not None:
+        return [f"no layout can run; of the last one: {plan.found.refusal}"]
     if smallest is None:
         return [
             f"no layout divides {request.global_sequences} sequences over {request.devices} devices; a batch that works: a "
@@ -124,6 +144,10 @@ def _nothing(plan: Plan) -> list[str]:
     else:
         claim = f"nothing was found to fit before the budget was spent (--budget); {candidate.words()} needs the least"
     lines = [f"{claim}: {format_bytes(held)} on a device, which may hold {limit}"]
+    if request.constraints.limits:
+        rules = f"without {' or without '.join(plan.obstacles)}, " if plan.obstacles else ""
+        free = "something may fit, by its bound" if rules else "no single constraint is what rules it out"
+        lines.append(f"{rules}{free}")
     if plan.enough is not None:
         name = request.cluster.key.partition(":")[0]
         preset = name in cluster_names() and load_cluster(name).name == request.cluster.name
@@ -169,10 +193,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "sequence_length": request.sequence_length,
         "tokens": request.tokens,
         "memory_limit_bytes": request.memory_bytes,
+        "constraints": {limit.key: list(limit.values) for limit in request.constraints.stated},
         "best": [_priced(plan, each) for each in plan.found.best],
         "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
         "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
+        "heuristic_baseline_is_outside": plan.baseline_is_outside,
         "explanations": [
             {
                 "asked": dict(each.asked),
@@ -183,6 +209,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             for each in plan.explanations
         ],
         "enough_devices": plan.enough,
+        "obstacles": list(plan.obstacles),
         "least_memory_bytes": plan.found.smallest[1] if plan.found.smallest is not None else None,
         "counts": vars(counts),
         "search_seconds": plan.found.seconds,
@@ -191,7 +218,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
     return {
-        "layout": vars(priced.candidate) | {"sequence_parallel": priced.candidate.tp > 1},
+        "layout": vars(priced.candidate)
+        | {"sequence_parallel": plan.request.section(priced.candidate).sequence_parallel},
         "words": priced.candidate.words(),
         "step_seconds": priced.seconds,
         "bound_seconds": priced.bound_seconds or None,

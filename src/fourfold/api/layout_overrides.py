@@ -1,0 +1,65 @@
+"""Keys of `[layout]` on the command line of `fourfold plan`, as `layout.tp=8` or `layout.pp=2,4`: what the search is held to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from fourfold.config import UserError, nearest
+from fourfold.plan.constraints import KEYS, Value, parse_value
+from fourfold.plan.request import Request
+from fourfold.plan.trainers import Trainer
+
+PREFIX = "layout."
+ALONE = ("prefetch", "sequence_parallel")
+"""Keys that take one value, the same for all layouts."""
+
+
+@dataclass
+class LayoutOverrides:
+    """`values`: of the keys that the search varies. `sequence_parallel`: None where it is not stated."""
+
+    values: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    sequence_parallel: bool | None = None
+
+    def applied(self, request: Request, trainer: Trainer) -> Request:
+        """The request held to these values and to what the trainer can run. Raises `UserError` where it cannot divide sequences
+        as stated."""
+        if self.sequence_parallel and not trainer.sequence_parallel:
+            raise UserError(
+                f"layout.sequence_parallel=true: tensor parallelism of {trainer.title} does not divide norms and residuals; "
+                f"allowed: false; what works: leave it out, or another --for"
+            )
+        split = trainer.sequence_parallel if self.sequence_parallel is None else self.sequence_parallel
+        return replace(request, constraints=trainer.constraints.stating(self.values), sequence_parallel=split)
+
+
+def split_overrides(overrides: Sequence[str]) -> tuple[LayoutOverrides, list[str]]:
+    """Those that the search is held to, and the others, which a run file takes. Raises `UserError`."""
+    layout, others = LayoutOverrides(), []
+    for override in overrides:
+        key, equals, text = (part.strip() for part in override.partition("="))
+        name = key.removeprefix(PREFIX)
+        if key == "layout" or name == "auto" or not key.startswith(PREFIX) or name == "prefetch":
+            others.append(override)
+            continue
+        values = [value.strip(" \"'") for value in text.strip("[]").split(",")] if equals and text else []
+        if name not in (*KEYS, *ALONE):
+            raise UserError(_unknown(override, name))
+        if not values or "" in values:
+            raise UserError(f"override {override!r}: states no value; what works: {PREFIX}{name}=2, or several: 2,4")
+        if name == "sequence_parallel":
+            if values not in (["true"], ["false"]):
+                raise UserError(f"override {override!r}: allowed: true, false; a value that works: {PREFIX}{name}=true")
+            layout.sequence_parallel = values == ["true"]
+        else:
+            layout.values[name] = tuple(dict.fromkeys(parse_value(name, value, PREFIX) for value in values))
+    return layout, others
+
+
+def _unknown(override: str, name: str) -> str:
+    if name == "segments_per_stage":
+        return (
+            f"override {override!r}: the search divides segments by cost itself; leave it out, or use fourfold simulate"
+        )
+    near = nearest(name, (*KEYS, *ALONE))
+    hint = f"did you mean {PREFIX}{near}? " if near else ""
+    return f"override {override!r}: no key of [layout]; {hint}allowed: {', '.join((*KEYS, *ALONE))}"
