@@ -169,8 +169,12 @@ def plan(
         text, missing = exported
         print(f"\nas {as_}:\n\n{text}\n")
         print("\n".join(["what it cannot express:", *(f"  - {each}" for each in missing)] if missing else []))
-        trainer = TRAINERS[as_]
-        if for_ != as_ and not replace(request, constraints=trainer.constraints).permits(best.candidate):
+        trainer = TRAINERS.get(as_)
+        if (
+            trainer is not None
+            and for_ != as_
+            and not replace(request, constraints=trainer.constraints).permits(best.candidate)
+        ):
             print(
                 f"{trainer.title} cannot run this layout; what works: --for {as_}, which searches only those that it can"
             )
