@@ -8,3 +8,9 @@ def pytest_configure() -> None:
     otherwise ignore SIGINT or SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True)
+def _wide_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are as wide as in a pipe, whatever ran the tests."""
+    monkeypatch.setenv("COLUMNS", "160")

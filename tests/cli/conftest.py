@@ -38,7 +38,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("COLUMNS", "160")
     (tmp_path / "run.toml").write_text(RUN)
     (tmp_path / "texts").mkdir()
     for number in range(3):

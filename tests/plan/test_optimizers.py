@@ -7,7 +7,7 @@ import pytest
 
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
-from fourfold.export import EXPORTS, Job
+from fourfold.export import EXPORTS, TrainerJob
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
@@ -75,7 +75,7 @@ def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
 def test_an_export_states_the_optimizer_or_says_that_it_does_not(trainer: str) -> None:
     words = {"adamw": "AdamW" if trainer == "torchtitan" else "adam", "sgd": "sgd"}
     for name in OPTIMIZERS:
-        text, missing = EXPORTS[trainer](Job(request(16, optimizer=section(name)), LAYOUT))
+        text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), LAYOUT))
         stated = re.search(rf"optimizer(_name)?[= \"]+{words[name]}\b", text) is not None
         assert any(f"optimizer {name}" in each for each in missing) == (not stated)
         assert stated or (trainer, name) == ("torchtitan", "sgd")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fourfold.config import ModelSection, UserError
-from fourfold.export.job import Job
+from fourfold.export.job import TrainerJob
 from fourfold.export.megatron import megatron
 from fourfold.export.torchtitan import torchtitan
 from fourfold.hardware import load_cluster
@@ -77,13 +77,13 @@ def test_what_does_not_fit_recomputes_as_little_as_makes_it_fit() -> None:
 def test_other_trainers_say_what_they_can_of_it() -> None:
     request, _ = asked(0.5)
     some = replace(LAYOUT, recompute="full:5", zero=1)
-    flags, missing = megatron(Job(request, some))
+    flags, missing = megatron(TrainerJob(request, some))
     assert "--recompute-method block" in flags
     assert "--recompute-num-layers 5" in flags
     assert not any("first 5 blocks" in text for text in missing)
-    _, missing = megatron(Job(request, replace(some, pp=2, dp_shard=4)))
+    _, missing = megatron(TrainerJob(request, replace(some, pp=2, dp_shard=4)))
     assert any("first 5 blocks" in text for text in missing)
-    _, missing = torchtitan(Job(request, some))
+    _, missing = torchtitan(TrainerJob(request, some))
     assert any("first 5 blocks" in text for text in missing)
 
 

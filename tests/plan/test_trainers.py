@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from fourfold.plan.exports import EXPORTS
 
+from fourfold.export import EXPORTS, TrainerJob
 from fourfold.plan.bound import Bounder
 from fourfold.plan.constraints import Limit
 from fourfold.plan.pricing import Pricer
@@ -56,7 +56,7 @@ def test_the_best_of_a_trainer_can_be_written_down_for_it(trainer: str) -> None:
     """No schedule, ZeRO stage, order of axes or context parallelism that its export leaves out or changes."""
     asked = held(trainer)
     for priced in search(asked, keep=3).best:
-        missing = EXPORTS[trainer](asked, priced.candidate)[1]
+        missing = EXPORTS[trainer](TrainerJob(asked, priced.candidate)).left_out
         assert not [
             line for line in missing if line.startswith(("the schedule", "ZeRO", "cp =", "dp_replicate", "shards"))
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fourfold.config import UserError, nearest
+from fourfold.config import UserError, did_you_mean
 from fourfold.plan.constraints import KEYS, Value, parse_value
 from fourfold.plan.request import Request
 from fourfold.plan.trainers import Trainer
@@ -60,6 +60,5 @@ def _unknown(override: str, name: str) -> str:
         return (
             f"override {override!r}: the search divides segments by cost itself; leave it out, or use fourfold simulate"
         )
-    near = nearest(name, (*KEYS, *ALONE))
-    hint = f"did you mean {PREFIX}{near}? " if near else ""
+    hint = did_you_mean(name, (*KEYS, *ALONE), lambda near: f"{PREFIX}{near}")
     return f"override {override!r}: no key of [layout]; {hint}allowed: {', '.join((*KEYS, *ALONE))}"

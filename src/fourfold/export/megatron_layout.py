@@ -20,7 +20,7 @@ def layout_flags(job: TrainerJob) -> Part:
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
     }
-    flags |= {"sequence-parallel": True} if layout.tp > 1 else {}
+    flags |= {"sequence-parallel": True} if job.request.section(layout).sequence_parallel else {}
     if layout.ep > 1 or layout.etp > 1 or (layout.tp > 1 and job.model.num_experts):
         flags |= {"expert-model-parallel-size": layout.ep, "expert-tensor-parallel-size": layout.etp}
     missing: list[str] = []

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from fourfold.config import UserError, nearest
+from fourfold.config import UserError, did_you_mean
 from fourfold.layout.mesh import ORDERS
 from fourfold.layout.resolve import CP_METHODS
 from fourfold.plan.candidate import Candidate
@@ -126,6 +126,5 @@ def parse_value(key: str, text: str, where: str) -> int | str:
             f"{head}, recompute = {text!r} of a layout that is searched for: allowed: {', '.join(POLICIES)}, of all blocks; how "
             f"many need it is found by itself; a value that works: {where}{key}={text.partition(':')[0]}"
         )
-    near = nearest(text.lower().replace("-", "_"), allowed)
-    works = f"did you mean {where}{key}={near}?" if near else f"a value that works: {where}{key}={allowed[0]}"
-    raise UserError(f"{head}: allowed: {', '.join(allowed)}; {works}")
+    hint = did_you_mean(text, allowed, lambda near: f"{where}{key}={near}")
+    raise UserError(f"{head}: {hint}allowed: {', '.join(allowed)}; a value that works: {where}{key}={allowed[0]}")

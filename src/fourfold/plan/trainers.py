@@ -89,8 +89,8 @@ TRAINERS = {
             ("zero", (0, 1), "pp"),
             # runtime/engine.py: experts of deepspeed.moe go without ZeRO-3.
             ("zero", (0, 1, 2), "ep"),
-            # runtime/zero/mics.py: shards within replicas are of ZeRO-3.
-            ("zero", (3,), "dp_replicate"),
+            # DeepSpeed 0.19 has no MiCS: ZeRO shards over all data-parallel ranks, and replicas hold whole states.
+            ("zero", (0,), "dp_replicate"),
             # The tutorial on sequence parallelism: Ulysses, without tensor or pipeline parallelism.
             ("cp_method", ("ulysses",), "cp"),
             ("pp", (1,), "cp"),
