@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 
 def pytest_configure() -> None:
     """Signals do what they do under a shell: a suite started in the background, or under nohup, and all that it starts, would
@@ -11,6 +13,6 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _wide_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are as wide as in a pipe, whatever ran the tests."""
+def _screen_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines have the length that they have in a pipe, whatever ran the tests."""
     monkeypatch.setenv("COLUMNS", "160")
