@@ -86,7 +86,7 @@ def test_an_order_that_is_asked_for_is_kept() -> None:
     found = search(asked(), keep=3, fixed={"outermost": "dp_replicate", "pp": 4})
     assert {p.candidate.outermost for p in found.best} == {"dp_replicate"}
     assert parse_fixed("outermost=dp") == {"outermost": "dp"}
-    with pytest.raises(UserError, match="outermost=tp: .*allowed: pp, dp_replicate, dp"):
+    with pytest.raises(UserError, match=r"outermost=tp: .*allowed: pp, dp_replicate, dp"):
         parse_fixed("outermost=tp")
 
 
