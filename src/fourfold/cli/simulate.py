@@ -17,6 +17,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE
 from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_nearest import nearest_document, nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
     chosen_ranks,
@@ -146,6 +147,7 @@ def simulate(
     traced = _write_trace(trace, resolved, summary) if trace is not None else None
     if json:
         document = {"model_parameters": resolved.num_parameters, **simulation_document(summary, length, memory)}
+        document["nearest"] = nearest_document(summary)
         document["published"] = None if beside is None else beside.document()
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
@@ -187,6 +189,7 @@ def _text(
     lines += ["", *memory_lines(summary, columns)]
     if memory:
         lines += ["", *memory_curve_lines(summary, columns)]
+    lines += ["", *nearest_lines(summary)]
     if length is not None:
         lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
     else:

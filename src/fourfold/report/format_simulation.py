@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fourfold.cost.memory import device_bytes
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
+from fourfold.report.format_interval import interval_text
 from fourfold.report.units import format_bytes, format_count, sparkline
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import IDLE
@@ -52,8 +53,9 @@ def step_lines(summary: StepSummary) -> list[str]:
     simulation = summary.step.simulation
     peak = summary.peak_flops_per_second
     simulated = simulation.spec.layout.num_microbatches
+    within = interval_text("time", summary, seconds_text)
     lines = [
-        f"step       {seconds_text(summary.seconds)} for {format_count(summary.tokens)} tokens "
+        f"step       {seconds_text(summary.seconds)}{within} for {format_count(summary.tokens)} tokens "
         f"({summary.num_microbatches} microbatches a rank)",
         f"rate       {format_count(summary.tokens_per_second)} tokens/s, "
         f"{summary.tokens_per_second / summary.devices:.4g} tokens/s/device",
@@ -186,7 +188,8 @@ def memory_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
         rows.append([f"pp {rank}", format_bytes(held), share, step.short, ", ".join(kinds)])
     most = max(summary.step.device_bytes)
     name = summary.device.name
-    verdict = f"memory     {format_bytes(most)} at most of {format_bytes(capacity)} ({name}): " + (
+    within = interval_text("memory", summary, format_bytes)
+    verdict = f"memory     {format_bytes(most)}{within} at most of {format_bytes(capacity)} ({name}): " + (
         f"fits, {format_bytes(capacity - most)} left"
         if summary.fits
         else f"DOES NOT FIT, {format_bytes(most - capacity)} too much"
