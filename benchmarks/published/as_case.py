@@ -92,6 +92,7 @@ def software_of(case: PublishedCase) -> Software:
             "attention_kernel": kernel.replace(" ", "-") if kernel is not None else None,
             "attention_dropout": case.attention_dropout,
             "attention_recomputed": ATTENTION_CORE[0] in case.layout.recompute_modules,
+            "overlap": case.overlap,
             "dispatcher": case.dispatcher,
             "overlap_dispatch": case.merged_experts,
             "fused_experts": case.fused_experts or None,

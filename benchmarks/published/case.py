@@ -108,7 +108,9 @@ class PublishedCase:
     file: str
     source: str
     software: str
-    """Framework, platform and year."""
+    """The software profile."""
+    trainer: str
+    """Framework, platform and year: what its profile is a family of."""
     model_name: str
     model: ModelConfig
     vocab_size: int
@@ -147,10 +149,11 @@ class PublishedCase:
     """Written attention drops scores out, as GPT's kind does."""
     attention_share: float = 1.0
     """Share of causal attention's work that windows and documents leave."""
+    overlap: bool | None = None
     dispatcher: Dispatcher | None = None
     merged_experts: bool = False
     fused_experts: bool = False
-    """As in `cost.SoftwareProfile`, where the source says."""
+    """As in `validate.Software`, where the source or the software's makers say."""
     even_stages: bool = False
     """All pipeline stages have the same number of blocks, embedding and head come on top."""
     eager: bool = False

@@ -1,18 +1,19 @@
 """Fits the constants of `src/fourfold/cost/fitted.toml` to published runs, and cross-validates them by source.
 
-    python benchmarks/published/fit_constants.py DIR... [--write] [--cross FILE.json] [--rows 60] [--sweep-rows 150]
-        [--rounds 3] [--jobs 2] [--start src/fourfold/cost/fitted.toml]
+    python benchmarks/published/fit_constants.py DIR... [--write] [--cross FILE.json] [--folds FILE.json] [--groups 12]
+        [--rows 60] [--sweep-rows 150] [--rounds 3] [--jobs 2] [--start src/fourfold/cost/fitted.toml]
 
 DIR holds files of rows, as for `predict.py`. `prior_constants.toml` is where the fit starts, or, with fewer rounds to
 go, the constants of `--start`. Every constant is its prior times the departures of its branch and of itself (`fit_table.py`),
 each held to none: a device with few rows stays near its family, a software profile near its framework, a framework near what is
 known of its code. The loss is the soft L1 of log(predicted / measured), every file weighing by the square root of its rows, so
 that no sweep decides alone. The model is linearised (Gauss-Newton) at the constants of the round before. The written file leaves
-out what an entry inherits, and a year that is its framework's only one (`fit_file.py`).
+out what an entry inherits (`fit_file.py`).
 
-`--cross` leaves out one file at a time: all constants are fitted without it, and a software profile that only it has is what the
-shipped rule takes an unknown software profile for: the framework's constants; of a framework that only it has, those of what its
-name begins with (Megatron's, of a fork of it), else those of a trainer that nobody names. It predicts every row.
+`--cross` leaves out one file at a time, or one of `--groups` of files: all constants are fitted without it, and a software
+profile that only it has is what the shipped rule takes an unknown software profile for: the framework's constants; of a
+framework that only it has, those of what its name begins with (Megatron's, of a fork of it), else those of a trainer that
+nobody names. It predicts every row.
 """
 
 import argparse
@@ -27,13 +28,14 @@ import numpy as np
 
 from case import PublishedCase, SettledPrediction, Skip
 from compare import validate as compare
-from fit_file import PRIOR, lone_years_joined, read, rounded, write
+from fit_file import PRIOR, read, rounded, write
 from fit_memory import MemoryRows, fit_memory, held_rows
 from fit_rows import Shared, TimedRows, say, timed_rows
 from fit_sample import chosen, is_measured, is_telling, says_nothing, telling, tuned_devices, with_memory
 from fit_table import (
     LIMITS,
     NAMES,
+    UNKNOWN,
     Constants,
     Node,
     Numbers,
@@ -54,6 +56,8 @@ from settle import predict_case
 from software import Trainer, usual_trainer
 
 OUTLIER, HOLD, REWEIGHTED = 0.12, 0.35, 10
+Files = frozenset[str]
+NO_FILES: Files = frozenset()
 FIRM = 1e6
 """How firmly a constant is held to the limit that it would pass."""
 
@@ -93,13 +97,13 @@ class Model:
             matrix[row, column] += slope
         return cls(cases, errors, matrix, list(nodes), _limits(nodes, before))
 
-    def departures(self, file: str | None = None) -> dict[Node, float]:
-        """The departures that are best without the rows of that file, each held to none: the soft L1 of the errors, by
+    def departures(self, left_out: Files = NO_FILES) -> dict[Node, float]:
+        """The departures that are best without the rows of those files, each held to none: the soft L1 of the errors, by
         reweighting."""
-        kept = np.array([case.file != file for case in self.cases])
+        kept = np.array([case.file not in left_out for case in self.cases])
         spread = np.array([node.spread for node in self.nodes])
         matrix, errors = self.matrix[kept] * spread, self.errors[kept]
-        weights = weights_of([case for case in self.cases if case.file != file]) / OUTLIER
+        weights = weights_of([case for case in self.cases if case.file not in left_out]) / OUTLIER
         found, ends = np.zeros(len(spread)), dict[int, float]()
         for _ in range(REWEIGHTED):
             now = weights**2 / np.sqrt(1 + ((errors + matrix @ found) / OUTLIER) ** 2)
@@ -135,7 +139,7 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
     branch = {"device": "family", "software": "framework"}
     found = []
     for node, index in nodes.items():
-        if node.name not in LIMITS or node.level == "family":
+        if node.name not in LIMITS or node.level in ("family", "trainer"):
             continue
         part = {"link": "link", "device": "device"}.get(node.level, "software")
         start = before.value(part, node.owner, node.name)
@@ -148,17 +152,17 @@ def _limits(nodes: dict[Node, int], before: Constants) -> list[tuple[list[int], 
     return found
 
 
-def fitted_table(model: Model, held: MemoryRows, prior: Table, file: str | None = None) -> Table:
-    """The prior moved to the rows of all files but one. A framework that only that file has loses its prior too."""
+def fitted_table(model: Model, held: MemoryRows, prior: Table, left_out: Files = NO_FILES) -> Table:
+    """The prior moved to the rows of all other files. A framework that only those files have loses its prior too."""
     all_software = {case.software for case in (*model.cases, *held.cases)}
-    rows, held = [case for case in model.cases if case.file != file], held.without(file)
+    rows, held = [case for case in model.cases if case.file not in left_out], held.without(left_out)
     known = {case.software for case in (*rows, *held.cases)}
     gone, table = all_software - known, copied(prior)
     for software in gone:
         table["software"].pop(software, None)
         if framework_of(software) not in map(framework_of, known):
             table["software"].pop(framework_of(software), None)
-    before, table = table, moved_by(table, model.departures(file), known)
+    before, table = table, moved_by(table, model.departures(left_out), known)
     fit_memory(held, before, table)
     return table
 
@@ -209,20 +213,23 @@ def named_as_known(case: PublishedCase, known: Fitted) -> PublishedCase:
     """A case whose framework nobody knows, nor what its name begins with (a fork's does), is one of a trainer that nobody names."""
     if not set(ancestors_of(case.software)).isdisjoint(map(framework_of, known.profiles)):
         return case
-    layout, year = case.layout, case.software.rpartition("-")[2].partition(".")[0]
-    unknown = Trainer("unknown", int(year) if year.isdecimal() else 0)
+    layout, unknown = case.layout, Trainer(UNKNOWN, 0)
     usual = usual_trainer(unknown, case.device, case.num_devices, layout.tp, layout.pp, layout.zero == 3)
-    return replace(case, software=usual.name)
+    return replace(case, software=usual.profile)
 
 
-def cross(model: Model, held: MemoryRows, prior: Table, rows: list, jobs: int) -> PublishedOutcome:
-    """Every row predicted with constants that were fitted without its file."""
+def folds_of(model: Model, held: MemoryRows, prior: Table, groups: int, jobs: int) -> dict[str, Table]:
+    """The constants that are fitted without each file, and the rest of its group, by file; under an empty name, those of all."""
     files = sorted({case.file for case in (*model.cases, *held.cases)})
+    left_out = [NO_FILES, *(frozenset(files[group::groups]) for group in range(min(groups, len(files))))]
     with ProcessPoolExecutor(jobs) as pool:
-        tables = dict(
-            zip(("", *files), pool.map(partial(fitted_table, model, held, prior), (None, *files)), strict=True)
-        )
-    constants = {file: constants_of(rounded(table)) for file, table in tables.items()}
+        tables = map(rounded, pool.map(partial(fitted_table, model, held, prior), left_out))
+        return {file: table for gone, table in zip(left_out, tables, strict=True) for file in gone or ("",)}
+
+
+def cross(folds: dict[str, Table], rows: list, jobs: int) -> PublishedOutcome:
+    """Every row predicted with constants that were fitted without its file."""
+    constants = {file: constants_of(table) for file, table in folds.items()}
     predict = partial(predict_by_file, constants=constants)
     with ProcessPoolExecutor(jobs) as pool:
         return compare(rows, predict, _progress(), each=lambda f, cases: pool.map(f, cases, chunksize=8))
@@ -243,6 +250,10 @@ def main() -> None:
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", action="store_true", help="write fitted.toml and fitted_on.json")
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
+    parser.add_argument("--folds", type=Path, help="write the constants that are fitted without each file as JSON here")
+    parser.add_argument(
+        "--groups", type=int, default=1000, help="into how many groups files are divided to be left out"
+    )
     parser.add_argument("--rows", type=int, default=60)
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
@@ -270,11 +281,13 @@ def main() -> None:
     for file, error in errors_by_file(model):
         say(f"{file}: {error:.3f} by the linear model")
     if options.write:
-        table = lone_years_joined(table)
         write(table, informed(table, model.cases, held.cases))
-    if options.cross:
-        outcome = cross(model, held, prior, rows, options.jobs)
-        options.cross.write_text(json.dumps(outcome.to_json()), encoding="utf-8")
+    if options.cross or options.folds:
+        folds = folds_of(model, held, prior, options.groups, options.jobs)
+        if options.folds:
+            options.folds.write_text(json.dumps(folds), encoding="utf-8")
+        if options.cross:
+            options.cross.write_text(json.dumps(cross(folds, rows, options.jobs).to_json()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import tomli_w
 
 from fit_table import Table, constants_of
 from fourfold.cost.collectives import Links
-from fourfold.cost.fitted import LINK_SHARE, framework_of
+from fourfold.cost.fitted import LINK_SHARE
 from fourfold.cost.kernels import Kernels
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +18,9 @@ INFORMED = Path(__file__).parent / "fitted_on.json"
 PRIOR = Path(__file__).parent / "prior_constants.toml"
 HEAD = """\
 # Constants fitted to measurements: of devices, links, software profiles; never of a row or a model.
-# An entry states only what it does not inherit. A software profile's year (nemo-2026) inherits from its framework (nemo), a
-# framework from each name that its own begins with, word by word (megatron-deepspeed from megatron), that from default; a device
-# from default. Written by benchmarks/published/fit_constants.py from prior_constants.toml beside it; fitted_on.json there says on
-# which rows.
+# An entry states only what it does not inherit. A software profile is a family of trainers: it inherits from each name that its own
+# begins with, word by word (maxtext-gpu from maxtext), that from default; a device from default. Written by
+# benchmarks/published/fit_constants.py from prior_constants.toml beside it; fitted_on.json there says on which rows.
 
 """
 
@@ -34,17 +32,6 @@ def read(path: Path) -> Table:
 def write(table: Table, informed: Table) -> None:
     FITTED.write_text(constants_text(table), encoding="utf-8")
     INFORMED.write_text(informed_text(informed), encoding="utf-8")
-
-
-def lone_years_joined(table: Table) -> Table:
-    """The same constants of every entry. A framework of which one year is known has that year's, whatever the year asked for."""
-    known, years = constants_of(table), defaultdict(list)
-    for name in table["software"]:
-        if framework_of(name) != name:
-            years[framework_of(name)].append(name)
-    lone = {framework: names[0] for framework, names in years.items() if len(names) == 1}
-    names = {*table["software"], *lone} - {*lone.values()}
-    return table | {"software": {name: known.entry(lone.get(name, name)) for name in sorted(names)}}
 
 
 def constants_text(table: Table) -> str:

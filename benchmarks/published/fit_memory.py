@@ -1,5 +1,6 @@
-"""The fit of what software profiles hold in memory: five constants, each its prior plus its framework's departure plus its own.
-Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out of memory."""
+"""The fit of what software profiles hold in memory: five constants, each its prior plus its profile's departure; a trainer's
+own is not written. Runs whose memory nobody measured say what they hold at most, as they ran, or at least, as they ran out
+of memory."""
 
 from dataclasses import dataclass, replace
 
@@ -41,8 +42,8 @@ class MemoryRows:
     def of_known(self) -> "MemoryRows":
         return self._kept([case.software.partition("-")[0] != UNKNOWN for case in self.cases])
 
-    def without(self, file: str | None) -> "MemoryRows":
-        return self._kept([case.file != file for case in self.cases])
+    def without(self, files: frozenset[str]) -> "MemoryRows":
+        return self._kept([case.file not in files for case in self.cases])
 
     def _kept(self, which: list[bool]) -> "MemoryRows":
         kept = [i for i, keeps in enumerate(which) if keeps]
@@ -87,13 +88,17 @@ def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
         return
     leaves = sorted({case.software for case in held.cases})
     owners = sorted({framework_of(software) for software in leaves})
-    nodes = [("framework", owner) for owner in owners] + [("software", software) for software in leaves]
+    trainers = sorted({case.trainer for case in held.cases})
+    named = (("framework", owners), ("software", leaves), ("trainer", trainers))
+    nodes = [(level, name) for level, names in named for name in names]
     columns = {node: column for column, node in enumerate(nodes)}
     start = np.array([_start(before, case.software) for case in held.cases])
     spread = np.array([[SPREAD[name] for name in NAMES]] * len(nodes))
     member = np.zeros((len(held.cases), len(nodes)))
     for row, case in enumerate(held.cases):
-        member[row, [columns["framework", framework_of(case.software)], columns["software", case.software]]] = 1.0
+        member[row, [columns["framework", framework_of(case.software)], columns["trainer", case.trainer]]] = 1.0
+        if case.software != framework_of(case.software):
+            member[row, columns["software", case.software]] = 1.0
     moved, weights, bounds = np.zeros_like(spread), weights_of(held.cases), held.bounds
     for _ in range(REWEIGHTED):
         now = np.clip(start + member @ moved, 0.0, [LARGEST[name] for name in NAMES])
@@ -109,8 +114,6 @@ def fit_memory(held: MemoryRows, prior: Table, table: Table) -> None:
     exact, beyond = bounds == 0, (bounds * error > 0).sum()
     off = np.abs(error[exact]).mean() if exact.any() else 0.0
     say(f"memory: {exact.sum()} rows, mean |error| {off:.3f}; {beyond} of {(~exact).sum()} beyond their bounds")
-    for owner in owners:
-        _put(table, owner, _start(before, owner) + moved[columns["framework", owner]])
     for software in leaves:
         departed = moved[columns["framework", framework_of(software)]] + moved[columns["software", software]]
         _put(table, software, _start(before, software) + departed)

@@ -1,6 +1,6 @@
-"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a software profile's is
-its prior x its framework's departure x its own. A leaf of which nothing is known has its branch's, a leaf with few rows stays near
-it."""
+"""The constants that are fitted, as a tree: a device's is its prior x its family's departure x its own; a row's software has its
+profile's prior x the profile's departure x its trainer's, of which the first two are written. A leaf of which nothing is known has
+its branch's, a leaf with few rows stays near it."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -66,8 +66,9 @@ SOFTWARE = {
 """Names of constants that are fitted to step times, and how far, in logarithm, one is likely to be from where it stands."""
 MEASURED, KNOWN = ("ampere", "hopper", "blackwell", "blackwell ultra"), 0.4
 """Families whose priors are measurements of single operators, and how much nearer to them they and their devices stay."""
-SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "software": 2.0}
-"""How far one of that level is likely to be, beside those. These and the spreads of software profiles were chosen on the
+SPREAD = {"link": 1.0, "family": 1.5, "device": 0.54, "framework": 1.0, "software": 2.0, "trainer": 2.0}
+"""How far one of that level is likely to be, beside those. A trainer's own departure (Megatron of 2024, a fork) keeps its family
+from following one of its members too far, and is not written. These and the spreads of software profiles were chosen on the
 linearised model: of those that predict a file best that was left out, which hardly tells them apart, the widest."""
 LIMITS = {
     "gradient_bytes": (0.0, 30.0),
@@ -116,7 +117,7 @@ def copied(table: Table) -> Table:
 
 @dataclass(frozen=True)
 class Node:
-    """One departure: of a link, a family, a device, a framework or a software profile."""
+    """One departure: of a link, a family, a device, a framework, its year or a trainer."""
 
     level: str
     owner: str
@@ -136,7 +137,9 @@ def nodes_of(part: str, case: PublishedCase, name: str) -> tuple[Node, ...]:
         return Node("family", family_of(case.device), name), Node("device", case.device, name)
     if framework_of(case.software) == UNKNOWN:
         return ()
-    return Node("framework", framework_of(case.software), name), Node("software", case.software, name)
+    framework, trainer = framework_of(case.software), Node("trainer", case.trainer, name)
+    year = () if case.software == framework else (Node("software", case.software, name),)
+    return Node("framework", framework, name), *year, trainer
 
 
 @dataclass(frozen=True)

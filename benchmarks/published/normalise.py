@@ -23,6 +23,7 @@ from machine import device_of, network_of
 from masks import attention_share
 from measured import measured_of
 from policies import attention_kernel_of, attention_of, is_recompute_open
+from profiles import documented
 from remarks import (
     are_experts_fused,
     are_experts_merged,
@@ -58,6 +59,7 @@ def _case(row: Row) -> PublishedCase:
     device = device_of(row.hardware, row, imputed)
     degrees = degrees_of(row, imputed)
     trainer = _trainer(row, device.key, degrees, imputed)
+    makers = documented(trainer.framework, (trainer.year, trainer.release))
     model, vocab_size = model_of(row, trainer, degrees.tp, imputed)
     layout, global_sequences = layout_of(row, model, degrees, trainer, imputed)
     precision = precision_of(row, device.key, trainer, imputed)
@@ -74,7 +76,8 @@ def _case(row: Row) -> PublishedCase:
         id=row.id,
         file=row.file,
         source=row.source,
-        software=trainer.name,
+        software=trainer.profile,
+        trainer=trainer.name,
         model_name=row.model.name,
         model=model,
         vocab_size=vocab_size,
@@ -97,10 +100,11 @@ def _case(row: Row) -> PublishedCase:
         states_open=are_states_open(row),
         zero_open=row.layout.zero is None and not row.layout.zero_text and not row.layout.fsdp,
         offloaded=offloaded,
-        dispatcher=dispatcher_of(row),
+        overlap=makers.overlap,
+        dispatcher=dispatcher_of(row) or makers.dispatcher,
         attention_share=attention_share(row.model, row.notes, row.sequence_length, imputed),
         eager=is_eager(row, trainer, imputed),
-        fused_experts=are_experts_fused(row),
+        fused_experts=are_experts_fused(row) or makers.fused_experts,
         merged_experts=are_experts_merged(row, trainer, precision.low, imputed),
         graphed=is_graphed(row, device.key, imputed),
         chunked_loss=is_loss_chunked(row),

@@ -23,6 +23,7 @@ from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.layout.resolve import filling_ranks
+from fourfold.report.format_nearest import nearest_document
 from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
@@ -86,6 +87,7 @@ class SimulationResult:
         return {
             "model_parameters": self.resolved.num_parameters,
             **document,
+            "nearest": nearest_document(self.summary),
             "idle": self.idle,
             "published": published,
         }

@@ -12,6 +12,8 @@ from fourfold.config.schema import GemmDtype
 from fourfold.hardware import Cluster
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.report.format_campaign import campaign_lines
+from fourfold.report.format_interval import interval_lines
+from fourfold.report.format_nearest import nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
     chosen_ranks,
@@ -154,6 +156,7 @@ def _text(
         f"on {machine.key}: {machine.devices:,} x {machine.device.name}{used} | software: {software}",
         "",
         *step_lines(summary),
+        *interval_lines(summary),
         *([published.line(summary.seconds)] if published is not None else []),
         "",
         *late_lines(summary),
@@ -165,6 +168,7 @@ def _text(
     lines += ["", *memory_lines(summary, ranks)]
     if memory:
         lines += ["", *memory_curve_lines(summary, ranks)]
+    lines += ["", *nearest_lines(summary)]
     if length is not None:
         lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
     else:

@@ -145,7 +145,7 @@ class ClusterSection(Section):
     """A cluster's name, `NAME:DEVICES`, or a cluster file. `"this"` is the machine of the run, whose peak is measured when it
     starts."""
     software: str | None = None
-    """The software profile that predictions take: `fourfold`, or a framework and its year (`megatron-2024`). Left out: fourfold."""
+    """The software profile that predictions take: `fourfold`, or the name of another profile (`megatron`). Left out: fourfold."""
     gemm_dtype: GemmDtype | None = None
     """The format that predictions take for matmuls but the head's. Left out: `precision.compute`."""
 

@@ -19,11 +19,11 @@ LINK_SHARE = 0.8
 class Fitted:
     """Constants by name. An entry states only what departs from what it inherits.
 
-    `profiles`: a year (`nemo-2026`) inherits from its framework (`nemo`), a framework from each name that its own begins with, word
-    by word (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `SoftwareProfile`. A year
-    that has no entry inherits its framework's numbers, but words and switches (`dispatcher = "hybridep"`) from the nearest year
-    that has one. `devices`: each inherits from `default`, and `default` from `Kernels`. `links`: inherit from `Links` and
-    `LINK_SHARE`."""
+    `profiles`: families of trainers. One inherits from each name that its own begins with, word by word
+    (`megatron-deepspeed` from `megatron`), that from `default`, and `default` from the class `SoftwareProfile`. A year
+    (`torchtitan-2026`) inherits from its framework. A year that has no entry inherits its framework's numbers, but words
+    and switches (`dispatcher = "hybridep"`) from the nearest year that has one. `devices`: each inherits from `default`,
+    and `default` from `Kernels`. `links`: inherit from `Links` and `LINK_SHARE`."""
 
     devices: Mapping[str, Mapping[str, Any]]
     profiles: Mapping[str, Mapping[str, Any]]

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from fourfold.layout import Layout
+from fourfold.report.format_interval import interval_document
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.summary import StepSummary
@@ -28,6 +29,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "num_microbatches": summary.num_microbatches,
         "simulated_microbatches": layout.num_microbatches,
         "step_seconds": summary.seconds,
+        "step_seconds_interval": interval_document("time", summary),
         "tokens": summary.tokens,
         "tokens_per_second": summary.tokens_per_second,
         "tokens_per_second_per_device": summary.tokens_per_second / summary.devices,
@@ -59,6 +61,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
             }
             for rank, peak in enumerate(simulation.peaks)
         ],
+        "memory_bytes": max(summary.step.device_bytes),
+        "memory_bytes_interval": interval_document("memory", summary),
         "context_bytes": int(simulation.prices.software.context_bytes),
         "allocator_fragmentation": simulation.prices.software.fragmentation,
         "device_memory_bytes": summary.device.memory_bytes,

@@ -25,17 +25,18 @@ Bytes = Annotated[float, Field(ge=0, le=16)]
 
 
 class Software(Section):
-    """A case's software. `name`: `fourfold`, a framework and its year (`megatron-2025`) whose constants are known, or `unknown`.
-    Every other key that is left out is as those constants have it.
+    """A case's software. `name`: `fourfold`, a profile whose constants are known (`megatron`; a year may follow: `megatron-2025`),
+    or `unknown`. Every other key that is left out is as those constants have it.
 
     `gemm_dtype`: format of low-precision GEMMs; `compute_dtype`: `fp16` where kernels run in it, and the run file says bf16.
     `attention`: `flash`, `unfused` (the scores are written) or `math` (and are in fp32); `attention_kernel`: generation of flash
     attention. `attention_dropout` and `attention_recomputed` are of scores that are written.
 
-    `dispatcher`: token dispatch to experts; `overlap_dispatch`: half of it runs beside another microbatch's computation;
-    `fused_experts`: what lies between two grouped GEMMs is part of them. `eager`: nothing is compiled. `cuda_graphs`: the whole
-    step is one graph. `chunked_loss`: the logits of a few tokens are made at a time. `low_precision_activations`: activations
-    that a low-precision GEMM reads are saved in its format.
+    `overlap`: false where communication never runs beside computation. `dispatcher`: token dispatch to experts;
+    `overlap_dispatch`: half of it runs beside another microbatch's computation; `fused_experts`: what lies between two grouped
+    GEMMs is part of them. `eager`: nothing is compiled. `cuda_graphs`: the whole step is one graph. `chunked_loss`: the logits of
+    a few tokens are made at a time. `low_precision_activations`: activations that a low-precision GEMM reads are saved in its
+    format.
 
     `optimizer_state_bytes`, `master_bytes`: bytes of each element of every optimizer state and of the master weights.
     `context_bytes`: what a process holds before it allocates; `fragmentation`: what its allocator reserves beyond what is live, a
@@ -48,6 +49,7 @@ class Software(Section):
     attention_kernel: Literal["flash-2", "flash-3"] | None = None
     attention_dropout: bool | None = None
     attention_recomputed: bool | None = None
+    overlap: bool | None = None
     dispatcher: Dispatcher | None = None
     overlap_dispatch: bool | None = None
     fused_experts: bool | None = None
@@ -80,6 +82,8 @@ class Software(Section):
     def applied(self, constants: SoftwareProfile, device: str) -> SoftwareProfile:
         """The constants of its name with what is stated. `device`: the key of the device."""
         stated: dict[str, Any] = {
+            "overlap_inside": self.overlap,
+            "overlap_data": self.overlap,
             "attention_dropout": self.attention_dropout,
             "attention_recomputed": self.attention_recomputed,
             "dispatcher": self.dispatcher,

@@ -13,7 +13,6 @@ from fit_file import (
     constants_text,
     departures,
     informed_text,
-    lone_years_joined,
     read,
     rounded,
 )
@@ -63,32 +62,11 @@ def test_what_is_inherited_is_not_written_and_reads_back_the_same(table: Table, 
     assert constants_text(written) == constants_text(full)
 
 
-def test_a_framework_of_one_year_has_that_years_constants() -> None:
-    """Every other entry resolves as before, forks of the framework too."""
-    profiles = {
-        "default": {"fused": 0.5, "link_speed": 0.9},
-        "alone": {"fused": 0.6},
-        "alone-2024": {"fused": 0.8, "dispatcher": "deepep"},
-        "alone-fork": {"link_speed": 0.7},
-        "both": {"fused": 0.1},
-        "both-2024": {"fused": 0.2},
-        "both-2025": {"fused": 0.3},
-        "without-2024": {"fused": 0.4},
-    }
-    table = {"link": {}, "device": {}, "software": profiles}
-    before, after = constants_of(table), constants_of(departures(lone_years_joined(table)))
-    assert set(profiles) - set(after.profiles) == {"alone-2024", "without-2024"}
-    assert {name: after.entry(name) for name in profiles if name != "alone"} == {
-        name: before.entry(name) for name in profiles if name != "alone"
-    }
-    assert after.entry("alone") == after.entry("alone-2030") == before.entry("alone-2024")
-    assert after.profiles["without"] == {"fused": 0.4}
-    assert departures(lone_years_joined(SHIPPED)) == SHIPPED
-
-
 def test_a_year_that_gets_an_entry_does_what_it_did_before() -> None:
     """Only the constant that is set departs, and words and switches that were the nearest year's."""
-    table, before = copied(SHIPPED), constants_of(SHIPPED).entry("nemo-2031")
+    table = copied(SHIPPED)
+    table["software"]["nemo-2026"] = {"dispatcher": "deepep", "fused_experts": True}
+    before = constants_of(table).entry("nemo-2031")
     put(table, "software", "nemo-2031", "fused", 0.9)
     assert constants_of(table).entry("nemo-2031") == {**before, "fused": 0.9}
     assert set(departures(table)["software"]["nemo-2031"]) == {"fused", "dispatcher", "fused_experts"}

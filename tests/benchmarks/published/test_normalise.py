@@ -61,7 +61,7 @@ def test_a_row_that_states_everything_is_taken_as_it_is() -> None:
     assert case.layout.sequence_parallel
     assert case.model.family == "llama"
     assert case.model.tie_embeddings
-    assert case.software == "nanotron-2025"
+    assert case.software == "nanotron"
     assert case.precision.name == "bf16"
     assert not _imputed("sweep:0", "recompute")
     assert not CASES["sweep:1"].layout.sequence_parallel

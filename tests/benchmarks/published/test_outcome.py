@@ -47,7 +47,7 @@ def test_figures_of_a_row_agree() -> None:
     assert row.predicted_tokens_per_second_per_device == pytest.approx(256 * 4096 / (16 * 5))
     assert row.measured_mfu is not None
     assert row.predicted_mfu == pytest.approx(row.measured_mfu * 4 / 5)
-    assert (row.predicted_memory_bytes, row.software, row.device) == (None, "nanotron-2025", "h100-sxm")
+    assert (row.predicted_memory_bytes, row.software, row.device) == (None, "nanotron", "h100-sxm")
 
 
 def test_refusals_are_reasons() -> None:

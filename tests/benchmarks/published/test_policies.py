@@ -174,7 +174,7 @@ def test_a_loss_in_chunks_holds_few_logits() -> None:
         ("torchtitan 2025", "SDPA without the cuDNN kernel", "H100-80GB-SXM", None),
         ("torchtitan 2025", "flash attention", "H100-80GB-SXM", None),
         ("Megatron-LM 2025", "cuDNN attention", "H100-80GB-SXM", None),
-        ("Megatron-LM 2025", "flash-attn 2", "H100-80GB-SXM", "flash 2"),
+        ("NeMo 2025", "flash-attn 2", "H100-80GB-SXM", "flash 2"),
     ],
 )
 def test_generations_of_attention_kernels(source: str, notes: str, device: str, kernel: str | None) -> None:

@@ -1,0 +1,6 @@
+"""Measured runs beside a prediction: how far it may be off, and the published runs nearest to it."""
+
+from fourfold.evidence.interval import Interval, interval
+from fourfold.evidence.nearest import PublishedRun, RunShape, nearest_runs, published_runs
+
+__all__ = ["Interval", "PublishedRun", "RunShape", "interval", "nearest_runs", "published_runs"]

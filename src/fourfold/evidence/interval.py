@@ -1,0 +1,53 @@
+"""How far a measured run lies from its prediction: intervals that 80 % of published runs fall into, by what is known of a run.
+
+The table holds quantiles of measured / predicted over runs whose sources the constants had not seen
+(`benchmarks/published/fit_intervals.py`)."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+from fourfold.cost.fitted import framework_of
+from fourfold.cost.prices import Prices
+
+Quantity = Literal["time", "memory"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The measured figure lies between `low` and `high` times the predicted one, with the probability `share`. `runs`, `sources`:
+    how many published ones say so."""
+
+    low: float
+    high: float
+    share: float
+    runs: int
+    sources: int
+
+    def around(self, predicted: float) -> tuple[float, float]:
+        """The interval of a prediction, in its unit."""
+        return self.low * predicted, self.high * predicted
+
+
+def interval(quantity: Quantity, prices: Prices) -> Interval | None:
+    """The interval of a step's seconds or of a device's bytes, for what is known of the software and the device that `prices` are
+    of. None on a machine that was measured (`cluster.calibration`): no published run tells how far predictions are off there."""
+    if prices.cluster.calibration:
+        return None
+    table = _table()
+    found = table[quantity][known(prices.software.name, prices.cluster.device.key, table)]
+    return Interval(found["low"], found["high"], table["share"], found["runs"], found["sources"])
+
+
+def known(software: str, device: str, table: dict[str, Any]) -> str:
+    """The key of the table for what is known: whether published runs of several sources inform the software and the device."""
+    names = "named" if framework_of(software) in table["software"] else "unnamed"
+    return f"{names}_{'profiled' if device in table['devices'] else 'unprofiled'}"
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    text = (resources.files("fourfold.evidence") / "intervals.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

@@ -1,0 +1,127 @@
+"""The published runs that are nearest to a predicted one: what was measured there, and what fourfold predicts for them.
+
+The table is written by `benchmarks/published/fit_evidence.py`; its rows state every setting that a prediction depends on."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import nsmallest
+from importlib import resources
+from math import log2
+from typing import Any
+
+from fourfold.cost.fitted import framework_of
+from fourfold.cost.prices import Prices
+from fourfold.model.spec import num_active_parameters, num_parameters
+from fourfold.program.spec import StepSpec
+
+DOUBLING = {
+    "parameters": 0.5,
+    "active_parameters": 1.0,
+    "devices": 0.5,
+    "peak_flops": 1.0,
+    "sequence_length": 0.5,
+    "tp": 0.25,
+    "pp": 0.25,
+    "cp": 0.5,
+    "ep": 0.25,
+}
+"""Distance of a factor of two, by key."""
+OTHER = {"device": 1.0, "software": 1.0, "gemm_dtype": 0.5, "zero": 0.5, "recompute": 0.25}
+"""Distance of another value, by key."""
+
+
+@dataclass(frozen=True)
+class RunShape:
+    """The part of a run that tells how alike two runs are. `peak_flops`: FLOP/s of a device in 16 bits; `recompute`: the policy of
+    the middle segment."""
+
+    parameters: float
+    active_parameters: float
+    device: str
+    peak_flops: float
+    devices: int
+    sequence_length: int
+    software: str
+    gemm_dtype: str
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    zero: int
+    recompute: str
+
+    @classmethod
+    def of(cls, spec: StepSpec, prices: Prices) -> "RunShape":
+        layout, device = spec.layout, prices.cluster.device
+        return cls(
+            parameters=num_parameters(spec.model),
+            active_parameters=num_active_parameters(spec.model),
+            device=device.key,
+            peak_flops=device.peak("bf16"),
+            devices=layout.world_size,
+            sequence_length=layout.sequence_length,
+            software=framework_of(prices.software.name),
+            gemm_dtype=prices.gemm_dtype,
+            tp=layout.tp,
+            pp=layout.pp,
+            cp=layout.cp,
+            ep=layout.ep,
+            zero=layout.zero,
+            recompute=layout.recompute[len(layout.recompute) // 2],
+        )
+
+    def distance(self, other: "RunShape") -> float:
+        """The sum over all keys: doublings of numbers, other words."""
+        doublings = sum(
+            weight * abs(log2(getattr(self, key) / getattr(other, key))) for key, weight in DOUBLING.items()
+        )
+        return doublings + sum(weight for key, weight in OTHER.items() if getattr(self, key) != getattr(other, key))
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run: its figures as measured, and as predicted with the constants that ship, some of which were fitted to it.
+    Memory None: the source does not state it."""
+
+    id: str
+    source: str
+    model: str
+    shape: RunShape
+    step_seconds: float
+    predicted_step_seconds: float
+    memory_bytes: float | None
+    predicted_memory_bytes: float | None
+
+    @property
+    def layout(self) -> str:
+        """`tp 8 pp 4 ZeRO-1`: the degrees above 1."""
+        degrees = [
+            f"{name} {getattr(self.shape, name)}" for name in ("pp", "cp", "tp", "ep") if getattr(self.shape, name) > 1
+        ]
+        return ", ".join([*degrees, f"ZeRO-{self.shape.zero}"])
+
+    def document(self) -> dict[str, Any]:
+        """As a JSON object; units are in the keys."""
+        own = {key: value for key, value in vars(self).items() if key != "shape"}
+        return {**own, **vars(self.shape)}
+
+
+def nearest_runs(spec: StepSpec, prices: Prices, number: int = 3) -> list[PublishedRun]:
+    """The published runs whose shapes are nearest to the step's, nearest first."""
+    asked = RunShape.of(spec, prices)
+    return nsmallest(number, published_runs(), key=lambda run: asked.distance(run.shape))
+
+
+@lru_cache(maxsize=1)
+def published_runs() -> tuple[PublishedRun, ...]:
+    """All rows of the table."""
+    table = json.loads((resources.files("fourfold.evidence") / "published_runs.json").read_text(encoding="utf-8"))
+    names = table["columns"]
+    shaped = RunShape.__dataclass_fields__
+    runs = []
+    for row in table["rows"]:
+        values = dict(zip(names, row, strict=True))
+        shape = RunShape(**{name: values.pop(name) for name in shaped})
+        runs.append(PublishedRun(**values, shape=shape))
+    return tuple(runs)

@@ -1,0 +1,46 @@
+"""The published runs nearest to a predicted one, as lines of text and as JSON."""
+
+from typing import Any
+
+from fourfold.evidence import PublishedRun, nearest_runs
+from fourfold.report.format_simulation import seconds_text
+from fourfold.report.units import table
+from fourfold.simulate.summary import StepSummary
+
+MODEL_WIDTH, SOURCE_WIDTH = 26, 60
+
+
+def nearest_of(summary: StepSummary) -> list[PublishedRun]:
+    """The three nearest published runs."""
+    simulation = summary.step.simulation
+    return nearest_runs(simulation.spec, simulation.prices)
+
+
+def nearest_lines(summary: StepSummary) -> list[str]:
+    """A table of the nearest published runs: their step times as measured and as predicted."""
+    head = ["nearest measured runs", "devices", "layout", "sequence", "software", "measured", "predicted", "source"]
+    return table(head, [_row(run) for run in nearest_of(summary)], left=(0, 1, 2, 4, 7))
+
+
+def nearest_document(summary: StepSummary) -> list[dict[str, Any]]:
+    """The same as JSON objects, with all that the table of published runs holds."""
+    return [run.document() for run in nearest_of(summary)]
+
+
+def _row(run: PublishedRun) -> list[str]:
+    shape = run.shape
+    error = run.predicted_step_seconds / run.step_seconds - 1
+    return [
+        _cut(run.model, MODEL_WIDTH),
+        f"{shape.devices:,} {shape.device}",
+        run.layout,
+        f"{shape.sequence_length:,}",
+        shape.software,
+        seconds_text(run.step_seconds),
+        f"{seconds_text(run.predicted_step_seconds)} ({100 * error:+.0f} %)",
+        _cut(run.source, SOURCE_WIDTH),
+    ]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
