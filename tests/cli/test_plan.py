@@ -41,6 +41,28 @@ def test_the_layout_is_priced_as_simulate_prices_it(fourfold) -> None:
     assert json.loads(result.out)["step_seconds"] == pytest.approx(best["step_seconds"], rel=1e-9)
 
 
+def test_how_sure_the_order_is(fourfold) -> None:
+    """Layouts within the interval of the first one's time are counted, in the text too."""
+    found = document(fourfold, *SMALL)
+    low, high = found["closer"]["step_seconds_interval"]
+    assert low < found["best"][0]["step_seconds"] < high
+    within = sum(each["step_seconds"] <= high for each in found["best"])
+    assert found["within_interval"] == within > 1
+    text = fourfold("plan", *SMALL).out
+    assert f"1 to {within} lie within it of one another" in text
+
+
+def test_a_job_for_a_scheduler_runs_the_file_that_is_written(fourfold, here: Path) -> None:
+    result = fourfold("plan", *SMALL, "--tokens", "1T", "--as", "slurm", "--out", "planned.toml")
+    assert result.code == 0, result.err
+    assert f"fourfold train {here}/planned.toml" in result.out
+    assert "#SBATCH --nodes=2" in result.out
+    found = document(fourfold, *SMALL, "--tokens", "1T", "--as", "k8s", "--out", "other.toml")
+    assert "kind: TrainJob" in found["export"]["text"]
+    refused = fourfold("plan", *SMALL, "--as", "skypilot")
+    assert (refused.code, "--out run.toml" in refused.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

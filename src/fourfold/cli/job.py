@@ -84,9 +84,7 @@ def job(
     site = Site(tuple(setup or ()), partition, account, time, image, storage, namespace, infra, accelerator)
     target.check(as_, site)
     _check_out(out)
-    config = load_run(run, overrides)
-    num_steps(config)
-    written = _job(run, overrides, config, cluster, nodes, devices_per_node, _folder(folder, target))
+    written, config = _written(run, overrides, target, cluster, nodes, devices_per_node, folder)
     text = target.write(written, site)
     notes = _notes(config, written, target, site)
     if out is None:
@@ -100,6 +98,27 @@ def job(
     submit = target.submit.format(shlex.quote(str(out)))
     print("\n".join([f"{written.title}: written to {out}; submit it: {submit}", *notes]))
     return 0
+
+
+def job_text(run: Path, scheduler: str) -> tuple[str, list[str]]:
+    """The file for a scheduler with every option left out, and lines about what it still needs. Raises `UserError`."""
+    target, site = TARGETS[scheduler], Site()
+    written, config = _written(run, (), target)
+    return target.write(written, site), _notes(config, written, target, site)
+
+
+def _written(
+    run: Path,
+    overrides: tuple[str, ...],
+    target: Target,
+    cluster: str | None = None,
+    nodes: int | None = None,
+    devices_per_node: int | None = None,
+    folder: str | None = None,
+) -> tuple[Job, RunConfig]:
+    config = load_run(run, overrides)
+    num_steps(config)
+    return _job(run, overrides, config, cluster, nodes, devices_per_node, _folder(folder, target)), config
 
 
 def _job(

@@ -10,11 +10,13 @@ from cyclopts import Parameter
 
 from fourfold.api.planning import plan as make_plan
 from fourfold.api.software import repeated
+from fourfold.cli.job import job_text
 from fourfold.cli.plan_progress import showing
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.config.schema import GemmDtype
 from fourfold.config.whole_file import write_whole
-from fourfold.export import EXPORTS, TrainerJob
+from fourfold.export import EXPORTS, Export, TrainerJob
+from fourfold.jobs import TARGETS
 from fourfold.plan.pricing import candidate_spec
 from fourfold.plan.request import MEMORY_SHARE
 from fourfold.plan.result import Plan
@@ -48,7 +50,10 @@ def plan(
     failure_hours: str | None = None,
     for_: Annotated[Literal["fourfold", "megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--for")] = None,
     explain: Annotated[list[str] | None, Parameter(negative=())] = None,
-    as_: Annotated[Literal["megatron", "bridge", "torchtitan", "deepspeed"] | None, Parameter(name="--as")] = None,
+    as_: Annotated[
+        Literal["megatron", "bridge", "torchtitan", "deepspeed", "slurm", "k8s", "skypilot"] | None,
+        Parameter(name="--as"),
+    ] = None,
     out: Path | None = None,
     keep: int = 5,
     budget: float = BUDGET,
@@ -104,7 +109,8 @@ def plan(
     explain
         Fields of a layout, as tp=16 or pp=4,zero=3: the best layout with them, and why it loses. May be given several times.
     as_
-        Print a script too that starts that trainer with the best layout, and what it cannot express. bridge: Megatron-Bridge.
+        Print a script too that starts that trainer with the best layout, and what it cannot express. bridge: Megatron-Bridge. Or
+        the job of a scheduler that runs fourfold train on the file that --out names, as fourfold job does.
     out
         Write the best layout to this new file, as a run that fourfold simulate and show take, and train once it says how long.
     keep
@@ -119,6 +125,8 @@ def plan(
     if run is not None and "=" in run and not Path(run).exists():
         overrides, run = (run, *overrides), None
     _check(out)
+    if as_ in TARGETS and out is None:
+        raise UserError(f"--as {as_}: the job runs the file that --out names; a value that works: --out run.toml")
     with showing(json) as progress:
         planned = make_plan(
             run,
@@ -148,11 +156,13 @@ def plan(
     request, training = planned.request, planned.training
     result, notes, best = planned.found, planned.notes, planned.best
     written = out if best is not None else None
-    exported = None
-    if best is not None and as_ is not None:
-        exported = EXPORTS[as_](TrainerJob(request, best.candidate, planned.run()))
     if written is not None:
         _write(written, result, planned.run(), notes)
+    exported = None
+    if best is not None and as_ in EXPORTS:
+        exported = EXPORTS[as_](TrainerJob(request, best.candidate, planned.run()))
+    elif written is not None and as_ is not None:
+        exported = Export(*job_text(written, as_))
     if json:
         document = planned.to_json()
         if exported is not None:
@@ -169,7 +179,8 @@ def plan(
     if exported is not None and as_ is not None and best is not None:
         print(f"\nas {as_}:\n\n{exported.text}\n")
         missing = [f"  - {each}" for each in exported.left_out]
-        print("\n".join(["what it cannot express:", *missing] if missing else []))
+        head = "what it cannot express:" if as_ in EXPORTS else "what it needs:"
+        print("\n".join([head, *missing] if missing else []))
         trainer = TRAINERS.get(as_)
         if (
             trainer is not None

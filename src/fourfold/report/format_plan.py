@@ -7,6 +7,7 @@ from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
+from fourfold.report.format_interval import interval_lines, interval_of
 from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
@@ -37,12 +38,29 @@ def plan_lines(plan: Plan) -> list[str]:
     if not found.best:
         return [*lines, *_nothing(plan), *_explanations(plan), "", *_counts(plan)]
     head = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  layout"
-    lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1))]
+    lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1)), *_within(plan)]
     front = plan.front
     if len(front) > 1:
         lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in front[1:])]
     lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
+
+
+def num_within_interval(plan: Plan) -> int | None:
+    """How many of the best layouts lie within the interval of the first one's time; None where no published run tells of it."""
+    if plan.closer is None or plan.best is None:
+        return None
+    found = interval_of("time", plan.closer)
+    return None if found is None else sum(each.seconds <= found.high * plan.best.seconds for each in plan.found.best)
+
+
+def _within(plan: Plan) -> list[str]:
+    """How sure the order is, in lines."""
+    number = num_within_interval(plan)
+    if plan.closer is None or number is None:
+        return []
+    order = f"; 1 to {number} lie within it of one another: measure more than the first" if number > 1 else ""
+    return ["", *(f"{line} with the first{order}" for line in interval_lines(plan.closer))]
 
 
 def _constraints(request: Request) -> list[str]:
@@ -195,6 +213,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "memory_limit_bytes": request.memory_bytes,
         "constraints": {limit.key: list(limit.values) for limit in request.constraints.stated},
         "best": [_priced(plan, each) for each in plan.found.best],
+        "within_interval": num_within_interval(plan),
         "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
         "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
