@@ -6,7 +6,8 @@
 A marked block is an indented block after a line `<!-- run LINES -->`. It begins with `$ COMMAND`; a command goes on over lines that
 begin with `> `. LINES says which lines of the output are shown, as `1-4 9 12-`; all, where it says nothing. Between parts that are
 shown stands `...`. `exit N` in LINES states the exit code, where it is not 0. The commands of a page run in order, in bash, in one
-empty folder. A line of output that tells how long something took must not be shown: it differs from run to run.
+empty folder; `$ROOT` is the repository's. A line of output that tells how long something took must not be shown: it differs from
+run to run.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = re.compile(r"<!-- run(?P<shown>[0-9 \-]*)(?:exit (?P<code>\d+))? *-->")
-INDENT, COLUMNS, LIMIT_SECONDS = "    ", 132, 300
+ROOT = Path(__file__).resolve().parent.parent
+INDENT, COLUMNS, LIMIT_SECONDS = "    ", 110, 300
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def run(block: Block, folder: Path) -> list[str]:
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
         (programs / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": str(COLUMNS), "TERM": "dumb"}
+    environment["ROOT"] = str(ROOT)
     command = ["bash", "-c", block.command]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False

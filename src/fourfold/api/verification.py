@@ -27,7 +27,11 @@ class Verification:
         cls, resolved: ResolvedRun, programs: Sequence[Mapping[int, Program]], memory_limit_bytes: int | None = None
     ) -> "Verification":
         """Checks groups of programs."""
-        faults = [fault for group in programs for fault in verify_programs(group, resolved.spec, memory_limit_bytes)]
+        faults = [
+            fault
+            for group in programs
+            for fault in verify_programs(group, resolved.spec_of(_kind(group)), memory_limit_bytes)
+        ]
         return cls(resolved, tuple(programs), tuple(faults))
 
     @property
@@ -97,3 +101,7 @@ def verify(
     resolved = compiled_run(run, overrides, ranks, cluster)
     groups = [programs] if programs is not None else [resolved.train_programs, resolved.evaluate_programs]
     return Verification.of(resolved, groups, memory_limit_bytes)
+
+
+def _kind(programs: Mapping[int, Program]) -> str:
+    return next((program.kind for program in programs.values()), "train")

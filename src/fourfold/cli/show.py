@@ -170,7 +170,8 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     if not positions:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
     programs = {
-        kind: lower_pipeline(resolved.spec, name, resolved.compiled) for kind, name in enumerate(("train", "evaluate"))
+        kind: lower_pipeline(resolved.spec_of(name), name, resolved.compiled)
+        for kind, name in enumerate(("train", "evaluate"))
     }
     lines = describe_positions(programs, resolved.layout, positions)
     if as_json:

@@ -36,11 +36,20 @@ class ResolvedRun:
     @cached_property
     def evaluate_programs(self) -> dict[int, Program]:
         """The evaluation of every rank."""
-        return self._by_rank(lower_pipeline(self.spec, "evaluate", self.compiled))
+        return self._by_rank(lower_pipeline(self.evaluation_spec, "evaluate", self.compiled))
+
+    @property
+    def evaluation_spec(self) -> StepSpec:
+        """The inputs of compiling an evaluation: its number of microbatches is its own."""
+        return self.spec.for_evaluation(self.config.run.evaluate_sequences)
+
+    def spec_of(self, kind: str) -> StepSpec:
+        """The spec of the training step or of the evaluation."""
+        return self.spec if kind == "train" else self.evaluation_spec
 
     def program(self, kind: str, pp_rank: int) -> Program:
         """The list of one pipeline coordinate alone; `kind`: train or evaluate."""
-        view = rank_view(self.spec, pp_rank)
+        view = rank_view(self.spec_of(kind), pp_rank)
         return lower_step(view) if kind == "train" else lower_evaluation(view)
 
     def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
@@ -58,7 +67,7 @@ class ResolvedRun:
 
     def faults(self) -> list[Fault]:
         """The verifier's faults in both programs. Programs without faults are verified."""
-        return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.spec)
+        return verify(self.train_programs, self.spec) + verify(self.evaluate_programs, self.evaluation_spec)
 
 
 def resolve_run(

@@ -35,6 +35,10 @@ class StepSpec:
         """The same step with another number of microbatches."""
         return replace(self, layout=replace(self.layout, num_microbatches=number))
 
+    def for_evaluation(self, sequences: int) -> "StepSpec":
+        """An evaluation over so many sequences: as many microbatches as hold them, the last ones filled with ignored rows."""
+        return self.with_microbatches(-(-sequences // (self.layout.data_degree * self.layout.microbatch_sequences)))
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         """All segments of the model, in forward order."""

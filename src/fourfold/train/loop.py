@@ -96,16 +96,13 @@ class Training:
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the validation rows, and this rank's share of them."""
-        layout = self.spec.layout
-        per_microbatch = layout.data_degree * layout.microbatch_sequences
         sequences = self.config.run.evaluate_sequences
-        microbatches = -(-sequences // per_microbatch)
-        layout = replace(layout, num_microbatches=microbatches)
-        self.evaluation_microbatches = microbatches
-        rows = self.batches.validation(sequences, microbatches * per_microbatch).select(
-            rank_rows(layout, self.context.rank)
-        )
-        return lower_evaluation(rank_view(replace(self.spec, layout=layout), self.view.pp_rank)), self._feed(rows)
+        spec = self.spec.for_evaluation(sequences)
+        layout = spec.layout
+        self.evaluation_microbatches = layout.num_microbatches
+        num_rows = layout.num_microbatches * layout.data_degree * layout.microbatch_sequences
+        rows = self.batches.validation(sequences, num_rows).select(rank_rows(layout, self.context.rank))
+        return lower_evaluation(rank_view(spec, self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
         layout, modules = self.spec.layout, self.spec.model.mtp_layers
