@@ -39,7 +39,6 @@ SHORT = {
     "program/schedule/breadth_first.py": "one schedule, one file",
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "runtime/allocator.py": "the one call of the C library",
-    "report/format_interval.py": "intervals, which the text and the JSON of a prediction share",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/peak.py": "one measurement, for the denominator of MFU",
 }

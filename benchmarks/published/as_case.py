@@ -14,7 +14,7 @@ MOST_DIVISIONS = 50_000_000
 """stages x layers^2, in which stages are found."""
 _DEGREES = (
     "pp", "virtual_stages", "schedule", "dp_replicate", "dp_shard", "zero", "cp", "tp", "sequence_parallel", "ep", "etp",
-    "microbatch_sequences", "cp_method",
+    "microbatch_sequences", "cp_method", "outermost",
 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class LayoutRequest:
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
     cp_method: str = "ring"
+    outermost: str = "pp"
 
     def policies(self, num_layers: int) -> str | list[str]:
         """`recompute` as a run file states it. The attention core alone, which fused attention does not keep, is none."""

@@ -81,7 +81,7 @@ def _case(row: Row) -> PublishedCase:
         model_name=row.model.name,
         model=model,
         vocab_size=vocab_size,
-        layout=layout,
+        layout=replace(layout, outermost=makers.outermost),
         sequence_length=row.sequence_length,
         global_sequences=global_sequences,
         precision=precision,

@@ -17,11 +17,11 @@ def test_figures_stand_in_their_intervals_and_are_printed_with_them(fourfold) ->
     found, text = document(fourfold, *RUN), fourfold("simulate", *RUN).out
     low, high = found["step_seconds_interval"]
     assert low < found["step_seconds"] < high
-    assert f"(80 %: {low:.3g} s to {high:.3g} s)" in text
+    assert f"80 % of runs measure step {low:.3g} s to {high:.3g} s, memory " in text
     least, most = found["memory_bytes_interval"]
     assert least < found["memory_bytes"] < most
     assert found["memory_bytes"] == max(rank["device_bytes"] for rank in found["memory"])
-    assert f"(80 %: {format_bytes(least)} to {format_bytes(most)})" in text
+    assert f"memory {format_bytes(least)} to {format_bytes(most)}" in text
 
 
 def test_software_that_is_not_named_has_the_wider_interval(fourfold) -> None:
@@ -33,7 +33,8 @@ def test_software_that_is_not_named_has_the_wider_interval(fourfold) -> None:
     assert width("fourfold") > width("nemo")
 
 
-def test_the_nearest_published_runs_stand_below(fourfold) -> None:
+def test_the_nearest_published_runs_stand_below(fourfold, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     found, text = document(fourfold, *RUN), fourfold("simulate", *RUN).out
     assert len(found["nearest"]) == 3
     lines = text[text.index("nearest measured runs") :].splitlines()[1:4]

@@ -138,7 +138,8 @@ def test_the_presets_are_near_their_published_figures_and_fit(validate: Run) -> 
     cases = {case["name"]: case for case in found["cases"]}
     assert {"deepseek-v3-2k", "llama3-405b-8k", "llama3-405b-128k", "mt-nlg-530b", "megatron-1t"} <= set(cases)
     assert all(case["predicted_to_fit"] for case in cases.values())
-    assert all(abs(case["step_error"]) < 0.15 for case in cases.values())
+    assert all(abs(case["step_error"]) < 0.25 for case in cases.values())
+    assert found["metrics"]["step"]["median"] < 0.08
     code, out, _ = validate("preset:gpt3-175b", "--json")
     (alone,) = json.loads(out)["cases"]
     assert alone == cases["gpt3-175b"]

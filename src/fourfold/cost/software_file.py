@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 
 from fourfold.config import UserError, did_you_mean
-from fourfold.cost.fitted import fitted
+from fourfold.cost.fitted import fitted, framework_of
 from fourfold.cost.software import SoftwareProfile
 
 MOST_BYTES = 1_000_000
@@ -34,7 +34,7 @@ def read_software(path: Path) -> SoftwareProfile:
         raise UserError(f"{path}: {error}; what works: {_EXAMPLE}") from None
     base, constants = table.get("base"), table.get("constants", {})
     known = sorted(fitted().profiles)
-    if not isinstance(base, str) or base not in known:
+    if not isinstance(base, str) or framework_of(base) not in map(framework_of, known):
         hint = did_you_mean(str(base), known, repr)
         raise UserError(f"{path}: base = {base!r}: no such software; {hint}what works: {_EXAMPLE}")
     if not isinstance(constants, dict):

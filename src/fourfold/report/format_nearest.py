@@ -4,10 +4,11 @@ from typing import Any
 
 from fourfold.evidence import PublishedRun, nearest_runs
 from fourfold.report.format_simulation import seconds_text
+from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import table
 from fourfold.simulate.summary import StepSummary
 
-MODEL_WIDTH, SOURCE_WIDTH = 26, 60
+MODEL_WIDTH, SOURCE_WIDTH, NARROW_WIDTH = 26, 60, 16
 
 
 def nearest_of(summary: StepSummary) -> list[PublishedRun]:
@@ -17,9 +18,15 @@ def nearest_of(summary: StepSummary) -> list[PublishedRun]:
 
 
 def nearest_lines(summary: StepSummary) -> list[str]:
-    """A table of the nearest published runs: their step times as measured and as predicted."""
+    """A table of the nearest published runs: their step times as measured and as predicted. On a narrow screen without layout,
+    sequence length and software."""
     head = ["nearest measured runs", "devices", "layout", "sequence", "software", "measured", "predicted", "source"]
-    return table(head, [_row(run) for run in nearest_of(summary)], left=(0, 1, 2, 4, 7))
+    rows = [_row(run) for run in nearest_of(summary)]
+    if columns() >= NARROW:
+        return table(head, rows, left=(0, 1, 2, 4, 7))
+    kept = [index for index, name in enumerate(head) if name not in ("layout", "sequence", "software")]
+    narrow = [[_cut(row[index], NARROW_WIDTH) for index in kept] for row in rows]
+    return table(["nearest runs", *(head[index] for index in kept[1:])], narrow, left=(0, 1, 4))
 
 
 def nearest_document(summary: StepSummary) -> list[dict[str, Any]]:
