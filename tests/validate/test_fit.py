@@ -67,6 +67,16 @@ def test_no_constant_goes_farther_than_runs_tell(runs: list[Case]) -> None:
         assert free.least <= found.constants.get(free.name, free.least) <= free.most
 
 
+def test_a_constant_that_is_0_stays_so(runs: list[Case]) -> None:
+    """Programs that XLA compiles have no host time a kernel: nothing is a factor of 0."""
+    known = fitted()
+    (name,) = {case.software.name for case in runs}
+    none = replace(known, profiles={**known.profiles, name: {**known.entry(name), "host_launch_seconds": 0.0}})
+    found = fit_software(runs[:2], known=none)
+    assert "host_launch_seconds" not in found.constants
+    assert found.constants
+
+
 def test_left_out_errors_are_those_of_a_fit_without_the_run(runs: list[Case]) -> None:
     """The linear model's, beside the fit itself."""
     found = fit_software(runs[:4])

@@ -85,8 +85,10 @@ def fit_software(
     """Constants of the software of the cases. `known`: the constants to start from; None: those that ship. Raises `UserError` where
     the cases are of several, or nothing was measured."""
     base, known = _one_software(cases), known or fitted()
-    prior = {free.name: float(getattr(known.software(base), free.name)) for free in FREE}
-    values, total, done = dict(prior), len(cases) * (ROUNDS * (len(FREE) + 1) + 1), 0
+    profile = known.software(base)
+    free = [each for each in FREE if not each.is_factor or getattr(profile, each.name) > 0]  # nothing is a factor of 0
+    prior = {each.name: float(getattr(profile, each.name)) for each in free}
+    values, total, done = dict(prior), len(cases) * (ROUNDS * (len(free) + 1) + 1), 0
 
     def look(constants: Mapping[str, float]) -> list[Residual]:
         nonlocal done
@@ -101,32 +103,30 @@ def fit_software(
     slopes: list[list[float]] = []
     for _ in range(ROUNDS):
         slopes = [[] for _ in residuals]
-        for free in FREE:
-            moved = free.moved(values[free.name], free.step)
-            if moved == values[free.name]:
-                moved = free.moved(values[free.name], -free.step)
-            by = free.departure(moved, values[free.name])
-            for row, (now, then) in enumerate(zip(residuals, look({**values, free.name: moved}), strict=True)):
+        for each in free:
+            value = values[each.name]
+            moved = each.moved(value, each.step)
+            if moved == value:
+                moved = each.moved(value, -each.step)
+            by = each.departure(moved, value)
+            for row, (now, then) in enumerate(zip(residuals, look({**values, each.name: moved}), strict=True)):
                 slopes[row].append((then.error - now.error) / by)
-        departures = _most_probable(
-            residuals, slopes, [free.departure(values[free.name], prior[free.name]) for free in FREE]
-        )
-        values = {free.name: free.moved(prior[free.name], by) for free, by in zip(FREE, departures, strict=True)}
+        departures = _most_probable(free, residuals, slopes, _departures(free, values, prior))
+        values = {each.name: each.moved(prior[each.name], by) for each, by in zip(free, departures, strict=True)}
         residuals = look(values)
+    moved_far = {name: value for name, value in values.items() if abs(value - prior[name]) > 1e-3 * abs(prior[name])}
     return SoftwareFit(
         base=base,
         prior=prior,
-        constants={
-            name: _rounded(value)
-            for name, value in values.items()
-            if abs(value - prior[name]) > 1e-3 * abs(prior[name])
-        },
+        constants={name: _rounded(value) for name, value in moved_far.items()},
         before=tuple(before),
         after=tuple(residuals),
-        left_out=tuple(
-            _left_out(residuals, slopes, [free.departure(values[free.name], prior[free.name]) for free in FREE])
-        ),
+        left_out=tuple(_left_out(free, residuals, slopes, _departures(free, values, prior))),
     )
+
+
+def _departures(free: Sequence[Free], values: Mapping[str, float], prior: Mapping[str, float]) -> list[float]:
+    return [each.departure(values[each.name], prior[each.name]) for each in free]
 
 
 def _one_software(cases: Sequence[Case]) -> str:
@@ -164,11 +164,11 @@ def _residuals(cases: Sequence[Case], constants: Fitted) -> list[Residual]:
 
 
 def _most_probable(
-    residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
+    free: Sequence[Free], residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
 ) -> list[float]:
     """Departures from the prior with the highest posterior density, of a model that is linear around the departures `at`."""
-    size = len(FREE)
-    held = [[(1.0 / FREE[i].spread ** 2 if i == j else 0.0) for j in range(size)] for i in range(size)]
+    size = len(free)
+    held = [[(1.0 / free[i].spread ** 2 if i == j else 0.0) for j in range(size)] for i in range(size)]
     wanted = [0.0] * size
     for residual, row in zip(residuals, slopes, strict=True):
         weight = 1 / NOISE[residual.figure] ** 2
@@ -180,11 +180,13 @@ def _most_probable(
     return _solved(held, wanted)
 
 
-def _left_out(residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]) -> list[Residual]:
+def _left_out(
+    free: Sequence[Free], residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
+) -> list[Residual]:
     found = []
     for case in sorted({residual.case for residual in residuals}):
         others = [row for row, residual in enumerate(residuals) if residual.case != case]
-        departures = _most_probable([residuals[row] for row in others], [slopes[row] for row in others], at)
+        departures = _most_probable(free, [residuals[row] for row in others], [slopes[row] for row in others], at)
         for residual, row in zip(residuals, slopes, strict=True):
             if residual.case == case:
                 change = sum(slope * (by - now) for slope, by, now in zip(row, departures, at, strict=True))
