@@ -27,7 +27,6 @@ SHORT = {
     "api/software.py": "options of software, for every command that prices",
     "cli/cases.py": "how validate and fit name measured runs",
     "cli/list.py": "one command, one file",
-    "config/errors.py": "errors, below everything else",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
     "cost/masks.py": "one formula, which prices and the reader of published rows share",

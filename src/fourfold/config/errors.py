@@ -1,6 +1,7 @@
 """The one error a person can cause: what is wrong, what is allowed, and a value that works."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 LONGEST = 100
 """Letters of a mistaken word that are looked at."""
@@ -29,6 +30,12 @@ def did_you_mean(word: str, allowed: Iterable[str], show: Callable[[str], str] =
 
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
+
+
+def shortened(value: Any) -> str:
+    """`repr`, cut to a line: a file may hold anything."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class RunFailure(UserError):

@@ -1,7 +1,6 @@
 """Software profiles of one's own: a TOML file that names a shipped profile and states the constants that depart from it."""
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import Any
 import tomli_w
 
 from fourfold.config import UserError, did_you_mean
+from fourfold.config.small_toml import SmallToml
 from fourfold.cost.fitted import fitted, framework_of
 from fourfold.cost.software import SoftwareProfile
 
-MOST_BYTES = 1_000_000
 _EXAMPLE = 'base = "megatron-2025" and, under [constants], gemm_speed = 0.95'
+_FILES = SmallToml(
+    "a software profile", "mine.toml", "what works: a file that fourfold fit wrote", f"; what works: {_EXAMPLE}"
+)
 
 
 def is_software_file(name: str) -> bool:
@@ -24,14 +26,7 @@ def is_software_file(name: str) -> bool:
 
 def read_software(path: Path) -> SoftwareProfile:
     """The profile of a file. Its name is the file's stem. Raises `UserError`."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{path}: more than {MOST_BYTES} bytes; what works: a file that fourfold fit wrote")
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; what works: a file that fourfold fit wrote") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: {error}; what works: {_EXAMPLE}") from None
+    table = _FILES.table(_FILES.read(path), str(path))
     base, constants = table.get("base"), table.get("constants", {})
     known = sorted(fitted().profiles)
     if not isinstance(base, str) or framework_of(base) not in map(framework_of, known):

@@ -1,13 +1,13 @@
 """Devices and clusters as data: presets, files of the user's, and clusters cut or grown to a number of devices."""
 
 import re
-import tomllib
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
-from fourfold.config.errors import UserError, did_you_mean, nearest
+from fourfold.config.errors import UserError, did_you_mean, shortened
+from fourfold.config.small_toml import SmallToml
 from fourfold.hardware.schema import (
     CLUSTER_EXTRA,
     MAX_DEVICES,
@@ -16,14 +16,12 @@ from fourfold.hardware.schema import (
     check,
     check_calibration,
     check_levels,
-    shortened,
 )
 from fourfold.hardware.size import resize
 from fourfold.hardware.types import Cluster, Device, Level
 
-MAX_FILE_BYTES = 2 * 2**20
-MAX_LINE_DOTS = 50
 THIS = "this"
+_FILES = SmallToml("a device or a cluster", "my-cluster.toml", "presets are named without .toml, for example dgx-h100")
 
 
 def device_names() -> list[str]:
@@ -78,7 +76,7 @@ def parse_cluster(text: str, where: str) -> Cluster:
 
 def parse_device(text: str, where: str) -> Device:
     """The device that TOML `text` describes; `where` as in `parse_cluster`. Raises `UserError`."""
-    return _device(check(DeviceTable, _table(text, where), where), PurePath(where).stem)
+    return _device(check(DeviceTable, _FILES.table(text, where), where), PurePath(where).stem)
 
 
 def _device(table: DeviceTable, key: str) -> Device:
@@ -96,7 +94,7 @@ def _device(table: DeviceTable, key: str) -> Device:
 
 
 def _cluster(text: str, where: str, devices: int | None) -> Cluster:
-    table = _table(text, where)
+    table = _FILES.table(text, where)
     key = PurePath(where).stem
     stated = {name: value for name, value in table.items() if name not in CLUSTER_EXTRA}
     cluster = check(ClusterTable, stated, where, CLUSTER_EXTRA)
@@ -167,7 +165,7 @@ def _find(name: str, folder: str) -> tuple[str, str]:
             "for example this.toml"
         )
     if is_path(name):
-        return _read(Path(name)), name
+        return _FILES.read(Path(name)), name
     allowed = _names(folder)
     if name not in allowed:
         raise UserError(
@@ -175,45 +173,3 @@ def _find(name: str, folder: str) -> tuple[str, str]:
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
         )
     return (resources.files("fourfold.hardware") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path}: not a file; give the path of a .toml file, for example my-cluster.toml")
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        if len(data) > MAX_FILE_BYTES:
-            raise UserError(f"{path}: larger than {MAX_FILE_BYTES} bytes; a device or a cluster takes a few thousand")
-        return data.decode("utf-8")
-    except FileNotFoundError:
-        there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        near = nearest(path.name, there)
-        hint = f"; there is {path.parent / near}" if near else ""
-        raise UserError(f"{path}: no such file{hint}; presets are named without .toml, for example dgx-h100") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
-
-
-def _table(text: str, where: str) -> dict[str, Any]:
-    if len(text) > MAX_FILE_BYTES:
-        raise UserError(f"{where}: larger than {MAX_FILE_BYTES} characters; a device or a cluster takes a few thousand")
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.count(".") > MAX_LINE_DOTS and not _is_list_of_numbers(line):
-            raise UserError(
-                f"{where}: line {number}: more than {MAX_LINE_DOTS} dots; allowed: that many, or a list of numbers"
-            )
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not valid TOML: {shortened(str(error))[1:-1]}") from None
-
-
-def _is_list_of_numbers(line: str) -> bool:
-    """Whether `line` is numbers, behind a short key or none: tomllib takes quadratic time for a key of many dots."""
-    key, _, numbers = line.rpartition("=")
-    return (
-        key.count(".") <= MAX_LINE_DOTS
-        and re.fullmatch(r"[-+0-9eE_., \t\[\]]*", numbers) is not None
-        and re.search(r"\.[^,\]]*\.", numbers) is None
-    )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from fourfold.config.errors import UserError, did_you_mean
+from fourfold.config.errors import UserError, did_you_mean, shortened
 from fourfold.config.section import Section
 from fourfold.hardware.types import PEAK_BITS
 
@@ -141,12 +141,6 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         return f"key {key!r} is missing; for example {last} = {example}"
     message = item["msg"].removeprefix("Value error, ")
     return f"{key} = {shortened(item['input'])}: {message[0].lower()}{message[1:]}; a value that works: {example}"
-
-
-def shortened(value: Any) -> str:
-    """`repr`, cut to a line: a file may hold anything."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**30 else "a number of more than 30 digits"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def check_levels(levels: list[LevelTable], where: str) -> None:
