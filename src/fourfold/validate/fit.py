@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
 from fourfold.validate.case import Case
@@ -167,17 +169,11 @@ def _most_probable(
     free: Sequence[Free], residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
 ) -> list[float]:
     """Departures from the prior with the highest posterior density, of a model that is linear around the departures `at`."""
-    size = len(free)
-    held = [[(1.0 / free[i].spread ** 2 if i == j else 0.0) for j in range(size)] for i in range(size)]
-    wanted = [0.0] * size
-    for residual, row in zip(residuals, slopes, strict=True):
-        weight = 1 / NOISE[residual.figure] ** 2
-        target = sum(slope * departure for slope, departure in zip(row, at, strict=True)) - residual.error
-        for i, left in enumerate(row):
-            wanted[i] += weight * left * target
-            for j, right in enumerate(row):
-                held[i][j] += weight * left * right
-    return _solved(held, wanted)
+    noise = np.array([NOISE[residual.figure] for residual in residuals])
+    rows = np.array(slopes).reshape(len(noise), len(free)) / noise[:, None]
+    targets = rows @ np.array(at) - np.array([residual.error for residual in residuals]) / noise
+    held = np.diag([1 / each.spread**2 for each in free])
+    return [float(each) for each in np.linalg.solve(held + rows.T @ rows, rows.T @ targets)]
 
 
 def _left_out(
@@ -192,23 +188,6 @@ def _left_out(
                 change = sum(slope * (by - now) for slope, by, now in zip(row, departures, at, strict=True))
                 found.append(replace(residual, error=residual.error + change))
     return found
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Solves a symmetric positive definite system (Cholesky), scaled to a unit diagonal."""
-    size = len(right)
-    scale = [1 / math.sqrt(matrix[i][i]) for i in range(size)]
-    lower = [[0.0] * size for _ in range(size)]
-    for i in range(size):
-        for j in range(i + 1):
-            rest = matrix[i][j] * scale[i] * scale[j] - sum(lower[i][k] * lower[j][k] for k in range(j))
-            lower[i][j] = math.sqrt(rest) if i == j else rest / lower[j][j]
-    found = [right[i] * scale[i] for i in range(size)]
-    for i in range(size):
-        found[i] = (found[i] - sum(lower[i][k] * found[k] for k in range(i))) / lower[i][i]
-    for i in reversed(range(size)):
-        found[i] = (found[i] - sum(lower[k][i] * found[k] for k in range(i + 1, size))) / lower[i][i]
-    return [value * each for value, each in zip(found, scale, strict=True)]
 
 
 def _rounded(value: float) -> float:
