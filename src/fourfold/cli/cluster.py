@@ -1,7 +1,6 @@
 """`fourfold cluster new`: a cluster file from a few words, every figure explained."""
 
 import json as json_text
-import os
 import shutil
 import textwrap
 from dataclasses import asdict
@@ -11,8 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from fourfold.api.numbers import parse_number
-from fourfold.config import RunFailure, UserError
-from fourfold.config.whole_file import write_whole
+from fourfold.cli.new_file import check_new_file, write_new_file
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import parse_cluster
 from fourfold.hardware.new_cluster import Figure, new_cluster
@@ -56,12 +54,7 @@ def cluster(
     """
     dollars = None if price is None else parse_number(price, "--price", "2.5", 0.0, 1e6)
     made = new_cluster(nodes, device, network, link, dollars)
-    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
-        raise UserError(
-            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out lab.toml"
-        )
-    if os.path.lexists(out):
-        raise UserError(f"--out {out}: is there already; name a new file, for example --out {out.stem}-2.toml")
+    check_new_file(out, "lab.toml", f"{out.stem}-2.toml", ".toml")
     found = parse_cluster(made.text, str(out))
     constants = fitted()
     inside, outside = constants.link_share, constants.link_share * constants.link_constants.network_share
@@ -70,10 +63,7 @@ def cluster(
         f"{inside:.0%}" if len(found.levels) == 1 else f"{inside:.0%}, {outside:.0%}",
         "of these rates, in the node and between nodes, is what large collectives reach: fitted to measured runs, not in the file",
     )
-    try:
-        write_whole(out, made.text)
-    except OSError as error:
-        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    write_new_file(out, made.text)
     figures = [*made.figures, share]
     if json:
         document = {"file": str(out), "devices": found.devices, "figures": [asdict(each) for each in figures]}

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run, num_steps
+from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.config import RunConfig, UserError, dump_run, load_run, num_steps
 from fourfold.config.presets import RUN_PRESET
-from fourfold.config.whole_file import write_whole
 from fourfold.hardware import THIS, Cluster, is_path, load_cluster
 from fourfold.jobs import TARGETS, Job, Site, Target
 from fourfold.jobs.job import devices_of_node, divide, job_name, paths_of
@@ -83,7 +83,8 @@ def job(
     target = TARGETS[as_]
     site = Site(tuple(setup or ()), partition, account, time, image, storage, namespace, infra, accelerator)
     target.check(as_, site)
-    _check_out(out)
+    if out is not None:
+        check_new_file(out, out.name, f"new-{out.name}")
     written, config = _written(run, overrides, target, cluster, nodes, devices_per_node, folder)
     text = target.write(written, site)
     notes = _notes(config, written, target, site)
@@ -91,10 +92,7 @@ def job(
         print(text, end="")
         print("\n".join(notes), file=sys.stderr)
         return 0
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    write_new_file(out, text)
     submit = target.submit.format(shlex.quote(str(out)))
     print("\n".join([f"{written.title}: written to {out}; submit it: {submit}", *notes]))
     return 0
@@ -188,17 +186,6 @@ def _folder(stated: str | None, target: Target) -> str:
             f"--folder {folder}: should be an absolute path, which means the same on every node; for example /shared"
         )
     return folder
-
-
-def _check_out(out: Path | None) -> None:
-    if out is None:
-        return
-    if not out.absolute().parent.is_dir():
-        raise UserError(
-            f"--out {out}: should name a file in a folder that is there; a value that works: --out {out.name}"
-        )
-    if os.path.lexists(out):
-        raise UserError(f"--out {out}: is there already; name a new file, for example --out new-{out.name}")
 
 
 def _notes(config: RunConfig, written: Job, target: Target, site: Site) -> list[str]:

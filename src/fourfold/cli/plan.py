@@ -1,7 +1,6 @@
 """`fourfold plan`: the layout to run, how fast it will be, and why the others lose."""
 
 import json as json_text
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,10 +10,10 @@ from cyclopts import Parameter
 from fourfold.api.planning import plan as make_plan
 from fourfold.api.software import repeated
 from fourfold.cli.job import job_text
+from fourfold.cli.new_file import check_new_file, write_new_file
 from fourfold.cli.plan_progress import showing
-from fourfold.config import RunConfig, RunFailure, UserError, dump_run
+from fourfold.config import RunConfig, UserError, dump_run
 from fourfold.config.schema import GemmDtype
-from fourfold.config.whole_file import write_whole
 from fourfold.export import EXPORTS, Export, TrainerJob
 from fourfold.jobs import TARGETS
 from fourfold.plan.pricing import candidate_spec
@@ -124,7 +123,8 @@ def plan(
     """
     if run is not None and "=" in run and not Path(run).exists():
         overrides, run = (run, *overrides), None
-    _check(out)
+    if out is not None:
+        check_new_file(out, "run.toml", out.with_stem(f"{out.stem}-planned"), ".toml")
     if as_ in TARGETS and out is None:
         raise UserError(f"--as {as_}: the job runs the file that --out names; a value that works: --out run.toml")
     with showing(json) as progress:
@@ -197,25 +197,8 @@ def plan(
     return 0 if best is not None else 1
 
 
-def _check(out: Path | None) -> None:
-    """Raises `UserError` for a file that cannot be written, before the search."""
-    if out is None:
-        return
-    if out.suffix != ".toml" or not out.absolute().parent.is_dir():
-        raise UserError(
-            f"--out {out}: should name a .toml file in a folder that is there; a value that works: --out run.toml"
-        )
-    if os.path.lexists(out):
-        raise UserError(
-            f"--out {out}: is there already; name a new file, for example --out {out.with_stem(out.stem + '-planned')}"
-        )
-
-
 def _write(out: Path, result: Plan, run: RunConfig, notes: list[str]) -> None:
     lines = [format_best_layout(result), *notes]
     if run.batch.steps is None and run.batch.tokens is None:
         lines.append("To train with it, state [data], and batch.steps or batch.tokens.")
-    try:
-        write_whole(out, "".join(f"# {line}\n" for line in lines) + dump_run(run, brief=True))
-    except OSError as error:
-        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    write_new_file(out, "".join(f"# {line}\n" for line in lines) + dump_run(run, brief=True))

@@ -1,6 +1,7 @@
 """Software profiles of one's own: a TOML file that names a shipped profile and states the constants that depart from it."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -10,6 +11,7 @@ import tomli_w
 
 from fourfold.config import UserError, did_you_mean
 from fourfold.config.small_toml import SmallToml
+from fourfold.config.whole_file import write_whole
 from fourfold.cost.fitted import fitted, framework_of
 from fourfold.cost.software import SoftwareProfile
 
@@ -47,14 +49,13 @@ def read_software(path: Path) -> SoftwareProfile:
 
 
 def write_software(path: Path, base: str, constants: Mapping[str, float], about: str) -> None:
-    """Writes a new file that `read_software` reads. Raises `UserError` where there is one."""
+    """Writes a new file that `read_software` reads. Raises `UserError` where there is one, `OSError` where the
+    disk refuses."""
     table: dict[str, Any] = {"base": base, "constants": dict(constants)}
     lines = "".join(f"# {line}\n" for line in about.splitlines())
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(lines + tomli_w.dumps(table))
-    except FileExistsError:
-        raise UserError(f"{path}: exists already; name a new file") from None
+    if os.path.lexists(path):
+        raise UserError(f"{path}: exists already; name a new file")
+    write_whole(path, lines + tomli_w.dumps(table))
 
 
 def _is_number(value: Any) -> bool:
