@@ -112,8 +112,7 @@ def read_request(options: Options) -> Asked:
     masks = (data.document_mask, data.document_tokens)
     trainer, own = TRAINERS[options.trainer or OWN_SOFTWARE], options.software_overrides
     software = options.software or (trainer.software if options.trainer else config.cluster.software)
-    if own.gemm_dtype is None:
-        own = replace(own, gemm_dtype=config.cluster.gemm_dtype)
+    own = own.of_run(config.cluster, software)
     request = Request.of(
         resolved,
         machine,

@@ -1,7 +1,7 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, and the length and cost of the run."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,7 @@ def simulate(
     where = _cluster(config, cluster)
     is_as_published = not overrides and cluster_name(where) == config.cluster.preset
     software = software if software is not None else config.cluster.software
-    if gemm_dtype is None:
-        software_overrides = replace(software_overrides, gemm_dtype=config.cluster.gemm_dtype)
+    software_overrides = software_overrides.of_run(config.cluster, software)
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
     vocabulary = stated_vocab_size(config.model, config.data)

@@ -9,6 +9,7 @@ from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.section import Dtype, Section
 
 GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
+Attention = Literal["flash", "unfused", "recomputed"]
 """Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
 FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
 """How model FLOPs are counted (`model.spec.step_flops_per_token`)."""
@@ -148,6 +149,9 @@ class ClusterSection(Section):
     """The software profile that predictions take: `fourfold`, or the name of another profile (`megatron`). Left out: fourfold."""
     gemm_dtype: GemmDtype | None = None
     """The format that predictions take for matmuls but the head's. Left out: `precision.compute`."""
+    attention: Attention | None = None
+    """Attention that predictions take of other software than fourfold: `flash`; `unfused`: the matrix of scores is written and
+    saved, as before 2022; `recomputed`: it is written, and again in the backward. Left out: as the software profile has it."""
 
 
 class PublishedSection(Section):

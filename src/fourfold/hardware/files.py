@@ -135,7 +135,8 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     if not isinstance(device, str) or device not in device_names():
         hint = did_you_mean(str(device), devices_like(str(device)) or device_names(), repr)
         raise UserError(
-            f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
+            f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or a name that `fourfold list devices` "
+            'prints; a value that works: device = "h100-sxm"'
         )
     return load_device(device)
 

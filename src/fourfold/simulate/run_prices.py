@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError, did_you_mean
-from fourfold.config.schema import GemmDtype
+from fourfold.config.schema import Attention, ClusterSection, GemmDtype
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
@@ -26,15 +26,24 @@ class SoftwareOverrides:
 
     `gemm_dtype`: the format of its matmuls but the head's. `context_bytes`: what a process holds on its device before
     anything is allocated (the driver's context, the buffers of communication). `fragmentation`: what its allocator reserves beyond
-    what is live, as a share."""
+    what is live, as a share. `attention`: whether its scores are written, and written again in the backward."""
 
     gemm_dtype: GemmDtype | None = None
     context_bytes: int | None = None
     fragmentation: float | None = None
+    attention: Attention | None = None
+
+    def of_run(self, section: ClusterSection, software: str | None) -> "SoftwareOverrides":
+        """These, and the run file's where nothing is stated here; its attention where `software` is the run file's."""
+        attention = section.attention if software == section.software else None
+        return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, attention=self.attention or attention)
 
     def applied_to(self, software: SoftwareProfile) -> SoftwareProfile:
         if self.gemm_dtype is not None:
             software = replace(software, gemm_dtype=PEAK_FORMATS[self.gemm_dtype], fine_scales=self.gemm_dtype != "fp8")
+        if self.attention is not None:
+            flash, again = self.attention == "flash", self.attention == "recomputed"
+            software = replace(software, fused_attention=flash, attention_recomputed=again)
         context = software.context_bytes if self.context_bytes is None else self.context_bytes
         return replace(
             software,
@@ -59,6 +68,11 @@ def prices_for(
     software, compute = overrides.applied_to(software_named(software_name)), config.precision.compute
     if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
+    if software.name == OWN_SOFTWARE and overrides.attention not in (None, "flash"):
+        raise UserError(
+            f"cluster.attention={overrides.attention}: fourfold writes no matrix of scores; allowed with its own software: flash; "
+            "what works: leave it out, or name the software that ran: cluster.software=megatron"
+        )
     measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
