@@ -79,7 +79,7 @@ class RunProgram:
 
     def instructions(self, pp_rank: int = 0) -> tuple[Instruction, ...]:
         """In order. Each has `short` (its name), `op`, `reads`, `writes`, `frees`, `collectives`, `flops`."""
-        return self._list(pp_rank).instructions
+        return self._list(pp_rank).steps.instructions
 
     def text(self, pp_rank: int = 0) -> str:
         """The text form: everything that every instruction declares, as `fourfold show --full` prints it."""
@@ -108,7 +108,7 @@ class RunProgram:
     def by_rank(self) -> dict[int, Program]:
         """The program of every rank that has one."""
         layout, lists = self.resolved.layout, {program.pp_rank: program for program in self.lists}
-        every = ((rank, layout.coordinates(rank)["pp"]) for rank in range(layout.world_size))
+        every = ((rank, layout.pp_rank(rank)) for rank in range(layout.world_size))
         return {rank: lists[pp_rank] for rank, pp_rank in every if pp_rank in lists}
 
     def to_json(self, pp_rank: int = 0) -> dict[str, Any]:

@@ -134,6 +134,12 @@ class Layout:
                 rest, result[axis] = divmod(rest, self.degree(axis))
         return {axis: result[axis] for axis in ALL_AXES if axis in result}
 
+    def pp_rank(self, rank: int) -> int:
+        """The pp coordinate of a rank."""
+        order = ORDERS[self.outermost]
+        inner = self.group_size(order[order.index("pp") + 1 :])
+        return rank // inner % self.pp
+
     def rank_of(self, coordinates: dict[str, int], view: tuple[str, ...] = AXES) -> int:
         place = 0
         for axis in view:

@@ -80,7 +80,8 @@ class StepSummary:
         """FLOPs of all devices in a step: what every instruction declares, recomputation and attention's second look at its
         scores included."""
         simulation = self.step.simulation
-        once = sum(step.flops for program in simulation.programs for step in program.instructions)
+        patterns = (each for program in simulation.programs for each in program.steps.microbatches.items())
+        once = sum(pattern.work.flops * len(microbatches) for pattern, microbatches in patterns)
         layout = simulation.spec.layout
         return once * (self.devices // layout.pp) * self.num_microbatches / layout.num_microbatches
 
