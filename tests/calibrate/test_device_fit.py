@@ -5,70 +5,29 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.calibrate.device_fit import FittedRun, fit_device
+from fourfold.calibrate.device_fit import fit_device
 from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, PASSES, Sample
 from fourfold.calibrate.shapes import GPU, PROCESSOR, Shapes
-from fourfold.calibrate.steps import table_spec
-from fourfold.config import parse_run
 from fourfold.cost.fitted import fitted
-from fourfold.cost.phase import phase_cost
-from fourfold.hardware import Device, one_device
-from fourfold.model.work import Elementwise, Gemm, Work
-from fourfold.simulate.run_prices import prices_for
-
-TRUE = {
-    "gemm_share": 0.85,
-    "gemm_half_tiles": 0.4,
-    "gemm_half_inner": 200.0,
-    "gemm_full_rows": 96.0,
-    "attention_share": 0.7,
-    "attention_backward_share": 0.55,
-    "attention_half_keys": 500.0,
-    "attention_half_width": 20.0,
-    "attention_half_blocks": 0.5,
-    "memory_share": 0.88,
-    "launch_seconds": 2.2e-6,
-}
-A_GPU = Device("mine", "mine", "synthetic", 80 * 2**30, 3e12, {"bf16": 700e12, "fp8": 1400e12}, 132, None, TRUE, 0.0)
-A_CORE = Device(
-    "mine", "mine", "synthetic", 2**33, 25e9, {"fp32": 90e9}, None, None, {**TRUE, "gemm_full_rows": 60.0}, 0.0
-)
-
-
-def _run(dtype: str) -> FittedRun:
-    table = PROCESSOR.fitted_tables(dtype)[0]
-    return FittedRun(parse_run(dict(table)), table_spec(table, 1, "cpu"))
-
-
-def _samples(device: Device, run: FittedRun, shapes: Shapes) -> list[Sample]:
-    """Samples of a device that is as the cost model says."""
-    prices = prices_for(run.config, run.spec, one_device(device))
-    work: list[tuple[str, Work]] = []
-    for gemm in shapes.gemms():
-        added = Gemm(gemm.columns, gemm.inner, gemm.rows, accumulates=True)
-        work += [(MATMULS, Work((gemm,))), (MATMULS, Work((added,)))]
-    for each in shapes.attentions():
-        work += [("attention", Work((each,))), ("attention", Work((replace(each, backward=True),)))]
-    work += [("operators", Work((Elementwise(size, size, 3),))) for size in (10**5, 10**7, 10**9)]
-    work += [("launches", Work((Elementwise(512, 512),)))]
-    kernels = replace(prices, kernels=replace(prices.kernels, gradient_bytes=0.0))
-    return [Sample(family, each, phase_cost(each, kernels).seconds) for family, each in work]
+from fourfold.hardware import Device
+from fourfold.model.work import Gemm, Work
+from tests.calibrate.synthetic_device import A_CORE, A_GPU, TRUE, run_of, samples_of
 
 
 @pytest.mark.parametrize(("device", "dtype", "shapes"), [(A_GPU, "bf16", GPU), (A_CORE, "fp32", PROCESSOR)])
 def test_the_constants_of_a_synthetic_device_are_found_again(device: Device, dtype: str, shapes: Shapes) -> None:
-    run = _run(dtype)
-    found = fit_device(replace(device, kernels={}), run, _samples(device, run, shapes))
+    run = run_of(dtype)
+    found = fit_device(replace(device, kernels={}), run, samples_of(device, run, shapes))
     assert all(each.median < 0.02 and each.nine_in_ten < 0.06 for each in found.residuals), found
     for name in ("gemm_share", "attention_share", "attention_backward_share", "memory_share", "launch_seconds"):
         assert found.constants[name] == pytest.approx(device.kernels[name], rel=0.06), name
 
 
 def test_samples_that_something_disturbed_do_not_decide() -> None:
-    run, chance = _run("bf16"), random.Random(1)
+    run, chance = run_of("bf16"), random.Random(1)
     samples = [
-        each._replace(seconds=each.seconds * chance.uniform(0.96, 1.04) * (4.0 if index % 12 == 0 else 1.0))
-        for index, each in enumerate(_samples(A_GPU, run, GPU))
+        each._replace(seconds=each.seconds * chance.uniform(0.96, 1.04) * (20.0 if index % 8 == 0 else 1.0))
+        for index, each in enumerate(samples_of(A_GPU, run, GPU))
     ]
     found = fit_device(replace(A_GPU, kernels={}), run, samples)
     assert found.constants["gemm_share"] == pytest.approx(TRUE["gemm_share"], rel=0.08)
@@ -77,8 +36,8 @@ def test_samples_that_something_disturbed_do_not_decide() -> None:
 
 
 def test_low_precision_matmuls_move_their_own_share_alone() -> None:
-    run = _run("bf16")
-    plain = _samples(A_GPU, run, GPU)
+    run = run_of("bf16")
+    plain = samples_of(A_GPU, run, GPU)
     bare = fit_device(replace(A_GPU, kernels={}), run, plain)
     assert "low_share" not in bare.constants
     large = [Gemm(8192, 5120, inner) for inner in (2048, 5120, 14336)]
@@ -93,16 +52,16 @@ def test_low_precision_matmuls_move_their_own_share_alone() -> None:
 
 
 def test_where_little_was_measured_constants_stay_near_those_of_an_unknown_device() -> None:
-    run, prior = _run("bf16"), fitted().device("default")
-    one = [each for each in _samples(A_GPU, run, GPU) if each.family == "launches"]
+    run, prior = run_of("bf16"), fitted().device("default")
+    one = [each for each in samples_of(A_GPU, run, GPU) if each.family == "launches"]
     found = fit_device(replace(A_GPU, kernels={}), run, one)
     assert found.constants["launch_seconds"] == pytest.approx(2.2e-6, rel=0.05)
     assert found.constants["attention_share"] == pytest.approx(prior.attention_share, rel=1e-3)
 
 
 def test_passes_over_segments_weigh_more_than_single_kernels() -> None:
-    run = _run("bf16")
-    samples = _samples(A_GPU, run, GPU)
+    run = run_of("bf16")
+    samples = samples_of(A_GPU, run, GPU)
     work = Work((Gemm(8192, 5120, 5120),))
     seconds = next(each.seconds for each in samples if each.family == MATMULS and each.work.flops == work.flops)
     slow = [Sample(PASSES, work, 1.2 * seconds)] * 20

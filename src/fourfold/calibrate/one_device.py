@@ -1,7 +1,7 @@
 """All measurements of one device, one kind after the other in the time that is given; what is fitted to them; and whole steps as a
 check."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fourfold.calibrate.device import (
 )
 from fourfold.calibrate.device_fit import FittedRun, fit_device
 from fourfold.calibrate.findings import MATMULS, PASSES, DeviceFindings, DeviceMemory, Sample, StepCheck
-from fourfold.calibrate.fit import PHASES
+from fourfold.calibrate.fit import timed_passes, timed_updates
 from fourfold.calibrate.ranks import Ranks
 from fourfold.calibrate.rounds import Table
 from fourfold.calibrate.shapes import shapes_of
@@ -28,7 +28,6 @@ from fourfold.hardware import Device, one_device
 from fourfold.model.spec import num_parameters, step_flops_per_token
 from fourfold.model.work import Elementwise, Work
 from fourfold.program.spec import StepSpec
-from fourfold.program.view import rank_view
 from fourfold.simulate.run_prices import prices_for
 from fourfold.simulate.step import simulate
 
@@ -100,21 +99,12 @@ def _affordable(tables: list[Table], kind: str, peak: float, memory: int, second
     return found[1:] or found
 
 
-def pass_samples(table: Mapping[str, Any], kind: str, seconds: Mapping[str, float]) -> list[Sample]:
-    """Passes over segments and updates of one rank's step, and how long each kind took."""
+def pass_samples(table: Mapping[str, Any], kind: str, seconds: Mapping[str, float]) -> Iterator[Sample]:
+    """Passes over segments and updates of one rank's step. The embedding's passes are too short to count."""
     spec = table_spec(table, 1, kind)
-    view, found = rank_view(spec), list[Sample]()
-    for name, (segment_kind, op) in PHASES.items():
-        segment = next(s for s in view.segments if s.kind == segment_kind)
-        work = view.footprints.work(segment, view.stages.policies[segment.name], op)
-        if work.flops:  # the embedding's are too short to count
-            found.append(Sample(PASSES, work, seconds[name]))
-    for unit, flat in view.flats.items():
-        name = view.stages.segments[unit].kind if unit in view.stages.segments else unit
-        if f"update {name}" in seconds:
-            size = spec.update_bytes(flat.shard_numel)
-            found.append(Sample("updates", Work((Elementwise(size, size),)), seconds[f"update {name}"]))
-    return found
+    yield from (Sample(PASSES, work, taken) for work, taken in timed_passes(spec, seconds) if work.flops)
+    for size, taken in timed_updates(spec, seconds):
+        yield Sample("updates", Work((Elementwise(size, size),)), taken)
 
 
 def _check(table: Mapping[str, Any], kind: str, seconds: float, device: Device) -> StepCheck:
