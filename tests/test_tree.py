@@ -19,7 +19,6 @@ FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
-    "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",

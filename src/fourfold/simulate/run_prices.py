@@ -11,7 +11,7 @@ from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.cost.software_file import is_software_file, read_software
-from fourfold.hardware import Cluster, cluster_names, load_cluster
+from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
 
@@ -65,7 +65,8 @@ def prices_for(
     """The prices of every kernel, collective and transfer of the run. `software_name`: whose software runs it, one of
     `software_names`; left out, fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises
     `UserError` for a name that is not there, and for matmuls in a format that the device does not have."""
-    software, compute = overrides.applied_to(software_named(software_name)), config.precision.compute
+    software, compute = software_named(software_name), config.precision.compute
+    software = overrides.applied_to(on_device(software, cluster.device))
     if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
     if software.name == OWN_SOFTWARE and overrides.attention not in (None, "flash"):
@@ -79,6 +80,15 @@ def prices_for(
         measured = replace(measured, software=overrides.applied_to(measured.software))
     prices = measured or fitted_prices(fitted(), cluster, spec, software, compute, software.gemm_dtype or compute)
     return replace(prices, masked_share=document_share(config))
+
+
+def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
+    """fourfold's own software with the host's figures that were measured on such a device; any other as it is."""
+    if software.name == OWN_SOFTWARE and device.host_launch_seconds is not None:
+        software = replace(software, host_launch_seconds=device.host_launch_seconds)
+    if software.name == OWN_SOFTWARE and device.context_bytes is not None:
+        software = replace(software, context_bytes=device.context_bytes)
+    return software
 
 
 def document_share(config: RunConfig) -> float:
@@ -113,7 +123,7 @@ def fitted_prices(
     return Prices(
         cluster=cluster,
         layout=spec.layout,
-        kernels=constants.kernels(cluster.device.key, software),
+        kernels=constants.kernels(cluster.device.key, software, cluster.device.kernels),
         software=software,
         dtype=dtype,
         gemm_dtype=gemm_dtype,
