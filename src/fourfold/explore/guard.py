@@ -20,8 +20,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
 }
+_KEPT, _DAY, _NOT_KEPT = "public, max-age=31536000, immutable", "public, max-age=86400", "no-store"
+"""For how long a browser keeps files whose names say their content, the page's mark, and everything else."""
 
 
 class TooLarge(Exception):
@@ -39,7 +40,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, read = Headers(scope=scope), 0
+        headers, read, path = Headers(scope=scope), 0, scope["path"]
+        kept = _KEPT if path.startswith("/assets/") else _DAY if path == "/mark.svg" else _NOT_KEPT
 
         async def limited() -> Message:
             nonlocal read
@@ -54,6 +56,7 @@ class Guard:
                 added = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     added.setdefault(name, value)
+                added["Cache-Control"] = kept
             await send(message)
 
         refused = self._refused(scope, headers)

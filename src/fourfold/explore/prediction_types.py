@@ -157,12 +157,29 @@ class StepDocument(TypedDict):
     run: NotRequired[CampaignDocument]
 
 
+@with_config(ConfigDict(extra="allow"))
+class NearestDocument(TypedDict):
+    """A published run that is like this one: as measured, and as predicted. The other keys are its layout."""
+
+    id: str
+    source: str
+    model: str
+    device: str
+    devices: int
+    software: str
+    sequence_length: int
+    step_seconds: float
+    predicted_step_seconds: float
+    memory_bytes: float | None
+    predicted_memory_bytes: float | None
+
+
 @exact
 class SimulationDocument(StepDocument):
     """`fourfold simulate --json`."""
 
     model_parameters: int
-    nearest: list[dict[str, Any]]
+    nearest: list[NearestDocument]
     idle: str | None
     published: PublishedDocument | None
 

@@ -143,6 +143,22 @@ export interface ModelRow {
   [key: string]: unknown;
 }
 
+/** A published run that is like this one: as measured, and as predicted. The other keys are its layout. */
+export interface NearestDocument {
+  id: string;
+  source: string;
+  model: string;
+  device: string;
+  devices: number;
+  software: string;
+  sequence_length: number;
+  step_seconds: number;
+  predicted_step_seconds: number;
+  memory_bytes: number | null;
+  predicted_memory_bytes: number | null;
+  [key: string]: unknown;
+}
+
 /** `fourfold plan --json`. */
 export interface PlanDocument {
   cluster: string;
@@ -288,7 +304,7 @@ export interface SimulationDocument {
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
   model_parameters: number;
-  nearest: (Record<string, unknown>)[];
+  nearest: NearestDocument[];
   idle: string | null;
   published: PublishedDocument | null;
 }

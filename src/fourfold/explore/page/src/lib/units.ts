@@ -58,7 +58,8 @@ export function dollars(value: number): string {
       )}`;
 }
 
-export const perCent = (share: number, places = 1): string => `${(100 * share).toFixed(places)} %`;
+export const perCent = (share: number, places = 1): string =>
+  `${(100 * share).toFixed(places).replace(/^-(0(\.0+)?)$/, "$1")} %`;
 
 /** Three significant digits. */
 export const precise = (value: number): string =>

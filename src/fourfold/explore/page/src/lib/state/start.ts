@@ -1,4 +1,4 @@
-/** What the page shows before a person has chosen anything: a model of 8 billion parameters on one node. */
+/** What the page shows before a person has chosen anything: a model of 8 billion parameters on one node, at a usual price. */
 
 import type { Params } from "./url.ts";
 
@@ -10,6 +10,9 @@ export const START: Params = {
   "precision.compute": "bf16",
   "layout.zero": "3",
   "layout.recompute": "selective",
+  tokens: "15T",
+  price: "2.5",
+  failure_hours: "50k",
 };
 
 /** The state, or the start where it says nothing of a model. */
