@@ -25,7 +25,7 @@ from fourfold.explore.setup import Malformed
 
 PAGE = Path(__file__).with_name("dist")
 SEARCH = "plan"
-WARM, KEPT, MOST_CONNECTIONS = 2, 400, 200
+WARM, KEPT, MOST_CONNECTIONS = 2, 400, 2000
 """Processes that compute; answers that are kept, since a person goes back and forth; connections beyond which 503 is said."""
 JSON = "application/json"
 

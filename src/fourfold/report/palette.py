@@ -26,7 +26,7 @@ AXES = {
 """A group of several axes has the colour of the first that it names."""
 
 TIME = {
-    "compute": Colour("compute", "#42526b", "#8fa3c0"),
+    "compute": Colour("compute", "#42526b", "#66788f"),
     "idle": Colour("bubble", "#d9dee5", "#2b333d", ("pipeline bubble", "waiting")),
 }
 
@@ -43,9 +43,9 @@ MEMORY = {
 OPERATIONS = {
     "F": Colour("forward", "#2f62ad", "#6f9fe6"),
     "B": Colour("backward", "#2c7a4b", "#5fb383"),
-    "I": Colour("input gradient", "#12757f", "#4fb6c0"),
+    "I": Colour("input gradient", "#0b5563", "#7adbe3"),
     "W": Colour("weight gradient", "#96611a", "#d9a252"),
-    "K": Colour("recompute", "#7a4a86", "#b48fd0"),
+    "K": Colour("recompute", "#94407f", "#cf8fc4"),
 }
 
 PALETTE: dict[str, dict[str, Colour]] = {"axis": AXES, "time": TIME, "memory": MEMORY, "operation": OPERATIONS}
