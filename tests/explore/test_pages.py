@@ -10,7 +10,7 @@ from tests.support.explore_server import Watched
 
 PAGES = ("strategy", "pipeline", "collectives", "cluster", "run", "tasks")
 READY = {"strategy": "figure"}
-"""Selectors of what stands on a page once it is drawn."""
+"""Selectors of a page that is drawn in full."""
 AXE = Path(PAGE).with_name("page") / "node_modules/axe-core/axe.min.js"
 
 
@@ -22,7 +22,7 @@ def test_a_page_opens_from_its_address(watched: Watched, name: str) -> None:
 
 
 def violations(tab: Any) -> list[tuple[str, str]]:
-    """What axe-core finds: rules of WCAG 2.1 A and AA, contrast among them, and its best practices."""
+    """Faults that axe-core finds: rules of WCAG 2.1 A and AA, contrast among them, and its best practices."""
     if not AXE.is_file():
         pytest.skip("axe-core is not installed: make page")
     tab.evaluate(AXE.read_text(encoding="utf-8"))

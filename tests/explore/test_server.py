@@ -131,7 +131,7 @@ def test_a_thousand_requests_at_once(address: str, client: httpx.Client) -> None
 
 
 def test_a_newer_request_ends_the_older(client: httpx.Client) -> None:
-    """Of one window and view the latest wins; the older one's process does not go on."""
+    """The latest of one window and view wins; the older one's process does not go on."""
     headers, answers = {"X-Window": "w", "X-View": "v"}, list[int]()
 
     def heavy() -> None:

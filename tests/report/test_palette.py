@@ -7,7 +7,7 @@ import pytest
 from fourfold.report.palette import AXES, MEMORY, OPERATIONS, PALETTE, TIME, Colour
 
 GROUNDS = {"light": "#ffffff", "dark": "#161d24"}
-"""Of the page's cards."""
+"""The ground of the page's cards."""
 DEFICIENCIES = {
     "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
     "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),

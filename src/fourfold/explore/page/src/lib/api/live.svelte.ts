@@ -3,8 +3,11 @@
 import type { Documents } from "$generated/documents.ts";
 import { ask, Refused } from "./client.ts";
 
-/** A request that has run this long is given up for a newer one; a shorter one is let finish, so that dragging redraws. */
-const PATIENCE_MS = 250;
+/**
+ * A request that has run longer than the last one took, and longer than the first of these, is given up for a newer one, at the
+ * latest after the second. A shorter one is let finish, so that dragging redraws.
+ */
+const PATIENCE_MS = [250, 1000] as const;
 
 export class Live<Name extends keyof Documents> {
   document = $state.raw<Documents[Name] | undefined>();
@@ -43,7 +46,8 @@ export class Live<Name extends keyof Documents> {
     if (this.#flying === undefined) void this.#fly();
     else {
       clearTimeout(this.#timer);
-      const rest = PATIENCE_MS - (performance.now() - this.#flying.since);
+      const patience = Math.min(Math.max(1.3 * this.milliseconds, PATIENCE_MS[0]), PATIENCE_MS[1]);
+      const rest = patience - (performance.now() - this.#flying.since);
       const { abort } = this.#flying;
       this.#timer = setTimeout(() => this.#next !== undefined && abort.abort(), Math.max(0, rest));
     }

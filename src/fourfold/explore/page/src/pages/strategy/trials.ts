@@ -17,7 +17,7 @@ export const TRIALS: readonly Trial[] = [
   {
     name: "7b",
     title: "7B on 8 devices",
-    text: "Plain data parallelism: every device holds everything. Counted by hand, 12 bytes a parameter are 81 GB, slightly over the device. The program keeps fp32 master weights too, 16 bytes, and activations beside them.",
+    text: "Plain data parallelism: every device holds everything. By the usual count, 12 bytes a parameter, that is 81 GB: all of the device, and nothing left for activations. The program that runs holds 18: bf16 weights, fp32 gradients, fp32 master weights and two moments.",
     params: {
       ...USUAL,
       "model.preset": "llama2-7b",
