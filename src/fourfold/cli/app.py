@@ -21,6 +21,7 @@ COMMANDS = {
     "report": ("report", "report"),
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
+    "explore": ("explore", "explore"),
     "compare": ("compare", "compare"),
     "show": ("show", "show"),
     "list": ("list", "list_"),

@@ -113,6 +113,12 @@ class StepSummary:
                     sums[axes] = sums.get(axes, 0.0) + seconds / (len(self.spent) * self.seconds)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
+    @property
+    def time_shares(self) -> dict[str, float | dict[str, float]]:
+        """Shares of all devices' time, which sum to 1: computing, waiting for collectives by axes, the pipeline bubble."""
+        exposed, bubble = self.exposed_shares, self.bubble_fraction
+        return {"compute": 1 - sum(exposed.values()) - bubble, "exposed": exposed, "bubble": bubble}
+
     @cached_property
     def communication(self) -> list[AxesTraffic]:
         """By axes, the most exposed first."""
