@@ -227,12 +227,12 @@ def how_it_stopped(
     """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
     of a rank that failed."""
     state.refresh()
-    saved = folder.saved_steps(config)
-    resume = (
-        f"the same command goes on from step {saved[-1]}"
-        if saved
-        else "nothing was saved: the same command begins again"
-    )
+    saved = [step for step in folder.saved_steps(config) if step not in state.refused_steps]
+    resume = "nothing was saved: the same command begins again"
+    if saved:
+        resume = f"the same command goes on from step {saved[-1]}"
+    elif state.refused_steps:
+        resume = "when a checkpoint can be read again, the same command goes on from it"
     if outcome.stopped:
         how = "ended at once" if outcome.killed else "stopped"
         return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fourfold.checkpoint import latest_checkpoint
 from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
@@ -39,8 +38,9 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import rank_measured, write_measured
-from fourfold.train.metrics import RunLog
+from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import measure_peak_flops
+from fourfold.train.resume import Resumption
 from fourfold.train.session import RankContext, StopSignal
 
 
@@ -71,10 +71,10 @@ class Training:
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, context.rank)
-        checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
+        resumption = Resumption(state.checkpoint_root(self.config, out), context)
+        released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
-        if checkpoint is None:
+        if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
         self.units = build_units(self.view, context.rank, section, context.device, fill)
@@ -83,8 +83,11 @@ class Training:
         )
         self.step = self.tokens = self.skipped = 0
         self.validation_loss: float | None = None
-        if checkpoint is not None:
-            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, context.rank)
+        if not resumption.is_new:
+            info = resumption.restore(
+                lambda path: state.restore(path, self.view, self.units, self.executor.routers, context.rank),
+                self._refuse,
+            )
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates = info["updates"]
         else:
@@ -93,6 +96,11 @@ class Training:
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
+
+    def _refuse(self, step: int, problem: str) -> None:
+        """Says at once that a checkpoint is passed over, whether or not the run then goes on."""
+        if self.context.rank == 0:
+            append_event(self.out, "refuse", step=step, message=problem)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the validation rows, and this rank's share of them."""
