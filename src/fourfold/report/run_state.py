@@ -145,6 +145,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
+        "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
         "stop": f"stopped{at}",
         "failure": f"failed{at}: {event.get('message', '')}",
         "finish": f"finished{at}",

@@ -5,9 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from fourfold.checkpoint import DamagedCheckpoint, step_folders, step_of
 from fourfold.config import RunFailure
 from fourfold.train.session import RankContext
@@ -51,16 +48,15 @@ class Resumption:
 
     def _attempt(self, path: Path, restore: Restore) -> tuple[dict[str, Any] | None, str]:
         """(what was saved, "") on every rank, or (None, the problem of a rank that could not read it)."""
-        store, key = self._context.store, f"refused/{path.name}"
-        info, failed = None, torch.zeros((), dtype=torch.int64, device=self._context.device)
+        info, problem = None, ""
         try:
             info = restore(path)
             check_info(path, info)
         except DamagedCheckpoint as error:
-            store.set(key, error.problem)
-            failed += 1
-        dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-        return (None, store.get(key).decode(errors="replace")) if failed.item() else (info, "")
+            problem = error.problem
+        context = self._context
+        failed = context.least(context.rank if problem else context.world_size)
+        return (info, "") if failed == context.world_size else (None, context.tell(problem, failed))
 
 
 def check_info(path: Path, info: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from fourfold.config import UserError
 from fourfold.config.schema import RunSection
 
+_TEXT_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -19,6 +21,22 @@ class RankContext:
     world_size: int
     device: torch.device
     store: dist.Store
+
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values, below 2**63."""
+        result = torch.tensor(value, dtype=torch.int64, device=self.device)
+        dist.all_reduce(result, op=dist.ReduceOp.MIN)
+        return int(result.item())
+
+    def tell(self, text: str, source: int) -> str:
+        """The text of rank `source`, on every rank; a long one is cut."""
+        buffer = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        if self.rank == source:
+            data = text.encode(errors="replace")[:_TEXT_BYTES]
+            buffer[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        buffer = buffer.to(self.device)
+        dist.broadcast(buffer, source)
+        return bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
         if dist.is_initialized():
