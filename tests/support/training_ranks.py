@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from fourfold.rendezvous.server import StoreServer
 from fourfold.train.worker import run_worker
 from tests.support.forking import forking_context
 
@@ -20,6 +20,10 @@ class TrainingRank:
             target=_train, args=(out, environment, self._errors, harm), daemon=True
         )
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
 
     def send_signal(self, number: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
@@ -49,9 +53,8 @@ def _train(out: Path, environment: dict[str, str], errors: Path, harm: Callable[
 
 def start_training(out: Path, ranks: int, harm: Callable[[], None] | None = None) -> list[TrainingRank]:
     """All ranks of the run in `out`. `harm`: a function of a module, called in each rank before it begins."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    server = StoreServer()
+    server.start()
+    shared = {**os.environ, **server.environment(), "WORLD_SIZE": str(ranks)}
     places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
     return [TrainingRank(out, place, harm) for place in places]

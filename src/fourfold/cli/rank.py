@@ -12,6 +12,7 @@ from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import STOPPED, LaunchOutcome
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
+from fourfold.launch.rendezvous_file import find_store, serving
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay
@@ -36,6 +37,7 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         if finished_at(folder, config) is not None:
             return 0
         wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
+        os.environ.update(find_store(folder, external, token, config.run.timeout_seconds))
         return _run_worker(folder)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
@@ -47,7 +49,9 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         folder.write(ready.resolved.config, ready.data_table(token))
         if not stands:
             locks.enter_context(folder.locked())
-        return _train_first(ready, folder, command)
+        with serving(folder, external, token) as place:
+            os.environ.update(place)
+            return _train_first(ready, folder, command)
 
 
 def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:

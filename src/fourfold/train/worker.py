@@ -1,4 +1,5 @@
-"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+FOURFOLD_SECRET set.
 
 Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
 standard error that starts with `error: `.
