@@ -17,6 +17,7 @@ from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.layout.resolve import check_ranks
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
 from fourfold.report.corpus import bytes_per_token
@@ -164,8 +165,7 @@ def train_locally(
 def check_request(config: RunConfig, ranks: int | None) -> None:
     """Raises `UserError` for what can be known at once."""
     num_steps(config)
-    if ranks is not None and ranks < 1:
-        raise UserError(f"--ranks {ranks}: allowed: 1 or more; a value that works: --ranks 2")
+    check_ranks(ranks)
     require_packages("train", "torch", "safetensors", "tokenizers")
 
 

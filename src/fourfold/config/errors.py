@@ -38,6 +38,12 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def error_text(error: BaseException) -> str:
+    """An error of the person's code on one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 class RunFailure(UserError):
     """Something outside the request failed (a full disk, a lost rank, a corrupt file). Exit code 1."""
 
