@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fourfold.api.inputs import Overrides, RunInput, config_of
+from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
@@ -142,6 +142,8 @@ def train_locally(
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: the program of a rank, which has `grace_seconds`
     to end once another failed. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
+    if not quiet:
+        say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
@@ -167,6 +169,12 @@ def check_request(config: RunConfig, ranks: int | None) -> None:
     num_steps(config)
     check_ranks(ranks)
     require_packages("train", "torch", "safetensors", "tokenizers")
+
+
+def say_what_is_imported(config: RunConfig) -> None:
+    """A line on each key that names Python code: training runs it."""
+    for key, value in named_code(config).items():
+        write_plain(f"{key} = {value!r}: this run imports that code")
 
 
 def _ignore(text: str) -> None:

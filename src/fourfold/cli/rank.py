@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fourfold.api.training import check_request, run_info, write_plain
+from fourfold.api.training import check_request, run_info, say_what_is_imported, write_plain
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
@@ -39,6 +39,7 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
         os.environ.update(find_store(folder, external, token, config.run.timeout_seconds))
         return _run_worker(folder)
+    say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())

@@ -16,7 +16,7 @@ _CHUNK_BYTES = 1 << 16
 _ZSTD_INPUT_BYTES = 1 << 12
 """The library gives out in one piece what so much decompresses to, 128 MiB at most."""
 MAX_DOCUMENT_BYTES = 1 << 30
-"""Of one document in a compressed file."""
+"""The most that one document in a compressed file has."""
 _MAX_RATIO, _FREE_BYTES = 2000, 1 << 26
 """A compressed file may grow by this factor, above so many bytes. Text shrinks to a tenth or so; gzip can do 1,032."""
 
@@ -70,7 +70,7 @@ def open_decompressed(source: Source, compression: str) -> Iterator[BinaryIO]:
 
 
 def _bounded_stream(chunks: Iterator[bytes], source: Source, stored: BinaryIO) -> BinaryIO:
-    """What a file decompresses to, as a stream. Reading it raises `UserError` where that is out of all proportion to the file."""
+    """A compressed file's content as a stream. Reading it raises `UserError` where that is out of all proportion to the file."""
 
     def bounded() -> Iterator[bytes]:
         total = 0
