@@ -194,8 +194,13 @@ def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
 
 
 def write_plain(text: str) -> None:
-    """A line at once, also into a pipe or a file."""
-    print(text, flush=True)
+    """A line at once, also into a pipe or a file. A terminal that is gone, or a file on a full disk, does not end a run."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.launch.failures import RankFailure, describe_failure, summarize
 from fourfold.launch.run_folder import RunFolder
 from fourfold.rendezvous.server import StoreServer, loopback_interface
@@ -154,9 +155,8 @@ class _Ranks:
                         )
                     )
             except OSError as error:
-                raise RunFailure(
-                    f"rank {rank} of {ranks} cannot be started ({error}); use fewer ranks with --ranks, or free memory and disk"
-                ) from None
+                works = open_files_advice(error) or "use fewer ranks with --ranks, or free memory and disk"
+                raise RunFailure(f"rank {rank} of {ranks} cannot be started ({error}); {works}") from None
         self._store.start()
 
     def alive(self) -> bool:

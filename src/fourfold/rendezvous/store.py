@@ -8,6 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.rendezvous.frames import (
     CHALLENGE_BYTES,
     FROM_CLIENT,
@@ -106,6 +107,10 @@ class _Connection:
                 self._codec = self._prove(secret)
                 return
             except (OSError, EOFError) as error:
+                if (cure := open_files_advice(error)) is not None:
+                    raise RunFailure(
+                        f"the store of this run at {host}:{port} was not reached ({error}); {cure}"
+                    ) from None
                 if time.monotonic() > deadline:
                     raise RunFailure(
                         f"the store of this run at {host}:{port} was not reached in {seconds:g} s ({error}); MASTER_ADDR must "
