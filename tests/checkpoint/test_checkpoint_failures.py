@@ -48,9 +48,9 @@ def root(tmp_path: Path) -> Path:
 def test_a_full_disk_in_one_ranks_tensors(root: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     original = save.write_tensors
 
-    def write(path: Path, tensors: Any) -> Any:
+    def write(path: Path, *rest: Any) -> Any:
         if f"{rank:05d}" not in path.name:
-            return original(path, tensors)
+            return original(path, *rest)
         path.write_bytes(b"half")
         return full_disk()
 
@@ -78,7 +78,9 @@ def test_a_disk_too_full_for_the_word_that_it_is_full(root: Path, monkeypatch: p
 def test_one_rank_mute_and_the_others_well(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither record nor word nor removed mark: the record that is missing is the signal."""
     original = save._write_part
-    monkeypatch.setattr(save, "_write_part", lambda folder, rank, *rest: rank == 1 or original(folder, rank, *rest))
+    monkeypatch.setattr(
+        save, "_write_part", lambda folder, step, rank, *rest: rank == 1 or original(folder, step, rank, *rest)
+    )
     check_all_failed(Run(3).save(root, 2), root, "no rank wrote shard 1 of unit embed")
 
 
@@ -166,7 +168,7 @@ def test_a_crash_in_the_middle_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     run = Run(1)
     run.save(tmp_path, 1)
 
-    def crash(path: Path, _: Any) -> Any:
+    def crash(path: Path, *_: Any) -> Any:
         path.write_bytes(b"half a file")
         raise Crash
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from fourfold.api.inputs import Overrides, RunInput, config_of
+from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.layout.resolve import check_ranks
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
 from fourfold.report.corpus import bytes_per_token
@@ -141,6 +142,8 @@ def train_locally(
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: the program of a rank, which has `grace_seconds`
     to end once another failed. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
+    if not quiet:
+        say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
@@ -164,9 +167,14 @@ def train_locally(
 def check_request(config: RunConfig, ranks: int | None) -> None:
     """Raises `UserError` for what can be known at once."""
     num_steps(config)
-    if ranks is not None and ranks < 1:
-        raise UserError(f"--ranks {ranks}: allowed: 1 or more; a value that works: --ranks 2")
+    check_ranks(ranks)
     require_packages("train", "torch", "safetensors", "tokenizers")
+
+
+def say_what_is_imported(config: RunConfig) -> None:
+    """A line on each key that names Python code: training runs it."""
+    for key, value in named_code(config).items():
+        write_plain(f"{key} = {value!r}: this run imports that code")
 
 
 def _ignore(text: str) -> None:
@@ -186,8 +194,13 @@ def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
 
 
 def write_plain(text: str) -> None:
-    """A line at once, also into a pipe or a file."""
-    print(text, flush=True)
+    """A line at once, also into a pipe or a file. A terminal that is gone, or a file on a full disk, does not end a run."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
@@ -227,12 +240,12 @@ def how_it_stopped(
     """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
     of a rank that failed."""
     state.refresh()
-    saved = folder.saved_steps(config)
-    resume = (
-        f"the same command goes on from step {saved[-1]}"
-        if saved
-        else "nothing was saved: the same command begins again"
-    )
+    saved = [step for step in folder.saved_steps(config) if step not in state.refused_steps]
+    resume = "nothing was saved: the same command begins again"
+    if saved:
+        resume = f"the same command goes on from step {saved[-1]}"
+    elif state.refused_steps:
+        resume = "when a checkpoint can be read again, the same command goes on from it"
     if outcome.stopped:
         how = "ended at once" if outcome.killed else "stopped"
         return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"

@@ -25,20 +25,22 @@ def aside(folder: Path) -> Path:
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name, or None where the name is not of that form."""
+    """The step in a checkpoint folder's name, or None where `step_folder` gives no such name."""
     match = _STEP.fullmatch(folder.name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and folder.name == step_folder(folder, int(match[1])).name else None
+
+
+def step_folders(root: Path) -> list[Path]:
+    """The folders below `root` that are named as a checkpoint, oldest step first, whatever they hold."""
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None and path.is_dir()]
+    return [path for _, path in sorted(found)]
 
 
 def checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints below `root`, oldest step first. A folder without a manifest is no checkpoint."""
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in root.iterdir():
-            step = step_of(path)
-            if step is not None and (path / MANIFEST).is_file():
-                found.append((step, path))
-    return [path for _, path in sorted(found)]
+    return [path for path in step_folders(root) if (path / MANIFEST).is_file()]
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -81,10 +83,12 @@ def move_into_place(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int, written: Path) -> None:
-    """Deletes all but the `keep` newest checkpoints, never `written`. One that cannot be deleted is left for the next save."""
-    for path in checkpoints(root)[: -max(keep, 1)]:
-        if path == written:
-            continue
+    """Deletes all but the `keep` newest checkpoints up to `written`. One that cannot be deleted is left for the next save.
+
+    One of a later step is no part of this run's past (a copy, or one too damaged to resume): it neither goes nor counts.
+    """
+    past = [path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)]
+    for path in past[: -max(keep, 1)]:
         with suppress(OSError):
             old = path.with_name(_REPLACED + path.name)
             os.rename(path, old)  # first out of sight: a deletion cut short must not look like a checkpoint

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from fourfold.checkpoint.fit import check_extras, check_fits
 from fourfold.checkpoint.manifest import Manifest, how_to_go_on, read_manifest
-from fourfold.checkpoint.tensor_file import TensorFile
-from fourfold.checkpoint.unit_shard import UnitShard, extra_name, tensor_name
-from fourfold.config import RunFailure
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint, TensorFile
+from fourfold.checkpoint.unit_shard import UnitShard, extra_name, file_metadata, tensor_name
 from fourfold.layout import Layout
 
 
@@ -28,8 +27,8 @@ def load_checkpoint(
 
     `shards`: this rank's shard of its part of every unit that it holds; replicas load the same shard. The roles asked for may be
     fewer than those saved. `units`: the names of all units of the model; by default those in `shards`. `layout`: as in
-    `save_checkpoint`. Raises `RunFailure`, with the tensors untouched, when the checkpoint is incomplete or damaged, or was saved
-    by another model or layout.
+    `save_checkpoint`. Raises, with the tensors untouched, `DamagedCheckpoint` when the checkpoint is not whole, and another
+    `RunFailure` when it was saved by another model or layout.
     """
     manifest = read_manifest(path)
     extras = extras or {}
@@ -49,40 +48,49 @@ def load_checkpoint(
 def open_files(path: Path, manifest: Manifest, needed: AbstractSet[str]) -> dict[str, TensorFile]:
     """Checks the lengths of all files, checksums and tensors of the needed ones, and opens these.
 
-    Raises `RunFailure` naming the file and what to do.
+    Raises `DamagedCheckpoint` naming the file and what to do.
     """
     advice = how_to_go_on(path)
     for name, record in manifest.files.items():
         try:
             size_bytes = (path / name).stat().st_size
         except OSError as error:
-            raise RunFailure(f"{path / name} is missing or unreadable ({error.strerror}); {advice}") from None
+            raise DamagedCheckpoint(f"{path / name} is missing or unreadable ({error.strerror})", advice) from None
         if size_bytes != record.size_bytes:
-            raise RunFailure(f"{path / name} has {size_bytes} bytes, not the {record.size_bytes} saved; {advice}")
+            problem = f"{path / name} has {size_bytes} bytes, not the {record.size_bytes} saved"
+            raise DamagedCheckpoint(problem, advice)
     files = {}
     for name in sorted(needed):
         try:
             with open(path / name, "rb") as stream:
                 found = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
-            raise RunFailure(f"{path / name} is unreadable ({error.strerror}); {advice}") from None
+            raise DamagedCheckpoint(f"{path / name} is unreadable ({error.strerror})", advice) from None
         if found != manifest.files[name].sha256:
-            raise RunFailure(f"{path / name} is corrupt: its SHA-256 is not the one saved; {advice}")
+            raise DamagedCheckpoint(f"{path / name} is corrupt: its SHA-256 is not the one saved", advice)
         files[name] = TensorFile(path / name, advice)
+    held: dict[str, dict[str, tuple[str, int]]] = {name: {} for name in files}
     for unit, described in manifest.units.items():
-        for part in described.parts.values():
-            for name in needed & set(part.shards):
+        for part_name, part in described.parts.items():
+            for index, name in enumerate(part.shards):
+                if name not in files:
+                    continue
+                held[name][unit] = (part_name, index)
                 for role, dtype in described.dtypes.items():
                     _check_tensor(files[name], tensor_name(unit, role), (part.shard_numel,), dtype, advice)
     for name, extra in manifest.extras.items():
         if extra.file in needed:
             _check_tensor(files[extra.file], extra_name(name), extra.shape, extra.dtype, advice)
+    for name, file in files.items():
+        if not file_metadata(manifest.step, held[name]).items() <= file.metadata.items():
+            problem = f"{file.path} holds other shards, or those of another step, than the manifest says"
+            raise DamagedCheckpoint(problem, advice)
     return files
 
 
 def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: str, advice: str) -> None:
     if name not in file.names:
-        raise RunFailure(f"{file.path} lacks the tensor {name}; {advice}")
+        raise DamagedCheckpoint(f"{file.path} lacks the tensor {name}", advice)
     found, expected = (file.shape(name), file.dtype(name)), (shape, dtype)
     if found != expected:
-        raise RunFailure(f"{file.path}: {name} is {found}, the manifest says {expected}; {advice}")
+        raise DamagedCheckpoint(f"{file.path}: {name} is {found}, the manifest says {expected}", advice)

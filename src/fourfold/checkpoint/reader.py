@@ -1,6 +1,6 @@
 """A checkpoint's parameters as full tensors, put together from all parts and shards, one at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, box_shape
+from fourfold.checkpoint.folders import checkpoints
 from fourfold.checkpoint.load import open_files
 from fourfold.checkpoint.manifest import PartRecord, how_to_go_on, read_manifest
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import MASTER, extra_name, tensor_name
 from fourfold.config import RunFailure
 
@@ -101,3 +103,13 @@ class ParameterReader:
 def read_parameters(path: Path) -> ParameterReader:
     """Opens a checkpoint, `root/step-NNNNNN`, to read its parameters. Raises `RunFailure` when it is damaged."""
     return ParameterReader(path)
+
+
+def newest_readable(root: Path, report: Callable[[str], None]) -> ParameterReader | None:
+    """The newest checkpoint below `root` that can be read, or None; `report` is told of each newer one, and why not."""
+    for path in reversed(checkpoints(root)):
+        try:
+            return ParameterReader(path)
+        except DamagedCheckpoint as error:
+            report(f"{path.name} is not used: {error.problem}")
+    return None

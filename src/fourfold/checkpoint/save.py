@@ -23,7 +23,7 @@ from torch import Tensor
 from fourfold.checkpoint import folders
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
 from fourfold.checkpoint.tensor_file import write_tensors
-from fourfold.checkpoint.unit_shard import UnitShard
+from fourfold.checkpoint.unit_shard import UnitShard, file_metadata
 from fourfold.config import RunFailure
 from fourfold.layout import Layout
 
@@ -67,7 +67,7 @@ def save_checkpoint(
     synchronize()
     attempt = _attempt(folder)
     if (own or extras) and attempt is not None:
-        failure.guard(lambda: _write_part(folder, rank, own, extras, attempt))
+        failure.guard(lambda: _write_part(folder, step, rank, own, extras, attempt))
     synchronize()
     if rank == 0 and attempt is not None and _attempt(folder) == attempt:
         failure.guard(lambda: _commit(folder, step, info, attempt, layout_degrees(layout), units))
@@ -156,13 +156,14 @@ def _attempt(folder: Path) -> str | None:
 
 
 def _write_part(
-    folder: Path, rank: int, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], attempt: str
+    folder: Path, step: int, rank: int, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], attempt: str
 ) -> None:
     """This rank's tensors, then the record of them."""
     tensors = rank_tensors(shards, extras)
     path = folders.aside(folder) / _file_name(rank)
     try:
-        file = write_tensors(path, tensors)
+        held = {unit: (shard.part, shard.index) for unit, shard in shards.items()}
+        file = write_tensors(path, tensors, file_metadata(step, held))
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise

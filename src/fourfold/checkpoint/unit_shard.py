@@ -1,5 +1,6 @@
 """One rank's shard of its part of a unit: what a checkpoint saves and fills."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -77,6 +78,11 @@ def unit_shard(flat: FlatLayout, index: int, tensors: Mapping[str, Tensor], layo
 def tensor_name(unit: str, role: str) -> str:
     """The tensor's name in a rank's file: `b0.exp_avg`."""
     return f"{unit}.{role}"
+
+
+def file_metadata(step: int, held: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """The note inside a rank's file on its own place: its step, and the (part, index) of each unit's shard in it."""
+    return {"step": str(step), "shards": json.dumps(held, sort_keys=True)}
 
 
 def extra_name(name: str) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,12 +75,17 @@ def summary(command: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and leaves with its exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    code = FAILURE
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:  # `fourfold show ... | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILURE
+    except (
+        OSError
+    ):  # the terminal is gone, or the disk that the text went to is full: the exit code still says how it went
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     gc.freeze()  # the process ends: nothing is gained by a last look at every object for garbage
     sys.exit(code)
 
@@ -112,7 +118,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     from cyclopts import CycloptsError
 
     from fourfold.cli.usage import usage_message
-    from fourfold.config.errors import UserError
+    from fourfold.config.errors import UserError, open_files_advice
 
     match error:
         case CycloptsError():
@@ -125,12 +131,14 @@ def _explained(error: Exception) -> tuple[str, int]:
             return f"this command needs the package {error.name}, which is not installed; what works: {works}", USAGE
         case OSError():
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{error.strerror or error}; free the disk or name another place", FAILURE
+            works = open_files_advice(error) or "free the disk or name another place"
+            return f"{where}{error.strerror or error}; {works}", FAILURE
         case MemoryError():
             return "there is too little memory; use fewer ranks, or smaller data", FAILURE
     raise error
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    with suppress(OSError):  # nobody is there to read it
+        print(f"error: {message}", file=sys.stderr)
     return code

@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fourfold.api.training import check_request, run_info, write_plain
+from fourfold.api.training import check_request, run_info, say_what_is_imported, write_plain
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import STOPPED, LaunchOutcome
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
+from fourfold.launch.rendezvous_file import find_store, serving
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay
@@ -36,7 +37,9 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         if finished_at(folder, config) is not None:
             return 0
         wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
+        os.environ.update(find_store(folder, external, token, config.run.timeout_seconds))
         return _run_worker(folder)
+    say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
@@ -47,7 +50,9 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         folder.write(ready.resolved.config, ready.data_table(token))
         if not stands:
             locks.enter_context(folder.locked())
-        return _train_first(ready, folder, command)
+        with serving(folder, external, token) as place:
+            os.environ.update(place)
+            return _train_first(ready, folder, command)
 
 
 def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:

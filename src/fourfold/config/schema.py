@@ -189,6 +189,8 @@ class RunSection(Section):
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a collective that nobody joins ends the run."""
+    max_skipped_steps: PositiveInt = 20
+    """Steps in a row that are skipped, because their gradients are not finite, before the run ends. None of them is saved."""
     sample_tokens: Annotated[int, Field(ge=0)] = 200
     """Tokens that the model writes when training ends. 0: none."""
 

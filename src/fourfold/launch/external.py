@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.server import LOOPBACK, loopback_interface
 
 _BASE_PORT = 20000
 _POLL_SECONDS = 0.2
@@ -15,13 +16,14 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class ExternalRank:
-    """This process among the ranks that another launcher started. `local_ranks`: those on this machine. `cpus`: this rank's own,
-    where the launcher says so. `launch` names that launch as far as it tells."""
+    """This process among the ranks that another launcher started. `local_ranks`: those on this machine; `is_alone`: all are, and
+    the launcher says so. `cpus`: this rank's own, where the launcher says so. `launch` names that launch as far as it tells."""
 
     rank: int
     world_size: int
     local_rank: int
     local_ranks: int
+    is_alone: bool
     cpus: int | None
     master_address: str
     master_port: int
@@ -29,11 +31,13 @@ class ExternalRank:
 
     def environment(self) -> dict[str, str]:
         """The variables that a worker reads."""
+        own = loopback_interface() if self.is_alone else {}
         return {
+            **own,
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.master_address,
+            "MASTER_ADDR": LOOPBACK if self.is_alone else self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
 
@@ -65,6 +69,7 @@ def external_rank(environment: Mapping[str, str]) -> ExternalRank | None:
         world_size=world_size,
         local_rank=_number(environment, names[2], rank % local_ranks),
         local_ranks=local_ranks,
+        is_alone=on_this_machine == world_size,
         cpus=cpus or None,
         master_address=environment.get("MASTER_ADDR") or _first_host(environment),
         master_port=_number(environment, "MASTER_PORT", _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000),

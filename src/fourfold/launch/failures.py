@@ -1,7 +1,9 @@
 """After a rank has failed: which ranks did, why, and which of them only noticed."""
 
+import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,9 +50,28 @@ def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
         stated = text.removeprefix(_MARK)
     if stated.strip():
         return RankFailure(rank, exit_code, stated.strip())
+    if (reason := _cannot_be_written(log)) is not None:
+        return RankFailure(
+            rank,
+            exit_code,
+            f"rank {rank} ended with exit code {exit_code} and could not say why: its log {log} cannot be written ({reason}); "
+            f"free space there, or name another folder with --out",
+        )
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
+
+
+def _cannot_be_written(log: Path) -> str | None:
+    """Why the folder of a log takes no more text, as on a full disk; None where it does."""
+    try:
+        with tempfile.TemporaryFile(dir=log.parent) as file:
+            file.write(bytes(_TAIL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _tail(path: Path) -> str:

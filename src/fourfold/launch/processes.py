@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,10 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.launch.failures import RankFailure, describe_failure, summarize
 from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.server import StoreServer, loopback_interface
 
 WORKER = (sys.executable, "-m", "fourfold.train.worker")
 FINISHED, STOPPED = 0, 3
@@ -124,18 +125,18 @@ class _Ranks:
         self._grace_seconds = grace_seconds
         self._processes: list[subprocess.Popen[bytes]] = []
         self._deadline: float | None = None
+        self._store: StoreServer | None = None
 
     def start(self, ranks: int, threads: int, command: Sequence[str]) -> None:
-        port = str(_free_port())
+        self._store = StoreServer()
+        shared = {**os.environ, **loopback_interface(), **self._store.environment()}
         for rank in range(ranks):
             environment = {
-                **os.environ,
+                **shared,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
                 "OMP_NUM_THREADS": str(threads),
                 "FOURFOLD_PARENT": str(os.getpid()),
                 "PYTHONUNBUFFERED": "1",
@@ -154,9 +155,9 @@ class _Ranks:
                         )
                     )
             except OSError as error:
-                raise RunFailure(
-                    f"rank {rank} of {ranks} cannot be started ({error}); use fewer ranks with --ranks, or free memory and disk"
-                ) from None
+                works = open_files_advice(error) or "use fewer ranks with --ranks, or free memory and disk"
+                raise RunFailure(f"rank {rank} of {ranks} cannot be started ({error}); {works}") from None
+        self._store.start()
 
     def alive(self) -> bool:
         return any(process.poll() is None for process in self._processes)
@@ -193,6 +194,9 @@ class _Ranks:
                     os.killpg(process.pid, signal.SIGKILL)
         for process in self._processes:
             process.wait()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -202,9 +206,3 @@ def _die_with_parent() -> None:
     """In the child, before it runs: the kernel kills it when the launcher dies, however that dies."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -27,6 +27,7 @@ _MAY_CHANGE = frozenset(
         "run.evaluate_every",
         "run.evaluate_sequences",
         "run.log",
+        "run.max_skipped_steps",
         "run.sample_tokens",
         "run.timeout_seconds",
     )

@@ -111,6 +111,17 @@ class RunState:
         """This launch's `finish` event; empty while there is none."""
         return next((event for event in reversed(self.new_events) if event.get("event") == "finish"), {})
 
+    @property
+    def refused_steps(self) -> set[float]:
+        """Steps of the checkpoints that could not be read, and were not saved again since."""
+        refused: set[float] = set()
+        for event in self.events:
+            if event.get("event") == "refuse":
+                refused.add(_number(event.get("step"), -1.0))
+            elif event.get("event") == "save":
+                refused.discard(_number(event.get("step"), -1.0))
+        return refused
+
     def number(self, key: str) -> float | None:
         """A number of the newest metrics that has one."""
         return _number(self.last.get(key))
@@ -131,8 +142,10 @@ def describe_event(event: Mapping[str, Any]) -> str:
     texts = {
         "start": "training starts",
         "resume": f"resumed{at}",
+        "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
+        "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
         "stop": f"stopped{at}",
         "failure": f"failed{at}: {event.get('message', '')}",
         "finish": f"finished{at}",

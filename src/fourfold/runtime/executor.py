@@ -165,6 +165,11 @@ class Executor:
 
     # Buffers
 
+    def buffer(self, name: str) -> Any:
+        """The buffer of that name, or None where it is not live."""
+        tensor = self._unit_buffer(name)
+        return self._live.get(name) if tensor is None else tensor
+
     def _free(self, name: str) -> None:
         tensor = self._unit_buffer(name)
         if tensor is None:

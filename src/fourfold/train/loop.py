@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fourfold.checkpoint import latest_checkpoint
 from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
@@ -22,7 +21,8 @@ from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
-from fourfold.runtime.executor import Executor, StepResult, StepTimeout
+from fourfold.runtime.executor import Executor, Observer, StepResult, StepTimeout
+from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
@@ -37,10 +37,12 @@ from fourfold.runtime.progress import (
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.divergence import SkippedSteps
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import rank_measured, write_measured
-from fourfold.train.metrics import RunLog
+from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import measure_peak_flops
+from fourfold.train.resume import Resumption
 from fourfold.train.session import RankContext, StopSignal
 
 
@@ -71,10 +73,10 @@ class Training:
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, context.rank)
-        checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
+        resumption = Resumption(state.checkpoint_root(self.config, out), context)
+        released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
-        if checkpoint is None:
+        if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
         self.units = build_units(self.view, context.rank, section, context.device, fill)
@@ -82,17 +84,27 @@ class Training:
             self.view, self.units, self.groups, section, context.device, context.rank, record_progress=self.board.record
         )
         self.step = self.tokens = self.skipped = 0
+        self.saved_step: int | None = None
+        self.skips = SkippedSteps(self.config)
         self.validation_loss: float | None = None
-        if checkpoint is not None:
-            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, context.rank)
+        if not resumption.is_new:
+            info = resumption.restore(
+                lambda path: state.restore(path, self.view, self.units, self.executor.routers, context.rank),
+                self._refuse,
+            )
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
-            self.executor.updates = info["updates"]
+            self.executor.updates, self.saved_step = info["updates"], self.step
         else:
             state.initial_biases(released, self.view, self.executor.routers)
         share_parameters(self.spec, self.units, self.groups)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
+
+    def _refuse(self, step: int, problem: str) -> None:
+        """Says at once that a checkpoint is passed over, whether or not the run then goes on."""
+        if self.context.rank == 0:
+            append_event(self.out, "refuse", step=step, message=problem)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the validation rows, and this rank's share of them."""
@@ -145,6 +157,7 @@ class Training:
             self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
+            diverged = self.skips.count(result.skipped)
             self.step += 1
             tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
             values: dict[str, Any] = {
@@ -172,10 +185,20 @@ class Training:
                 _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss)
             if rank == 0 and log is not None:
                 log.step(_finite(values))
+            if diverged:
+                raise self._diverged(lr)
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log)
         self._finish(log)
         return True
+
+    def _diverged(self, lr: float) -> RunFailure:
+        """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
+        self.step -= 1
+        finder = FirstBadTensor(self.executor)
+        self._train_step(lr, finder)
+        self.step += 1
+        return self.skips.failure(self.step, finder.found, self.saved_step, self.context)
 
     def _peak_flops(self) -> float:
         """A rank's peak, as the mean over all ranks measuring together."""
@@ -185,15 +208,17 @@ class Training:
         dist.all_reduce(peak)
         return peak.item() / self.context.world_size
 
-    def _train_step(self, lr: float) -> StepResult:
+    def _train_step(self, lr: float, observer: Observer | None = None) -> StepResult:
+        """Runs step number `self.step`, timed where nobody else observes it."""
         rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
         self.board.step, self.board.kind = self.step, TRAINING
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(feed, lr)
-            self.clock.begin(self.step)
-            result = self.executor.run(self.program, feed, lr, self.clock)
+            if observer is None:
+                self.clock.begin(self.step)
+            result = self.executor.run(self.program, feed, lr, observer or self.clock)
         except StepTimeout as error:
             raise self._explain(error, self.program) from error
         if self.context.device.type == "cuda":
@@ -227,6 +252,18 @@ class Training:
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
     def _save(self, log: RunLog | None) -> None:
+        """Saves the state, unless the latest steps were skipped: the checkpoints of a run that diverges are those from before."""
+        if self.skips.in_a_row:
+            _event(log, "withhold", step=self.step, skipped=self.skips.in_a_row)
+        else:
+            self._save_state(log)
+        if self.clock.steps:
+            rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
+            measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
+            write_measured(self.out, measured)
+
+    def _save_state(self, log: RunLog | None) -> None:
+        self.skips.require_finite(self.units.values(), self.saved_step, self.context)
         info: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,
@@ -247,11 +284,8 @@ class Training:
             self.context.rank,
             self._barrier,
         )
+        self.saved_step = self.step
         _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
-        if self.clock.steps:
-            rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
-            measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
-            write_measured(self.out, measured)
 
     def _barrier(self) -> None:
         try:
@@ -262,7 +296,7 @@ class Training:
 
     def _finish(self, log: RunLog | None) -> None:
         sample = None
-        if log is not None and self.config.run.sample_tokens:
+        if log is not None and self.config.run.sample_tokens and self.saved_step is not None:
             from fourfold.train.sample import generate
 
             _event(log, "phase", what="writing a sample")

@@ -37,6 +37,13 @@ class JsonLines:
         self._file.close()
 
 
+def append_event(out: Path, name: str, **values: Any) -> None:
+    """Adds one event to the run in `out`."""
+    events = JsonLines(out / "events.jsonl")
+    events.append({"time": time.time(), "event": name, **values})
+    events.close()
+
+
 def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of steps at or past `step`, which a resumed run will write again, and a torn last line."""
     if not path.exists():

@@ -9,16 +9,38 @@ import torch.distributed as dist
 
 from fourfold.config import UserError
 from fourfold.config.schema import RunSection
+from fourfold.rendezvous.frames import SECRET
+from fourfold.rendezvous.store import SecretStore
+
+_TEXT_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Rank, world size and device of this process, and the store that all ranks share."""
+    """Rank, world size and device of this process, and the store that all ranks share: `store` is a part of `base`, which torch
+    does not keep alive by itself."""
 
     rank: int
     world_size: int
     device: torch.device
     store: dist.Store
+    base: SecretStore
+
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values, below 2**63."""
+        result = torch.tensor(value, dtype=torch.int64, device=self.device)
+        dist.all_reduce(result, op=dist.ReduceOp.MIN)
+        return int(result.item())
+
+    def tell(self, text: str, source: int) -> str:
+        """The text of rank `source`, on every rank; a long one is cut."""
+        buffer = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        if self.rank == source:
+            data = text.encode(errors="replace")[:_TEXT_BYTES]
+            buffer[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        buffer = buffer.to(self.device)
+        dist.broadcast(buffer, source)
+        return bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace")
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -41,30 +63,23 @@ def choose_device(section: RunSection) -> torch.device:
 
 
 def init_rank_context(section: RunSection) -> RankContext:
-    """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the secret beside them.
 
-    The store is this job's own, prefixed by the attempt's number: restarted workers never read what an earlier attempt left.
+    The store is this run's own, prefixed by the attempt's number: restarted workers never read what an earlier attempt left.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = choose_device(section)
     if section.threads_per_rank is not None:
         torch.set_num_threads(section.threads_per_rank)
     timeout = timedelta(seconds=section.timeout_seconds)
-    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    tcp = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        is_master=rank == 0 and not agent_hosts,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
-    store = dist.PrefixStore(f"fourfold/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    base = SecretStore(host, port, bytes.fromhex(os.environ[SECRET]), timeout)
+    store = dist.PrefixStore(f"fourfold/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", base)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout
     )
-    return RankContext(rank, world_size, device, dist.PrefixStore("words", store))
+    return RankContext(rank, world_size, device, dist.PrefixStore("words", store), base)
 
 
 class StopSignal:
@@ -91,5 +106,14 @@ class StopSignal:
             if self._context.rank == 0 and store.check(["stop_requested"]):
                 store.set("stop_at", str(step + self.MARGIN_STEPS))
             if store.check(["stop_at"]):
-                self._stop_at = int(store.get("stop_at"))
+                self._stop_at = _step_near(step, store.get("stop_at"))
         return self._stop_at is not None and step >= self._stop_at
+
+
+def _step_near(step: int, text: bytes) -> int | None:
+    """The step that rank 0 named, when this rank was at `step`; None where that cannot be what it named."""
+    try:
+        named = int(text)
+    except ValueError:
+        return None
+    return named if step <= named <= step + StopSignal.MARGIN_STEPS + 1 else None

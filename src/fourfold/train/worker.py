@@ -1,4 +1,5 @@
-"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+FOURFOLD_SECRET set.
 
 Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
 standard error that starts with `error: `.
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from fourfold.config import RunFailure, UserError
+from fourfold.config.errors import open_files_advice
 from fourfold.runtime.allocator import keep_freed_memory
 
 FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
@@ -26,12 +28,17 @@ def run_worker(out: Path) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or out}: {error.strerror or error}", file=sys.stderr, flush=True)
+        print(f"error: {error.filename or out}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
         return FAILED
     except (RuntimeError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"error: rank {os.environ.get('RANK')}: {message}", file=sys.stderr, flush=True)
+        print(f"error: rank {os.environ.get('RANK')}: {message}{_advice(error)}", file=sys.stderr, flush=True)
         return FAILED
+
+
+def _advice(error: Exception) -> str:
+    cure = open_files_advice(error)
+    return f"; {cure}" if cure is not None else ""
 
 
 def _train(out: Path) -> int:
