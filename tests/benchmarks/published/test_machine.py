@@ -100,7 +100,7 @@ def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another
     assert cluster_of(case).device == case.hardware
 
 
-def test_a_device_that_its_memory_tells_apart() -> None:
+def test_a_device_known_by_its_memory() -> None:
     row = ROWS["torchtitan:6"]
     case = normalise(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=96.0)))
     assert isinstance(case, PublishedCase)
