@@ -55,6 +55,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.host_waits
 	$(BIN)/python -m tools.check_links
 
 docs: $(VENV)/docs-ready

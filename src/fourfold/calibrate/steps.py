@@ -20,8 +20,9 @@ from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.spec import StepSpec, Transport, resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
-from fourfold.runtime.collectives import Links, make_groups
+from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
+from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units

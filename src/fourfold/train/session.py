@@ -1,6 +1,7 @@
 """One rank's context in the process group: rank, device, and a store for short messages between ranks."""
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -83,31 +84,41 @@ def init_rank_context(section: RunSection) -> RankContext:
 
 
 class StopSignal:
-    """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed."""
+    """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed.
 
-    MARGIN_STEPS = 2  # ranks are at most one step apart, as every step ends in a collective
+    A thread asks the store while a step runs, and the answer is read before the next one, so that no step waits for the store. A
+    rank that asks during step k + 2 sees what rank 0 named during step k: ranks are at most one step apart, as every step ends
+    in a collective.
+    """
+
+    MARGIN_STEPS = 3
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
+        self._thread = ThreadPoolExecutor(1, "stop-signal")
+        self._asked: Future[int | None] | None = None
         self._told = False
-        self._stop_at: int | None = None
         self.requested = False
         """Set by a signal handler."""
 
     def stops_before(self, step: int) -> bool:
         """Whether step `step` must not be started. Called by every rank before every step."""
-        store = self._context.store
         if self._context.world_size == 1:
             return self.requested
-        if self.requested and not self._told:
+        stop_at = self._asked.result() if self._asked is not None else None
+        if stop_at is None:
+            self._asked = self._thread.submit(self._ask, step, self.requested)
+        return stop_at is not None and step >= stop_at
+
+    def _ask(self, step: int, requested: bool) -> int | None:
+        """The step to stop before, if there is one yet."""
+        store = self._context.store
+        if requested and not self._told:
             store.set("stop_requested", "1")
             self._told = True
-        if self._stop_at is None:
-            if self._context.rank == 0 and store.check(["stop_requested"]):
-                store.set("stop_at", str(step + self.MARGIN_STEPS))
-            if store.check(["stop_at"]):
-                self._stop_at = _step_near(step, store.get("stop_at"))
-        return self._stop_at is not None and step >= self._stop_at
+        if self._context.rank == 0 and not store.check(["stop_at"]) and store.check(["stop_requested"]):
+            store.set("stop_at", str(step + self.MARGIN_STEPS))
+        return _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
 
 
 def _step_near(step: int, text: bytes) -> int | None:
