@@ -60,7 +60,7 @@ def test_every_port_of_a_run_is_on_loopback_and_bears_noise(tmp_path: Path, corp
     assert {address for address, _ in ports} == {"0100007F"}
 
 
-@pytest.mark.parametrize("text", [b"garbage", b"", b"\xff\xfe", b"-1", b"6", b"11", b"9" * 5000, b"8.0", b"nan"])
+@pytest.mark.parametrize("text", [b"garbage", b"", b"\xff\xfe", b"-1", b"6", b"12", b"9" * 5000, b"8.0", b"nan"])
 def test_a_step_to_stop_at_that_cannot_be_is_passed_over(text: bytes) -> None:
     assert _step_near(7, text) is None
 
@@ -77,6 +77,8 @@ def test_rank_0_names_the_step_again_where_the_word_was_garbage() -> None:
     stop = StopSignal(context)  # type: ignore[arg-type]
     stop.requested = True
     assert not stop.stops_before(4)
+    assert stop._asked is not None
+    assert stop._asked.result() == 7
     context.store.set("stop_at", "garbage")
     fresh = StopSignal(context)  # type: ignore[arg-type]
-    assert [fresh.stops_before(step) for step in (5, 6, 7)] == [False, False, True]
+    assert [fresh.stops_before(step) for step in (5, 6, 7, 8)] == [False, False, False, True]

@@ -116,9 +116,11 @@ class StopSignal:
         if requested and not self._told:
             store.set("stop_requested", "1")
             self._told = True
-        if self._context.rank == 0 and not store.check(["stop_at"]) and store.check(["stop_requested"]):
-            store.set("stop_at", str(step + self.MARGIN_STEPS))
-        return _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
+        named = _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
+        if named is None and self._context.rank == 0 and store.check(["stop_requested"]):
+            named = step + self.MARGIN_STEPS
+            store.set("stop_at", str(named))
+        return named
 
 
 def _step_near(step: int, text: bytes) -> int | None:
