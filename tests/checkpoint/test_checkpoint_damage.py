@@ -210,15 +210,5 @@ def test_another_model(saved: Path, model: Any, word: str) -> None:
     check_refused(saved, "another model", word, run=Run(2, model=model))
 
 
-def test_another_layout(saved: Path) -> None:
-    check_refused(saved, "2 shards a unit, this run has 4", "layout.dp_shard = 2", run=Run(4))
-
-
-def test_another_padding(saved: Path) -> None:
-    run = Run(2, replicas=3)
-    assert run.flats["b0"].padded_numel != Run(2).flats["b0"].padded_numel
-    check_refused(saved, "padded", run=run)
-
-
 def test_another_precision(saved: Path) -> None:
     check_refused(saved, "saved as fp32, this run holds fp64", "precision.master", dtype=torch.float64)

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
+from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
-from fourfold.checkpoint.tensor_file import FileDigest
 from fourfold.config import RunFailure
 
-VERSION = 2
+VERSION = 3
 _MAX_MANIFEST_BYTES = 1 << 28
 _FILE_NAME = re.compile(r"rank-\d{5,10}\.safetensors")
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
@@ -47,7 +47,8 @@ class PartParameter:
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class PartRecord:
-    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards.
+    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards, one
+    for each data-parallel rank that wrote.
 
     `parameters`: one for each of the unit's, in their order. `shards`: the file that holds shard 0, 1, ...; in it the tensor
     `UNIT.ROLE` is that shard, [padded_numel / num_shards].
@@ -169,7 +170,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
     for name, file in manifest.files.items():
         if not _FILE_NAME.fullmatch(name):
             return f"files: {name!r} is not a rank's file name such as 'rank-00000.safetensors'"
-        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256) or file.chunk_hash not in CHUNK_HASHES:
             return f"files.{name}: size or checksum is malformed"
     seen: set[str] = set()
     for name, unit in manifest.units.items():

@@ -21,8 +21,8 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint import folders
+from fourfold.checkpoint.checked_file import write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
-from fourfold.checkpoint.tensor_file import write_tensors
 from fourfold.checkpoint.unit_shard import UnitShard
 from fourfold.config import RunFailure
 from fourfold.layout import Layout

@@ -133,5 +133,4 @@ def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Rout
         unit_shards(view.spec.layout, units, rank),
         units=unit_names(view.spec),
         extras=extra_tensors(view, routers),
-        layout=view.spec.layout,
     )
