@@ -39,7 +39,8 @@ class UnitShard:
         return self.index * self.copy[1] + self.copy[0]
 
     def pieces(self) -> dict[str, Tensor]:
-        """The piece of each role that this rank writes, [padded_numel / num_pieces]. Raises `ValueError` for a tensor of another size."""
+        """The piece of each role that this rank writes, [padded_numel / num_pieces]. Raises `ValueError` for a tensor
+        of another size."""
         which, count = self.copy
         for role, tensor in self.tensors.items():
             if tuple(tensor.shape) != (self.flat.shard_numel,):

@@ -131,7 +131,7 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
     except RunFailure as error:
         print(f"warning: the tokenizer is not written: {error}")
     chosen = step if step is not None else saved[-1]
-    checkpoint = folder.checkpoint_root(config) / f"step-{chosen:06d}"
+    checkpoint = folder.saved_checkpoints(config)[chosen]
     model = resolve_model(config.model)
     export_checkpoint(checkpoint, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
     print(f'{out}: step {chosen} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')

@@ -13,11 +13,13 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 
 
-def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None) -> int:
+def train(
+    run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None, change: bool = False
+) -> int:
     """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 
-    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there. Under torchrun or srun the command is one of
-    the ranks itself.
+    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there, also with other ranks and another layout.
+    Under torchrun or srun the command is one of the ranks itself.
 
     Parameters
     ----------
@@ -29,18 +31,22 @@ def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | N
         How many processes to start on this machine. Default: as many as the layout asks for, or one a CUDA device.
     out
         The run's folder. Default: runs/NAME for a run file NAME.toml.
+    change
+        Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4.
     """
-    return train_with(Command(run, overrides, ranks, out))
+    return train_with(Command(run, overrides, ranks, out), change=change)
 
 
-def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0) -> int:
+def train_with(
+    command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0, change: bool = False
+) -> int:
     """The command, with the program that a rank runs and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
     external = external_rank(os.environ)
     if external is not None:
-        return train_as_rank(config, folder, command, external)
-    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds)
+        return train_as_rank(config, folder, command, external, change)
+    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds, change=change)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

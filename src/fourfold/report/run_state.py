@@ -134,6 +134,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
         "stop": f"stopped{at}",
+        "change": f"goes on{at} with {event.get('message', '')}",
         "failure": f"failed{at}: {event.get('message', '')}",
         "finish": f"finished{at}",
     }

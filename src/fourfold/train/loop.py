@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fourfold.checkpoint import latest_checkpoint
 from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
@@ -71,7 +70,7 @@ class Training:
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, context.rank)
-        checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
+        checkpoint = state.newest_checkpoint(self.config, out)
         released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
         fill: FillShard = state.no_fill
         if checkpoint is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fourfold.checkpoint import latest_checkpoint, read_parameters
+from fourfold.checkpoint import read_parameters
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.data.prepared import open_prepared
@@ -21,7 +21,7 @@ from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
-from fourfold.train.state import checkpoint_root
+from fourfold.train.state import newest_checkpoint
 
 
 class Generator:
@@ -65,7 +65,7 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, seed: int)
         raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
     config = load_run(run / "run.toml")
     model = resolve_model(config.model)
-    checkpoint = latest_checkpoint(checkpoint_root(config, run))
+    checkpoint = newest_checkpoint(config, run)
     if checkpoint is None:
         raise RunFailure(f"{run}: has no checkpoint yet; let the run reach its first save")
     prepared = open_prepared(json.loads((run / "data.json").read_text())["prepared"])

@@ -1,5 +1,6 @@
 """A run's state as checkpoints hold it: every unit's master shard and optimizer states, the cursor, and the counters."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from fourfold.checkpoint import (
     WeightFolder,
     fill_from_folder,
     is_first_of_stage,
+    latest_checkpoint,
     load_checkpoint,
     read_manifest,
     save_checkpoint,
     unit_shard,
 )
+from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
 from fourfold.layout import FlatLayout, Layout
@@ -84,7 +87,14 @@ def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
     """Where a run's checkpoints lie."""
-    return Path(config.checkpoint.directory) if config.checkpoint.directory else out / "checkpoints"
+    return Path(config.checkpoint.directory).expanduser() if config.checkpoint.directory else out / "checkpoints"
+
+
+def newest_checkpoint(config: RunConfig, out: Path) -> Path | None:
+    """The complete checkpoint of the highest step, where the run saves or where it saved before; None where there is none."""
+    former = json.loads((out / "data.json").read_text(encoding="utf-8")).get("former_checkpoints", [])
+    found = [latest_checkpoint(root) for root in (checkpoint_root(config, out), *map(Path, former))]
+    return max((path for path in found if path is not None), key=lambda path: step_of(path) or 0, default=None)
 
 
 def save(
