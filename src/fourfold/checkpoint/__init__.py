@@ -7,13 +7,15 @@ from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.reader import ParameterReader, read_parameters
-from fourfold.checkpoint.save import save_checkpoint
+from fourfold.checkpoint.reshard import reshard_checkpoint
+from fourfold.checkpoint.save import SaveFailure, save_checkpoint
 from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_shard
 from fourfold.checkpoint.weight_folder import WeightFolder
 
 __all__ = [
     "Manifest",
     "ParameterReader",
+    "SaveFailure",
     "UnitShard",
     "WeightFolder",
     "checkpoints",
@@ -24,6 +26,7 @@ __all__ = [
     "load_checkpoint",
     "read_manifest",
     "read_parameters",
+    "reshard_checkpoint",
     "save_checkpoint",
     "unit_shard",
     "write_huggingface",

@@ -148,9 +148,10 @@ class CheckedFile:
         self.read_into(memoryview(out), start)
         return bytes(out)
 
-    def read(self, name: str) -> Tensor:
-        """A full tensor, in memory of its own, which was verified before."""
+    def read_checked(self, name: str) -> Tensor:
+        """A full tensor, in memory of its own. Raises `RunFailure` where it is not as it was saved."""
         saved = self.tensors[name]
+        self.verify(self.chunks_of(saved.start, saved.end))
         result = torch.empty(saved.shape, dtype=saved.dtype)
         self.read_into(bytes_of(result), saved.start)
         return result
@@ -173,6 +174,16 @@ class CheckedFile:
 
     def _corrupt(self, what: str) -> RunFailure:
         return RunFailure(f"{self.path} is corrupt: {what}; {self._advice}")
+
+
+def drop_from_cache(path: Path) -> None:
+    """Makes the next read of a file that was synced come from the disk, where the system takes such advice."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -32,14 +32,19 @@ def load_checkpoint(
     check_fits(path, manifest, shards, set(shards) if units is None else set(units))
     check_extras(path, manifest, extras)
     saved = SavedState(path, manifest)
+    fill_shards(saved, shards, extras)
+    return manifest.info
+
+
+def fill_shards(saved: SavedState, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor] | None = None) -> None:
+    """Fills the shards of a rank of any layout, and tensors beside the units. Raises `RunFailure`, with the tensors untouched."""
     transfers = [transfer for shard in shards.values() for transfer in shard_transfers(saved, shard)]
-    transfers += [saved.extra(name, tensor) for name, tensor in extras.items()]
+    transfers += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
     saved.fill(transfers)
     for shard in shards.values():
         for start, end in padding(shard):
             for tensor in shard.tensors.values():
                 tensor[start:end] = 0
-    return manifest.info
 
 
 def shard_transfers(saved: SavedState, shard: UnitShard) -> Iterator[Transfer]:

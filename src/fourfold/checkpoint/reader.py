@@ -59,7 +59,7 @@ class ParameterReader:
 
     def extra(self, name: str) -> Tensor:
         """A tensor beside the units. Raises `KeyError` for a name it has not."""
-        return self._saved.file(self._saved.manifest.extras[name].file).read(extra_name(name))
+        return self._saved.file(self._saved.manifest.extras[name].file).read_checked(extra_name(name))
 
     def pieces(self, max_bytes: int = 1 << 30) -> Iterator[tuple[str, Tensor]]:
         """(name, rows of it, in order) of every parameter, at most `max_bytes` at a time or one row: experts one after another."""

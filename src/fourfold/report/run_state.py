@@ -133,6 +133,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "resume": f"resumed{at}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
+        "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
         "change": f"goes on{at} with {event.get('message', '')}",
         "failure": f"failed{at}: {event.get('message', '')}",

@@ -18,6 +18,7 @@ from fourfold.checkpoint import (
     save_checkpoint,
     unit_shard,
 )
+from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
@@ -92,7 +93,10 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 
 def newest_checkpoint(config: RunConfig, out: Path) -> Path | None:
     """The complete checkpoint of the highest step, where the run saves or where it saved before; None where there is none."""
-    former = json.loads((out / "data.json").read_text(encoding="utf-8")).get("former_checkpoints", [])
+    table = json.loads((out / "data.json").read_text(encoding="utf-8"))
+    if "restore_from" in table:  # a replay
+        return Path(table["restore_from"])
+    former = table.get("former_checkpoints", [])
     found = [latest_checkpoint(root) for root in (checkpoint_root(config, out), *map(Path, former))]
     return max((path for path in found if path is not None), key=lambda path: step_of(path) or 0, default=None)
 
@@ -107,8 +111,9 @@ def save(
     info: Mapping[str, Any],
     rank: int,
     synchronize: Callable[[], None],
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Saves the state before step `step`. Called by every rank."""
+    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
@@ -121,7 +126,15 @@ def save(
         extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
         layout=view.spec.layout,
         total_bytes=view.spec.checkpoint_bytes,
+        tensors=tensors,
     )
+
+
+def written_tensors(view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Tensor]:
+    """The tensors that this rank writes to a checkpoint, by their names there, sharing memory with the state."""
+    layout = view.spec.layout
+    shards = {name: shard for name, shard in unit_shards(layout, units, rank).items() if shard.is_writer}
+    return rank_tensors(shards, extra_tensors(view, routers) if is_first_of_stage(layout, rank) else {})
 
 
 def unit_names(spec: StepSpec) -> list[str]:
