@@ -31,6 +31,7 @@ COMMANDS = {
     "job": ("job", "job"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
+    "checkpoint": ("checkpoint", "checkpoint"),
     "export": ("huggingface", "export"),
     "import": ("huggingface", "import_"),
 }
