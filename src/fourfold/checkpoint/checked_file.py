@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -35,11 +36,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], chunk_hash: str | N
     entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     chunk_hash = chunk_hash or default_hash()
     digests = ChunkDigests(chunk_hash)
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
 
         def write(data: bytes | memoryview) -> None:
+            hashed = beside.submit(digests.update, data)
             _write_all(file, data)
-            digests.update(data)
+            hashed.result()
 
         write(_header(entries))
         for tensor in tensors.values():

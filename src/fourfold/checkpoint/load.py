@@ -9,7 +9,7 @@ from torch import Tensor
 from fourfold.checkpoint.boxes import box_numel
 from fourfold.checkpoint.fit import check_extras, check_fits
 from fourfold.checkpoint.manifest import read_manifest
-from fourfold.checkpoint.saved_state import SavedState, Transfer
+from fourfold.checkpoint.saved_state import SavedState, TensorRead
 from fourfold.checkpoint.unit_shard import UnitShard
 
 
@@ -38,16 +38,16 @@ def load_checkpoint(
 
 def fill_shards(saved: SavedState, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor] | None = None) -> None:
     """Fills the shards of a rank of any layout, and tensors beside the units. Raises `RunFailure`, with the tensors untouched."""
-    transfers = [transfer for shard in shards.values() for transfer in shard_transfers(saved, shard)]
-    transfers += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
-    saved.fill(transfers)
+    reads = [read for shard in shards.values() for read in shard_reads(saved, shard)]
+    reads += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
+    saved.fill(reads)
     for shard in shards.values():
         for start, end in padding(shard):
             for tensor in shard.tensors.values():
                 tensor[start:end] = 0
 
 
-def shard_transfers(saved: SavedState, shard: UnitShard) -> Iterator[Transfer]:
+def shard_reads(saved: SavedState, shard: UnitShard) -> Iterator[TensorRead]:
     """How every parameter's elements come to the shard, each role of it."""
     low, high = shard.flat.shard_range(shard.index)
     for (parameter, start, _), box in zip(shard.flat.ranges(), shard.boxes, strict=True):
@@ -55,7 +55,7 @@ def shard_transfers(saved: SavedState, shard: UnitShard) -> Iterator[Transfer]:
         if first < last:
             for role, tensor in shard.tensors.items():
                 out = tensor[first - low : last - low]
-                yield from saved.transfers(parameter.name, role, box, first - start, out)
+                yield from saved.reads(parameter.name, role, box, first - start, out)
 
 
 def padding(shard: UnitShard) -> Iterator[tuple[int, int]]:

@@ -54,7 +54,7 @@ class ParameterReader:
             raise ValueError(f"{name} has {shape[0]} rows; there are no rows [{start}, {end})")
         result = torch.empty((end - start, *shape[1:]), dtype=self._dtypes[name])
         box = ((start, end), *((0, size) for size in shape[1:]))
-        self._saved.fill(self._saved.transfers(name, MASTER, box, 0, result.view(-1)))
+        self._saved.fill(self._saved.reads(name, MASTER, box, 0, result.view(-1)))
         return result
 
     def extra(self, name: str) -> Tensor:

@@ -32,7 +32,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TensorRead:
     """Elements that lie one after another in `ranges`, an array of `shape`, of which `part` becomes `out`."""
 
     ranges: tuple[Range, ...]
@@ -71,7 +71,7 @@ class SavedState:
                 for name in dict.fromkeys(part.shards):
                     self._held.setdefault(name, []).append((unit, part))
 
-    def transfers(self, parameter: str, role: str, box: Box, start: int, out: Tensor) -> Iterator[Transfer]:
+    def reads(self, parameter: str, role: str, box: Box, start: int, out: Tensor) -> Iterator[TensorRead]:
         """How elements [start, start + len(out)) of a box of a parameter, laid flat, come to `out` [elements]."""
         unit, saved = self.places[parameter]
         name, size = tensor_name(unit, role), out.element_size()
@@ -85,7 +85,7 @@ class SavedState:
                     low = origin + offset
                     ranges = tuple(self._ranges(part, name, low, low + box_numel(rows)))
                     target = view[box_slices(piece, wanted)]
-                    yield Transfer(ranges, box_shape(rows), box_slices(piece, rows), target)
+                    yield TensorRead(ranges, box_shape(rows), box_slices(piece, rows), target)
 
     def _ranges(self, part: PartRecord, name: str, start: int, end: int) -> Iterator[Range]:
         """The bytes of elements [start, end) of a part's flat buffer, in order."""
@@ -97,11 +97,11 @@ class SavedState:
             itemsize = saved.dtype.itemsize
             yield Range(file, saved.start + first * itemsize, saved.start + last * itemsize)
 
-    def extra(self, name: str, out: Tensor) -> Transfer:
+    def extra(self, name: str, out: Tensor) -> TensorRead:
         """How a tensor beside the units comes to `out`."""
         file = self.manifest.extras[name].file
         saved = self.file(file).tensors[extra_name(name)]
-        return Transfer((Range(file, saved.start, saved.end),), saved.shape, (slice(None),) * out.dim(), out)
+        return TensorRead((Range(file, saved.start, saved.end),), saved.shape, (slice(None),) * out.dim(), out)
 
     def file(self, name: str) -> CheckedFile:
         """A file, opened and compared with the manifest. Raises `RunFailure`."""
@@ -134,13 +134,13 @@ class SavedState:
         files = [self.file(name) for name in self.manifest.files]
         on_threads(_verify_task, [(file, list(file.all_chunks)) for file in files])
 
-    def fill(self, transfers: Iterable[Transfer]) -> None:
-        """Checks the chunks that the transfers need, all of them, then carries the transfers out. Raises `RunFailure`; no tensor is
+    def fill(self, reads: Iterable[TensorRead]) -> None:
+        """Checks the chunks that the reads need, all of them, then carries the reads out. Raises `RunFailure`; no tensor is
         touched where a chunk is not as it was saved."""
-        transfers = list(transfers)
+        reads = list(reads)
         needed: dict[str, set[int]] = {}
-        for transfer in transfers:
-            for piece in transfer.ranges:
+        for read in reads:
+            for piece in read.ranges:
                 needed.setdefault(piece.file, set()).update(self._files[piece.file].chunks_of(piece.start, piece.end))
         tasks = [
             (self._files[name], ordered[start : start + _TASK_CHUNKS])
@@ -149,19 +149,19 @@ class SavedState:
             for start in range(0, len(ordered), _TASK_CHUNKS)
         ]
         on_threads(_verify_task, tasks)
-        on_threads(self._carry_out, transfers)
+        on_threads(self._carry_out, reads)
 
-    def _carry_out(self, transfer: Transfer) -> None:
-        out = transfer.out
-        direct = out.device.type == "cpu" and out.is_contiguous() and tuple(out.shape) == transfer.shape
-        read = out if direct else torch.empty(transfer.shape, dtype=out.dtype)
-        memory, start = bytes_of(read), 0
-        for piece in transfer.ranges:
+    def _carry_out(self, read: TensorRead) -> None:
+        out = read.out
+        direct = out.device.type == "cpu" and out.is_contiguous() and tuple(out.shape) == read.shape
+        staged = out if direct else torch.empty(read.shape, dtype=out.dtype)
+        memory, start = bytes_of(staged), 0
+        for piece in read.ranges:
             end = start + piece.end - piece.start
             self._files[piece.file].read_into(memory[start:end], piece.start)
             start = end
         if not direct:
-            out.copy_(read[transfer.part])
+            out.copy_(staged[read.part])
 
 
 def _verify_task(task: tuple[CheckedFile, list[int]]) -> None:
