@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.checkpoint import checked_file, is_first_of_stage
+from fourfold.checkpoint import checked_file, file_bytes, is_first_of_stage
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
 from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.config import ModelConfig
@@ -134,17 +134,17 @@ def test_a_rank_reads_the_bytes_that_it_needs(
     """Whole chunks are checked, and what was checked is read. `most`: bytes checked, over those that the rank holds."""
     Run(model=LARGE, layout=layout_of(saved)).save(tmp_path, 1)
     run, counts = Run(model=LARGE, layout=layout_of(here)), {"checked": 0, "read": 0}
-    original, verify = checked_file._read, checked_file.CheckedFile.verify
+    original, verify = file_bytes._read, checked_file.CheckedFile.verify
 
     def count(descriptor: int, out: memoryview, start: int) -> None:
         counts["read"] += len(out)
         original(descriptor, out, start)
 
-    def count_chunks(file: checked_file.CheckedFile, chunks: Any) -> None:
+    def count_chunks(file: checked_file.CheckedFile, chunks: Any, keep: bool = False) -> None:
         counts["checked"] += len(chunks) * CHUNK_BYTES
-        verify(file, chunks)
+        verify(file, chunks, keep)
 
-    monkeypatch.setattr(checked_file, "_read", count)
+    monkeypatch.setattr(file_bytes, "_read", count)
     monkeypatch.setattr(checked_file.CheckedFile, "verify", count_chunks)
     for rank in range(run.world_size):
         counts.update(checked=0, read=0)

@@ -65,3 +65,17 @@ def test_a_run_that_saves_elsewhere_from_now_on_goes_on_from_where_it_saved_befo
     assert finish(start_training(out, 1))[0] == [0]
     assert [line["step"] for line in lines(out / "metrics.jsonl")] == list(range(6))
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["step-000006"]
+
+
+def test_a_run_saves_to_a_url_and_goes_on_from_it(tmp_path: Path, corpus: Path) -> None:
+    url = f"file://{tmp_path}/remote"
+    out = make_run(tmp_path / "run", corpus, checkpoint={"directory": url, "every_steps": 2}, batch={"steps": 4})
+    assert finish(start_training(out, 2))[0] == [0, 0]
+    config = load_run(out / "run.toml")
+    longer = config.model_copy(update={"batch": config.batch.model_copy(update={"steps": 6})})
+    (out / "run.toml").write_text(dump_run(longer))
+    assert finish(start_training(out, 2))[0] == [0, 0]
+    assert [line["step"] for line in lines(out / "metrics.jsonl")] == list(range(6))
+    assert [event.get("step") for event in lines(out / "events.jsonl") if event["event"] == "resume"] == [4]
+    assert sorted(path.name for path in (tmp_path / "remote").iterdir()) == ["step-000004", "step-000006"]
+    assert not (out / "checkpoints").exists()

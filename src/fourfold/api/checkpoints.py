@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
+from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import launch_local
@@ -53,7 +54,7 @@ def saved_checkpoint(path: Path, folder: RunFolder | None = None) -> SavedCheckp
 
     manifest = read_manifest(path)
     size_bytes = sum(file.size_bytes for file in manifest.files.values())
-    if folder is None and (path.absolute().parent.parent / RUN_FILE).is_file():
+    if folder is None and not is_remote(path) and (path.absolute().parent.parent / RUN_FILE).is_file():
         folder = RunFolder(path.absolute().parent.parent)
     return SavedCheckpoint(path, manifest.step, size_bytes, manifest.layout, manifest.info, folder)
 

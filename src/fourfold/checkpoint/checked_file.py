@@ -1,7 +1,6 @@
 """A rank's file of a checkpoint: safetensors whose last tensor holds a digest of every 256 KiB before it, so that any range of the
 file can be checked without reading the rest."""
 
-import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,11 +23,12 @@ from fourfold.checkpoint.digests import (
     hasher,
     num_chunks,
 )
+from fourfold.checkpoint.file_bytes import bytes_of, source_of
 from fourfold.checkpoint.tensor_file import DTYPES, TensorEntry, emit, header
 from fourfold.config import RunFailure
+from fourfold.config.remote_path import is_remote
 
 CHUNKS = "chunk_digests"
-_READ_BYTES = 1 << 23
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], chunk_hash: str | None = None) -> FileDigest:
@@ -36,7 +36,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], chunk_hash: str | N
     entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
     chunk_hash = chunk_hash or default_hash()
     digests = ChunkDigests(chunk_hash)
-    with open(path, "wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
+    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
 
         def write(data: bytes | memoryview) -> None:
             hashed = beside.submit(digests.update, data)
@@ -48,7 +48,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], chunk_hash: str | N
             emit(tensor, write)
         tail = digests.finish()
         _write_all(file, tail)
-        os.fsync(file.fileno())
+        if not is_remote(path):
+            os.fsync(file.fileno())
         return FileDigest(file.tell(), sha256(tail).hexdigest(), chunk_hash)
 
 
@@ -87,12 +88,12 @@ class CheckedFile:
     def __init__(self, path: Path, record: FileDigest, advice: str) -> None:
         self.path, self._record, self._advice = path, record, advice
         self._body = record.size_bytes - DIGEST_BYTES * -(-record.size_bytes // (CHUNK_BYTES + DIGEST_BYTES))
-        with self._opened() as descriptor:
-            size_bytes = os.fstat(descriptor).st_size
-            if size_bytes != record.size_bytes:
+        self._source = source_of(path)
+        with self._named():
+            if (size_bytes := path.stat().st_size) != record.size_bytes:
                 raise RunFailure(f"{path} has {size_bytes} bytes, not the {record.size_bytes} saved; {advice}")
-            self._digests = bytearray(max(0, size_bytes - self._body))
-            _read(descriptor, memoryview(self._digests), self._body)
+        self._digests = bytearray(max(0, record.size_bytes - self._body))
+        self.read_into(memoryview(self._digests), self._body)
         if sha256(self._digests).hexdigest() != record.sha256:
             raise self._corrupt("the digests at its end are not those saved")
         self.verify([0])
@@ -127,23 +128,30 @@ class CheckedFile:
     def all_chunks(self) -> range:
         return range(num_chunks(self._body))
 
-    def verify(self, chunks: Iterable[int]) -> None:
-        """Checks chunks against their digests. Raises `RunFailure` naming the first bytes that are not those saved."""
+    def verify(self, chunks: Iterable[int], keep: bool = False) -> None:
+        """Checks chunks against their digests. `keep`: they are read next.
+
+        Raises `RunFailure` naming the first bytes that are not those saved."""
         new = hasher(self._record.chunk_hash)
         buffer = memoryview(bytearray(CHUNK_BYTES))
-        with self._opened() as descriptor:
+        chunks = list(chunks)
+        with self._named(), self._source.opened(chunks, keep) as read:
             for chunk in chunks:
                 start = chunk * CHUNK_BYTES
                 part = buffer[: max(0, min(CHUNK_BYTES, self._body - start))]
-                _read(descriptor, part, start)
+                read(part, start)
                 place = chunk * DIGEST_BYTES
                 if new(part).digest()[:DIGEST_BYTES] != self._digests[place : place + DIGEST_BYTES]:
                     raise self._corrupt(f"bytes {start} to {start + len(part)} are not those saved")
 
     def read_into(self, out: memoryview, start: int) -> None:
         """Fills `out` with the bytes from `start` on, which were verified before."""
-        with self._opened() as descriptor:
-            _read(descriptor, out, start)
+        with self._named(), self._source.opened() as read:
+            read(out, start)
+
+    def forget(self) -> None:
+        """Frees the chunks of a remote file that were kept when they were verified."""
+        self._source.forget()
 
     def _read_bytes(self, start: int, end: int) -> bytes:
         out = bytearray(end - start)
@@ -159,44 +167,12 @@ class CheckedFile:
         return result
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _named(self) -> Iterator[None]:
         try:
-            descriptor = os.open(self.path, os.O_RDONLY)
+            yield
         except OSError as error:
-            raise self._unreadable(error) from None
-        try:
-            yield descriptor
-        except OSError as error:
-            raise self._unreadable(error) from None
-        finally:
-            os.close(descriptor)
-
-    def _unreadable(self, error: OSError) -> RunFailure:
-        return RunFailure(f"{self.path} is missing or unreadable ({error.strerror}); {self._advice}")
+            reason = error.strerror or str(error)
+            raise RunFailure(f"{self.path} is missing or unreadable ({reason}); {self._advice}") from None
 
     def _corrupt(self, what: str) -> RunFailure:
         return RunFailure(f"{self.path} is corrupt: {what}; {self._advice}")
-
-
-def drop_from_cache(path: Path) -> None:
-    """Makes the next read of a file that was synced come from the disk, where the system takes such advice."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the CPU."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _read(descriptor: int, out: memoryview, start: int) -> None:
-    """Fills `out` with the bytes from `start` on. Raises `OSError`, also where the file ends before."""
-    while len(out):
-        count = os.preadv(descriptor, [out[:_READ_BYTES]], start)
-        if count == 0:
-            raise OSError(errno.EIO, "it ends too early")
-        out, start = out[count:], start + count

@@ -22,8 +22,9 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint import folders
-from fourfold.checkpoint.checked_file import CheckedFile, drop_from_cache, write_tensors
+from fourfold.checkpoint.checked_file import CheckedFile, write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
+from fourfold.checkpoint.file_bytes import drop_from_cache
 from fourfold.checkpoint.manifest import read_manifest
 from fourfold.checkpoint.unit_shard import UnitShard
 from fourfold.config import RunFailure
@@ -157,6 +158,8 @@ def prepare(folder: Path, needed_bytes: int) -> None:
     """Makes the folder aside and draws the name of this save. Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folders.remove_leftovers(folder.parent)
+    if folders.aside(folder) == folder:
+        folders.remove_tree(folder)
     folders.aside(folder).mkdir()
     folders.require_space(folder.parent, needed_bytes)
     folders.write_text(folders.aside(folder) / _SOUND, secrets.token_hex(8))
@@ -203,9 +206,9 @@ def commit(
     for path in records:
         composer.add(path)
     manifest = composer.manifest(step, info, layout, units)
-    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
     for path in (*records, aside / _SOUND):
         path.unlink()
+    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
     folders.sync_folder(aside)
     folders.move_into_place(folder)
 

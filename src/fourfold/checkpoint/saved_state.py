@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
-from fourfold.checkpoint.checked_file import CheckedFile, bytes_of
+from fourfold.checkpoint.checked_file import CheckedFile
 from fourfold.checkpoint.digests import CHUNK_BYTES
+from fourfold.checkpoint.file_bytes import bytes_of
 from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on
 from fourfold.checkpoint.unit_shard import extra_name, tensor_name
 from fourfold.config import RunFailure
@@ -132,7 +133,12 @@ class SavedState:
     def verify_all(self) -> None:
         """Checks every byte of every file. Raises `RunFailure` naming the first that is not as it was saved."""
         files = [self.file(name) for name in self.manifest.files]
-        on_threads(_verify_task, [(file, list(file.all_chunks)) for file in files])
+        tasks = [
+            (file, file.all_chunks[start : start + _TASK_CHUNKS])
+            for file in files
+            for start in range(0, len(file.all_chunks), _TASK_CHUNKS)
+        ]
+        on_threads(_verify_task, tasks)
 
     def fill(self, reads: Iterable[TensorRead]) -> None:
         """Checks the chunks that the reads need, all of them, then carries the reads out. Raises `RunFailure`; no tensor is
@@ -148,8 +154,10 @@ class SavedState:
             for ordered in (sorted(chunks),)
             for start in range(0, len(ordered), _TASK_CHUNKS)
         ]
-        on_threads(_verify_task, tasks)
+        on_threads(_verify_and_keep, tasks)
         on_threads(self._carry_out, reads)
+        for file in self._files.values():
+            file.forget()
 
     def _carry_out(self, read: TensorRead) -> None:
         out = read.out
@@ -164,9 +172,14 @@ class SavedState:
             out.copy_(staged[read.part])
 
 
-def _verify_task(task: tuple[CheckedFile, list[int]]) -> None:
+def _verify_task(task: tuple[CheckedFile, Sequence[int]]) -> None:
     file, chunks = task
     file.verify(chunks)
+
+
+def _verify_and_keep(task: tuple[CheckedFile, Sequence[int]]) -> None:
+    file, chunks = task
+    file.verify(chunks, keep=True)
 
 
 def on_threads(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:

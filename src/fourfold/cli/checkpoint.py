@@ -17,6 +17,7 @@ from fourfold.api.checkpoints import (
 )
 from fourfold.cli.huggingface import write_export
 from fourfold.config import RunFailure, UserError
+from fourfold.config.remote_path import place
 from fourfold.launch.machine import require_packages
 from fourfold.report.units import format_bytes
 
@@ -25,11 +26,11 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 def checkpoint(
     action: Literal["list", "verify", "export", "reshard"],
-    path: Path,
+    path: str,
     /,
     *overrides: str,
     step: int | None = None,
-    out: Path | None = None,
+    out: str | None = None,
     dtype: Literal["fp32", "bf16", "fp64"] = "fp32",
     ranks: int | None = None,
     replay: int | None = None,
@@ -43,7 +44,7 @@ def checkpoint(
         list: step, size and layout of each. verify: read every byte and compare it with its digest. export: write a Hugging
         Face folder. reshard: write one as another layout would have saved it.
     path
-        The folder of a run, one of its checkpoints, or a folder of checkpoints.
+        The folder of a run, one of its checkpoints, or a folder of checkpoints; also an fsspec URL such as s3://bucket/folder.
     overrides
         reshard: the layout, for example layout.tp=2 layout.zero=1.
     step
@@ -60,17 +61,18 @@ def checkpoint(
         list, verify: print one JSON document and nothing else.
     """
     require_packages("checkpoint", "torch", "safetensors")
+    root = place(path)
     if action == "list":
-        return _list(path, step, json)
+        return _list(root, step, json)
     if action == "verify":
-        return _verify(path, step, json) if replay is None else _replay(path, step, replay)
-    found = chosen_checkpoint(path, step)
+        return _verify(root, step, json) if replay is None else _replay(root, step, replay)
+    found = chosen_checkpoint(root, step)
     if out is None:
-        raise UserError(f"--out is missing: {action} writes a folder; a value that works: --out {path.name}-{action}")
+        raise UserError(f"--out is missing: {action} writes a folder; a value that works: --out {root.name}-{action}")
     if action == "export":
-        write_export(found, out, dtype)
+        write_export(found, Path(out), dtype)
         return 0
-    folder, config = reshard(found, overrides, ranks, out)
+    folder, config = reshard(found, overrides, ranks, place(out))
     layout = config.layout
     print(
         f"{folder}: step {found.step}; go on from it with checkpoint.directory={out}, layout.tp={layout.tp}, "

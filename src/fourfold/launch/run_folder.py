@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
+from fourfold.config.remote_path import place
 from fourfold.config.whole_file import write_whole
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
@@ -48,13 +49,13 @@ class RunFolder:
     def checkpoint_root(self, config: RunConfig) -> Path:
         """Where the run's checkpoints lie: `checkpoint.directory`, or the folder's own."""
         stated = config.checkpoint.directory
-        return Path(stated).expanduser() if stated is not None else self.path / "checkpoints"
+        return place(stated) if stated is not None else self.path / "checkpoints"
 
     def checkpoint_roots(self, config: RunConfig) -> list[Path]:
         """The folders that hold the run's checkpoints: the one that it saves to, and those that it saved to before
         `checkpoint.directory` was changed."""
         former = self.data().get(FORMER_ROOTS)
-        roots = [Path(str(path)) for path in former] if isinstance(former, list) else []
+        roots = [place(str(path)) for path in former] if isinstance(former, list) else []
         return list(dict.fromkeys((self.checkpoint_root(config), *roots)))
 
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:

@@ -2,11 +2,11 @@
 
 import platform
 from hashlib import sha256
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from fourfold import __version__
 from fourfold.config import RunConfig
 from fourfold.program import Program, digest
 from fourfold.runtime.executor import StepResult
@@ -24,6 +24,6 @@ def certificate(config: RunConfig, program: Program, chain: str) -> dict[str, An
     return {
         "chain": chain,
         "program": digest(program),
-        "versions": {"fourfold": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fourfold": version("fourfold"), "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),
     }

@@ -22,6 +22,7 @@ from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
+from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -88,16 +89,16 @@ def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
     """Where a run's checkpoints lie."""
-    return Path(config.checkpoint.directory).expanduser() if config.checkpoint.directory else out / "checkpoints"
+    return place(config.checkpoint.directory) if config.checkpoint.directory else out / "checkpoints"
 
 
 def newest_checkpoint(config: RunConfig, out: Path) -> Path | None:
     """The complete checkpoint of the highest step, where the run saves or where it saved before; None where there is none."""
     table = json.loads((out / "data.json").read_text(encoding="utf-8"))
     if "restore_from" in table:  # a replay
-        return Path(table["restore_from"])
+        return place(table["restore_from"])
     former = table.get("former_checkpoints", [])
-    found = [latest_checkpoint(root) for root in (checkpoint_root(config, out), *map(Path, former))]
+    found = [latest_checkpoint(root) for root in (checkpoint_root(config, out), *map(place, former))]
     return max((path for path in found if path is not None), key=lambda path: step_of(path) or 0, default=None)
 
 
