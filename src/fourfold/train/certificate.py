@@ -2,7 +2,7 @@
 
 import platform
 from hashlib import sha256
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -21,9 +21,13 @@ def extend(chain: str, step: int, result: StepResult) -> str:
 def certificate(config: RunConfig, program: Program, chain: str) -> dict[str, Any]:
     """The values that a checkpoint's `info` has beside the cursor. `chain` is empty before the first step; equal chains mean equal
     losses and gradient norms of every step, bit for bit. `program`: rank 0's."""
+    try:
+        own = version("fourfold")
+    except PackageNotFoundError:  # run from its source folder
+        own = "unknown"
     return {
         "chain": chain,
         "program": digest(program),
-        "versions": {"fourfold": version("fourfold"), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fourfold": own, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),
     }
