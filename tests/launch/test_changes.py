@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from fourfold.config import RunConfig, UserError, parse_run
-from fourfold.launch.changes import allowed_changes, record_changes
+from fourfold.launch.changes import allowed_changes, begin_changes
+from fourfold.launch.run_folder import RunFolder
 
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 99}
 
@@ -40,7 +41,7 @@ def test_a_run_goes_on_under_another_layout_and_other_ways_of_running(tmp_path, 
 
 
 def test_nothing_changed_says_nothing(tmp_path) -> None:
-    record_changes(tmp_path / "events.jsonl", allowed_changes(tmp_path, run(), run(), False), 3)
+    begin_changes(RunFolder(tmp_path), allowed_changes(tmp_path, run(), run(), False), 3)
     assert not (tmp_path / "events.jsonl").exists()
 
 
@@ -69,7 +70,7 @@ def test_another_run_is_refused_by_its_first_differing_key(tmp_path, sections, n
 def test_the_learning_rate_changes_on_request_and_is_recorded(tmp_path) -> None:
     new = run(optimizer={"lr": 0.5, "schedule": "constant"}, layout={"zero": 1})
     changes = allowed_changes(tmp_path, run(), new, change=True)
-    record_changes(tmp_path / "events.jsonl", changes, 40)
+    begin_changes(RunFolder(tmp_path), changes, 40)
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["step"]) == ("change", 40)
     assert event["keys"] == {
@@ -84,3 +85,15 @@ def test_the_learning_rate_changes_on_request_and_is_recorded(tmp_path) -> None:
 def test_no_request_makes_another_run_the_same(tmp_path, sections) -> None:
     with pytest.raises(UserError, match="holds another run"):
         allowed_changes(tmp_path, run(), run(**sections), change=True)
+
+
+@pytest.mark.parametrize(
+    ("sections", "stays"), [({"layout": {"zero": 1}}, False), ({"run": {"evaluate_every": 2}}, True)], ids=str
+)
+def test_another_layout_forgets_what_the_ranks_before_left(tmp_path, sections, stays) -> None:
+    left = [tmp_path / name for name in ("progress.bin", "measured/rank-00003.json", "logs/rank-00003.log")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    begin_changes(RunFolder(tmp_path), allowed_changes(tmp_path, run(), run(**sections), False), 3)
+    assert [path.exists() for path in left] == [stays] * 3

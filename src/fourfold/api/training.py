@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fourfold.api.inputs import Overrides, RunInput, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
-from fourfold.launch.changes import record_changes
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
@@ -156,7 +156,7 @@ def train_locally(
         if not stands:
             locks.enter_context(folder.locked())
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
-        record_changes(folder.events, ready.changes, ready.step)
+        begin_changes(folder, ready.changes, ready.step)
         launch = partial(launch_local, folder, count, threads_per_rank(ready.resolved.config, count))
         if quiet:
             return TrainingEnd(ready, state, launch(command=worker, grace_seconds=grace_seconds))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from fourfold.api.training import check_request, run_info, write_plain
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
-from fourfold.launch.changes import record_changes
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import STOPPED, LaunchOutcome
@@ -56,7 +56,7 @@ def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
     for warning in ready.warnings:
         write_plain(warning)
     state = RunState(run_info(ready, folder))
-    record_changes(folder.events, ready.changes, ready.step)
+    begin_changes(folder, ready.changes, ready.step)
     with _plain_lines(state):
         code = _run_worker(folder)
     if code in (0, _SIGTERM_CODE):

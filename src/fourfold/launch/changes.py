@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.launch.run_folder import LOGS, RunFolder
+from fourfold.runtime.progress import FILE_NAME as POSITIONS
+from fourfold.train.measured import FOLDER as MEASUREMENTS
 
 _ORDER = ("data", "batch", "layout", "precision", "optimizer", "model", "checkpoint", "cluster", "run", "published")
 _FREE = (
@@ -68,10 +71,15 @@ def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool) ->
     return tuple(found)
 
 
-def record_changes(events: Path, changes: Sequence[Change], step: int) -> None:
-    """Adds the event `change` to `events.jsonl`: the step that the run goes on from, and each key's values."""
+def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> None:
+    """Adds the event `change` to `events.jsonl`: the step that the run goes on from, and each key's values. Under another layout,
+    what the ranks before left of themselves (positions, measurements, logs) goes."""
     if not changes:
         return
+    if any(each.key.startswith("layout.") for each in changes):
+        for pattern in (POSITIONS, f"{MEASUREMENTS}/rank-*.json", f"{LOGS}/rank-*.log"):
+            for path in folder.path.glob(pattern):
+                path.unlink()
     event = {
         "time": time.time(),
         "event": "change",
@@ -80,10 +88,10 @@ def record_changes(events: Path, changes: Sequence[Change], step: int) -> None:
         "keys": {each.key: [each.before, each.now] for each in changes},
     }
     try:
-        with open(events, "a", encoding="utf-8") as file:
+        with open(folder.events, "a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
     except OSError as error:
-        raise RunFailure(f"{events}: cannot be written: {error.strerror}; free some space and resume") from None
+        raise RunFailure(f"{folder.events}: cannot be written: {error.strerror}; free some space and resume") from None
 
 
 def _differences(old: RunConfig, new: RunConfig) -> list[Change]:
