@@ -76,6 +76,13 @@ def test_a_slow_disk_holds_up_the_save_after_not_the_step(saver, monkeypatch: py
     assert second[0].waited_seconds > 0.2, "at most one save is under way"
 
 
+def test_a_step_that_was_saved_beside_training_is_not_saved_again(saver) -> None:
+    own, _ = saver
+    own.begin(4, {"step": 4})
+    own.save(4, {"step": 4}, lambda: pytest.fail("saved again"))
+    assert [end.step for end in own.ended()] == [4]
+
+
 def test_an_error_beside_training_is_that_of_a_save_which_training_waits_for(
     saver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from fourfold.api.training import train_locally
 from fourfold.cli.outcome import conclude, say_finished
@@ -12,9 +15,11 @@ from fourfold.launch.processes import WORKER
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
 
 def train(
-    run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None, change: bool = False
+    run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None, change: Flag = False
 ) -> int:
     """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 

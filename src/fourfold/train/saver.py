@@ -60,6 +60,7 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._pending: SaveEnd | None = None
         self._ended: list[SaveEnd] = []
+        self._newest: int | None = None
         if self.beside_training:
             self._thread = threading.Thread(target=self._prepare, daemon=True)
             self._thread.start()
@@ -83,9 +84,12 @@ class Saver:
         self._thread.start()
 
     def save(self, step: int, info: Mapping[str, Any], synchronize: Callable[[], None]) -> None:
-        """Saves the state before step `step` before it returns, after the save under way. `synchronize`: a barrier."""
+        """Saves the state before step `step` before it returns, after the save under way, unless that one saved this step.
+        `synchronize`: a barrier."""
         end = SaveEnd(step)
         self.wait()
+        if self._newest == step:
+            return
         end.waited_seconds = time.perf_counter() - end.begun
         self._save(end, info, synchronize, None)
         end.held_seconds = end.seconds
@@ -134,6 +138,7 @@ class Saver:
                 self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, synchronize,
                 tensors=copies,
             )  # fmt: skip
+            self._newest = end.step
         except Exception as error:
             end.error = error
         end.seconds = time.perf_counter() - end.begun
