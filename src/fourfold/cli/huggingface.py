@@ -119,12 +119,14 @@ def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
     from fourfold.data.prepared import open_prepared
 
     tokenizer_file, eos = None, None
-    try:
-        data = found.folder.data() if found.folder is not None else {}
-        prepared = open_prepared(str(data.get("prepared")))
-        tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
-    except RunFailure as error:
-        print(f"warning: the tokenizer is not written: {error}")
+    if found.folder is None:
+        print("warning: the tokenizer is not written: a checkpoint has none; name the folder of its run to write it")
+    else:
+        try:
+            prepared = open_prepared(str(found.folder.data().get("prepared")))
+            tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
+        except RunFailure as error:
+            print(f"warning: the tokenizer is not written: {error}")
     model = resolve_model(found.config.model)
     export_checkpoint(found.path, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
     print(f'{out}: step {found.step} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')

@@ -102,7 +102,7 @@ def prepare_run(
     if weights is not None:
         weights.check_against(resolved.spec.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
-    warning = _memory_warning(peak, local) if cuda_devices == 0 else None
+    warning = _memory_warning(peak + _copy_bytes(resolved), local) if cuda_devices == 0 else None
     saved = folder.saved_steps(old) if old is not None else []
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
@@ -143,6 +143,14 @@ def _open_initial(resolved: ResolvedRun) -> "WeightFolder | None":
     from fourfold.checkpoint import WeightFolder
 
     return WeightFolder(Path(initial))
+
+
+def _copy_bytes(resolved: ResolvedRun) -> int:
+    """A rank's copy of the state that it saves beside training."""
+    section = resolved.config.checkpoint
+    if not section.asynchronous or section.every_steps is None:
+        return 0
+    return resolved.spec.checkpoint_bytes // resolved.layout.world_size
 
 
 def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:
