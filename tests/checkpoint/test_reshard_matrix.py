@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.checkpoint import checked_file, file_bytes, is_first_of_stage
+from fourfold.checkpoint import checked_file, file_bytes, is_first_of_stage, save_checkpoint
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
 from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.config import ModelConfig
@@ -113,6 +113,18 @@ def test_any_layout_to_any_layout(checkpoints: Any, model: str, saved: str, here
                 assert torch.equal(loaded[unit].tensors[role], expected[unit].tensors[role]), (rank, unit, role)
         for layer in _layers(run, rank):
             assert torch.equal(extras[f"b{layer}.balance_bias"], _bias(layer))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_every_format_is_split_by_rows_and_columns(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved = _run("dense", "one rank").shards(0, dtype=dtype)
+    folder = save_checkpoint(tmp_path, 1, saved, {}, rank=0, synchronize=lambda: None, keep=1)
+    run = _run("dense", "tp with copies of kv heads")
+    for rank in range(run.world_size):
+        loaded, expected = run.shards(rank, empty=True, dtype=dtype), run.shards(rank, dtype=dtype)
+        run.load(folder, loaded)
+        for unit in expected:
+            assert all(torch.equal(loaded[unit].tensors[role], expected[unit].tensors[role]) for role in ROLES)
 
 
 LARGE = ModelConfig(2, 256, 4, 4, 64, 1024, 2048, max_position=64)
