@@ -39,6 +39,7 @@ SHORT = {
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
+    "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
     "train/peak.py": "one measurement, for the denominator of MFU",
 }
 

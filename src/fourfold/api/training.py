@@ -12,6 +12,7 @@ from rich.console import Console
 
 from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
@@ -87,13 +88,15 @@ def train(
     *,
     ranks: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    change: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
     """Train a model on this machine, as `fourfold train` does; returns when the run has finished. A folder that holds this run
-    already is resumed.
+    already is resumed, under another layout too.
 
     `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
-    default runs/NAME for a run file NAME.toml. `quiet`: print nothing.
+    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule. `quiet`:
+    print nothing.
 
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
@@ -106,7 +109,7 @@ def train(
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(run, out))
-    end = train_locally(config, ranks, folder, quiet)
+    end = train_locally(config, ranks, folder, quiet, change=change)
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(
             how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))
@@ -138,6 +141,7 @@ def train_locally(
     quiet: bool = False,
     worker: tuple[str, ...] = WORKER,
     grace_seconds: float = 10.0,
+    change: bool = False,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: the program of a rank, which has `grace_seconds`
     to end once another failed. Raises `UserError` and `RunFailure`."""
@@ -148,13 +152,14 @@ def train_locally(
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
-            ready = prepare_run(config, ranks, folder, report)
+            ready = prepare_run(config, ranks, folder, report, change=change)
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
         folder.write(ready.resolved.config, ready.data_table())
         if not stands:
             locks.enter_context(folder.locked())
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
+        begin_changes(folder, ready.changes, ready.step)
         launch = partial(launch_local, folder, count, threads_per_rank(ready.resolved.config, count))
         if quiet:
             return TrainingEnd(ready, state, launch(command=worker, grace_seconds=grace_seconds))

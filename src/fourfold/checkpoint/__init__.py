@@ -7,7 +7,8 @@ from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.reader import ParameterReader, newest_readable, read_parameters
-from fourfold.checkpoint.save import save_checkpoint
+from fourfold.checkpoint.reshard import reshard_checkpoint
+from fourfold.checkpoint.save import SaveFailure, save_checkpoint
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_shard
 from fourfold.checkpoint.weight_folder import WeightFolder
@@ -16,6 +17,7 @@ __all__ = [
     "DamagedCheckpoint",
     "Manifest",
     "ParameterReader",
+    "SaveFailure",
     "UnitShard",
     "WeightFolder",
     "checkpoints",
@@ -27,6 +29,7 @@ __all__ = [
     "newest_readable",
     "read_manifest",
     "read_parameters",
+    "reshard_checkpoint",
     "save_checkpoint",
     "step_folders",
     "step_of",

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
+from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
-from fourfold.checkpoint.tensor_file import DamagedCheckpoint, FileDigest
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.config import RunFailure
 
 VERSION = 3
@@ -47,7 +48,8 @@ class PartParameter:
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class PartRecord:
-    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards.
+    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards, one
+    for each data-parallel rank that wrote.
 
     `parameters`: one for each of the unit's, in their order. `shards`: the file that holds shard 0, 1, ...; in it the tensor
     `UNIT.ROLE` is that shard, [padded_numel / num_shards].
@@ -144,7 +146,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
 
 def _bounded_text(path: Path) -> bytes:
     """The file's bytes. Raises `OSError`, and `ValueError` where so few files beside it cannot need so long a manifest."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         allowed = min(_MANIFEST_BYTES + _BYTES_PER_FILE * len(list(path.parent.iterdir())), _MAX_MANIFEST_BYTES)
         text = file.read(allowed + 1)
     if len(text) > allowed:
@@ -187,7 +189,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
     for name, file in manifest.files.items():
         if not _FILE_NAME.fullmatch(name):
             return f"files: {name!r} is not a rank's file name such as 'rank-00000.safetensors'"
-        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256) or file.chunk_hash not in CHUNK_HASHES:
             return f"files.{name}: size or checksum is malformed"
     seen: set[str] = set()
     for name, unit in manifest.units.items():

@@ -1,11 +1,9 @@
-"""Writing safetensors files in pieces: a tensor goes to disk, and into the checksum, without a second copy of it.
+"""Safetensors files: the header, a tensor's bytes in pieces without a second copy of it, and reading.
 
 Format: 8 bytes little-endian header length N; N bytes of JSON, name -> {dtype, shape, data_offsets}; the tensors' bytes.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,7 +17,8 @@ from torch import Tensor
 from fourfold.config import RunFailure
 
 PIECE_BYTES = 1 << 23
-_CODES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _FP = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
@@ -29,14 +28,6 @@ class DamagedCheckpoint(RunFailure):
     def __init__(self, problem: str, advice: str) -> None:
         super().__init__(f"{problem}; {advice}")
         self.problem = problem
-
-
-@dataclass(frozen=True)
-class FileDigest:
-    """A file's length and SHA-256, lower-case hex."""
-
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +45,7 @@ class TensorEntry:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.float32` -> `fp32`. Raises `ValueError` for a format that checkpoints do not hold."""
-    if dtype not in _CODES:
+    if _CODES.get(dtype) not in _FP:
         raise ValueError(f"a checkpoint holds fp64, fp32 and bf16 tensors, not {dtype}")
     return _FP[_CODES[dtype]]
 
@@ -81,24 +72,6 @@ def emit(tensor: Tensor, write: Callable[[bytes | memoryview], Any]) -> None:
     for start in range(0, flat.numel(), step):
         piece = flat[start : start + step].cpu().contiguous()
         write(piece.view(torch.uint8).numpy().data)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileDigest:
-    """Writes one safetensors file, waits until it is on disk, and returns its length and SHA-256. Raises `OSError`."""
-    entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-
-        def write(data: bytes | memoryview) -> None:
-            file.write(data)
-            digest.update(data)
-
-        write(header(entries, metadata)[0])
-        for tensor in tensors.values():
-            emit(tensor, write)
-        file.flush()
-        os.fsync(file.fileno())
-        return FileDigest(file.tell(), digest.hexdigest())
 
 
 class TensorFile:

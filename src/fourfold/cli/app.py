@@ -33,6 +33,7 @@ COMMANDS = {
     "job": ("job", "job"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
+    "checkpoint": ("checkpoint", "checkpoint"),
     "export": ("huggingface", "export"),
     "import": ("huggingface", "import_"),
 }

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from fourfold.api.training import check_request, run_info, say_what_is_imported, write_plain
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.processes import STOPPED, LaunchOutcome
@@ -22,7 +23,7 @@ _TICK_SECONDS = 0.5
 _SIGTERM_CODE = 143
 
 
-def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank) -> int:
+def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank, change: bool) -> int:
     """Trains as one rank of those that another launcher started; the exit code."""
     check_request(config, command.ranks)
     if command.ranks is not None and command.ranks != external.world_size:
@@ -43,7 +44,7 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
-        ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks)
+        ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks, change)
         if stands and finished_at(folder, config) is not None:
             say_finished(RunState(run_info(ready, folder), begun=0.0), folder, command)
             return 0
@@ -60,6 +61,7 @@ def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
     for warning in ready.warnings:
         write_plain(warning)
     state = RunState(run_info(ready, folder))
+    begin_changes(folder, ready.changes, ready.step)
     with _plain_lines(state):
         code = _run_worker(folder)
     if code in (0, _SIGTERM_CODE):

@@ -22,12 +22,18 @@ Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def train(
-    run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None, rehearse: Flag = False
+    run: Path,
+    /,
+    *overrides: str,
+    ranks: int | None = None,
+    out: Path | None = None,
+    change: Flag = False,
+    rehearse: Flag = False,
 ) -> int:
     """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 
-    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there. Under torchrun or srun the command is one of
-    the ranks itself.
+    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there, also with other ranks and another layout.
+    Under torchrun or srun the command is one of the ranks itself.
 
     Parameters
     ----------
@@ -39,13 +45,15 @@ def train(
         How many processes to start on this machine. Default: as many as the layout asks for, or one a CUDA device.
     out
         The run's folder. Default: runs/NAME for a run file NAME.toml.
+    change
+        Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4.
     rehearse
         Start nothing. Run one step of every class of ranks as if on CUDA devices, on tensors without data, and print what each
         pipeline rank allocates, sends and launches. Needs no device and no corpus. Exit code 1 where a device would reject it.
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
-    return train_with(Command(run, overrides, ranks, out))
+    return train_with(Command(run, overrides, ranks, out), change=change)
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
@@ -61,14 +69,16 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
     return 0
 
 
-def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0) -> int:
+def train_with(
+    command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0, change: bool = False
+) -> int:
     """The command, with the program that a rank runs and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
     external = external_rank(os.environ)
     if external is not None:
-        return train_as_rank(config, folder, command, external)
-    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds)
+        return train_as_rank(config, folder, command, external, change)
+    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds, change=change)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

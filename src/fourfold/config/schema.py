@@ -135,8 +135,12 @@ class CheckpointSection(Section):
     """Steps between two checkpoints. Left out: one at the end."""
     keep: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
+    allocated."""
     directory: str | None = None
-    """Folder of the checkpoints. Left out: `checkpoints` in the run's folder."""
+    """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. Left out: `checkpoints` in the
+    run's folder."""
 
 
 class ClusterSection(Section):

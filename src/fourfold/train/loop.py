@@ -37,12 +37,14 @@ from fourfold.runtime.progress import (
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event
 from fourfold.train.peak import measure_peak_flops
 from fourfold.train.resume import Resumption
+from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
 
 
@@ -61,7 +63,9 @@ class Training:
         self.program = lower_step(self.view)
         self.steps = num_steps(self.config)
         self.tables = feed_tables(self.spec, context.device)
-        prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
+        table = json.loads((out / "data.json").read_text())
+        self.stop_at: int | None = table.get("stop_at")  # of a replay
+        prepared = open_prepared(table["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
         _agree(
@@ -73,7 +77,7 @@ class Training:
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
         self.board = ProgressBoard(out, context.rank)
-        resumption = Resumption(state.checkpoint_root(self.config, out), context)
+        resumption = Resumption(lambda: state.saved_steps(self.config, out), context)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
         if resumption.is_new:
@@ -86,6 +90,7 @@ class Training:
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
         self.skips = SkippedSteps(self.config)
+        self.chain = ""
         self.validation_loss: float | None = None
         if not resumption.is_new:
             info = resumption.restore(
@@ -93,10 +98,12 @@ class Training:
                 self._refuse,
             )
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
-            self.executor.updates, self.saved_step = info["updates"], self.step
+            self.executor.updates, self.chain = info["updates"], info.get("chain", "")
+            self.saved_step = self.step
         else:
             state.initial_biases(released, self.view, self.executor.routers)
         share_parameters(self.spec, self.units, self.groups)
+        self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
@@ -143,9 +150,9 @@ class Training:
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
         while self.step < self.steps:
-            if self.stop.stops_before(self.step):
+            if self.stop.stops_before(self.step) or self.step == self.stop_at:
                 if self.step:
-                    self._save(log)
+                    self._save(log, last=True)
                 _event(log, "stop", step=self.step)
                 return False
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
@@ -157,6 +164,7 @@ class Training:
             self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
+            self.chain = extend(self.chain, self.step, result)
             diverged = self.skips.count(result.skipped)
             self.step += 1
             tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
@@ -186,9 +194,12 @@ class Training:
             if rank == 0 and log is not None:
                 log.step(_finite(values))
             if diverged:
+                self.saver.wait()
+                self._tell_saves(log)
                 raise self._diverged(lr)
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
-                self._save(log)
+                self._save(log, last)
+            self._tell_saves(log)
         self._finish(log)
         return True
 
@@ -251,41 +262,44 @@ class Training:
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
-    def _save(self, log: RunLog | None) -> None:
-        """Saves the state, unless the latest steps were skipped: the checkpoints of a run that diverges are those from before."""
+    def _save(self, log: RunLog | None, last: bool) -> None:
+        """Saves the state, beside training unless it is the `last` save of this launch, which must succeed; not where the latest
+        steps were skipped: the checkpoints of a run that diverges are those from before."""
         if self.skips.in_a_row:
             _event(log, "withhold", step=self.step, skipped=self.skips.in_a_row)
         else:
-            self._save_state(log)
+            self._save_state(last)
+        failed = self._tell_saves(log)
+        if last and failed is not None:
+            raise failed
         if self.clock.steps:
             rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
             measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
             write_measured(self.out, measured)
 
-    def _save_state(self, log: RunLog | None) -> None:
+    def _save_state(self, last: bool) -> None:
         self.skips.require_finite(self.units.values(), self.saved_step, self.context)
         info: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,
             "skipped_steps": self.skipped,
             "updates": self.executor.updates,
+            **certificate(self.config, self.program, self.chain),
         }
-        self.board.step, self.board.kind = self.step, SAVING
-        self.board.record(0)
-        start = time.perf_counter()
-        path = state.save(
-            self.config,
-            self.out,
-            self.view,
-            self.units,
-            self.executor.routers,
-            self.step,
-            info,
-            self.context.rank,
-            self._barrier,
-        )
-        self.saved_step = self.step
-        _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
+        if self.saver.beside_training and not last:
+            self.saver.begin(self.step, info)
+        else:
+            self.board.step, self.board.kind = self.step, SAVING
+            self.board.record(0)
+            self.saver.save(self.step, info, self._barrier)
+
+    def _tell_saves(self, log: RunLog | None) -> Exception | None:
+        """Records the saves that ended; the error of the newest, where it failed."""
+        error = None
+        for end in self.saver.ended():
+            _event(log, "save" if end.path is not None else "save_failed", **end.event())
+            self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
+        return error
 
     def _barrier(self) -> None:
         try:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fourfold.checkpoint import DamagedCheckpoint, step_folders, step_of
+from fourfold.checkpoint import DamagedCheckpoint, step_of
 from fourfold.config import RunFailure
+from fourfold.config.remote_path import place
 from fourfold.train.session import RankContext
 
 Restore = Callable[[Path], dict[str, Any]]
@@ -16,16 +17,17 @@ Restore = Callable[[Path], dict[str, Any]]
 class Resumption:
     """The checkpoints of a run, as all its ranks see them."""
 
-    def __init__(self, root: Path, context: RankContext) -> None:
-        self._root, self._context = root, context
+    def __init__(self, find: Callable[[], list[Path]], context: RankContext) -> None:
+        """`find`: the folders of saved steps, newest first."""
+        self._context = context
         if context.rank == 0:  # one rank looks, so that all see the same folders
-            context.store.set("checkpoints", json.dumps([path.name for path in reversed(step_folders(root))]))
-        self._names: list[str] = json.loads(context.store.get("checkpoints"))
+            context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
+        self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
 
     @property
     def is_new(self) -> bool:
         """Whether there is nothing to go on from."""
-        return not self._names
+        return not self._paths
 
     def restore(self, restore: Restore, refuse: Callable[[int, str], None]) -> dict[str, Any]:
         """Fills the tensors of all ranks from the newest checkpoint that every rank can read; what was saved beside them.
@@ -34,16 +36,15 @@ class Resumption:
         none is left.
         """
         problems = []
-        for name in self._names:
-            path = self._root / name
+        for path in self._paths:
             info, problem = self._attempt(path, restore)
             if info is not None:
                 return info
             refuse(step_of(path) or 0, problem)
             problems.append(f"  {problem}\n")
         raise RunFailure(
-            f"{self._root}: none of its checkpoints can be read, so the run does not go on; restore one of them, or move the "
-            f"folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
+            f"{self._paths[0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
+            f"move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
         )
 
     def _attempt(self, path: Path, restore: Restore) -> tuple[dict[str, Any] | None, str]:

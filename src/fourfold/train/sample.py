@@ -22,7 +22,7 @@ from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
-from fourfold.train.state import checkpoint_root
+from fourfold.train.state import saved_steps
 
 
 class Generator:
@@ -72,7 +72,7 @@ def generate(
         raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
     config = load_run(run / "run.toml")
     model = resolve_model(config.model)
-    reader = newest_readable(checkpoint_root(config, run), report)
+    reader = newest_readable(saved_steps(config, run), report)
     if reader is None:
         raise RunFailure(f"{run}: has no checkpoint that can be read; let the run reach its next save")
     prepared = open_prepared(json.loads((run / "data.json").read_text())["prepared"])
