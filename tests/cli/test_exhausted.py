@@ -80,3 +80,45 @@ def test_a_terminal_that_is_closed_ends_the_run_with_129_and_a_checkpoint(here: 
     assert process.wait(60) == 129
     events = [json.loads(line) for line in (here / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events][-2:] == ["save", "stop"]
+
+
+def shell(here: Path, line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A command line of the shell in which `fourfold` is the command."""
+    script = f'fourfold() {{ "{sys.executable}" -m fourfold "$@"; }}; {line}'
+    return subprocess.run(["bash", "-c", script], capture_output=True, check=False, env={**os.environ, **environment})
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "word"),
+    [
+        ("fourfold show run.toml >&- 2>&-", 0, b""),
+        ("fourfold show nothing.toml >&- 2>&-", 2, b""),
+        ("fourfold show run.toml >/dev/full", 1, b"No space left on device"),
+        ("fourfold show 'r\303\266.toml'", 2, b"no such run file"),
+        ("fourfold show $'r\\xff.toml'", 2, b"is no UTF-8; what works"),
+    ],
+)
+def test_streams_and_names_that_are_odd(here: Path, line: str, code: int, word: bytes) -> None:
+    done = shell(here, line)
+    assert done.returncode == code, done
+    assert word in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_locale_without_our_characters(here: Path) -> None:
+    done = shell(here, "fourfold show run.toml layout.pp=2 --ranks 2 --timeline", **ASCII)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+
+
+def test_the_folder_may_be_a_link(here: Path) -> None:
+    (here / "disk").mkdir()
+    (here / "run").symlink_to(here / "disk")
+    for steps in (2, 3):
+        done = shell(here, f"fourfold train run.toml run.sample_tokens=0 batch.steps={steps} --out run")
+        assert done.returncode == 0, done.stderr
+    assert (here / "run").is_symlink()
+    assert (here / "disk" / "checkpoints" / "step-000003" / "manifest.json").is_file()

@@ -131,3 +131,14 @@ def test_a_frame_that_grows_in_one_piece_is_given_out_in_small_ones(tmp_path: Pa
     bomb(tmp_path / "x.zst", 512)
     with open(tmp_path / "x.zst", "rb") as stored:
         assert max(len(piece) for piece in source._decompress_zstd(stored, zstandard)) <= 1 << 27
+
+
+@pytest.mark.parametrize("text", ["", '{"par', "[]", '{"parts": 1}', '{"parts": []}', '{"parts": [[]]}', "[" * 100_000])
+def test_a_damaged_manifest_of_prepared_data(here: Path, fourfold, text: str) -> None:
+    assert fourfold("data", "run.toml").code == 0
+    (manifest,) = here.glob("fourfold-data/*/manifest.json")
+    manifest.write_text(text)
+    result = fourfold("data", "run.toml")
+    assert result.code == 1, result
+    assert "manifest.json: is not the manifest of prepared data" in result.err
+    assert "prepare the data again" in result.err

@@ -2,12 +2,13 @@
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fourfold.config import RunFailure
-from fourfold.launch.external import ExternalRank, external_rank
+from fourfold.config import RunFailure, parse_run
+from fourfold.launch.external import ExternalRank, external_rank, start_token
 from fourfold.launch.rendezvous_file import find_store, listening_hosts, serving
 from fourfold.launch.run_folder import RunFolder
 from fourfold.rendezvous.frames import SECRET
@@ -63,3 +64,11 @@ def test_ranks_elsewhere_meet_at_the_address_given(environment: dict[str, str]) 
     rank = rank_of(environment)
     assert listening_hosts(rank)[0] == environment["MASTER_ADDR"]
     assert "GLOO_SOCKET_IFNAME" not in rank.environment()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid", "x" * 300, "\udcff"])
+def test_an_address_that_is_not_this_machines(tmp_path: Path, address: str) -> None:
+    rank = replace(rank_of(TORCHRUN), master_address=address)
+    assert start_token(parse_run({"batch": {"global_sequences": 8, "sequence_length": 16, "steps": 5}}), rank)
+    with pytest.raises(RunFailure, match="MASTER_ADDR"), serving(RunFolder(tmp_path), rank, "this"):
+        pass

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,12 @@ def summary(command: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and leaves with its exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
     code = FAILURE
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")  # a locale without our characters is no reason to fail
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -101,6 +108,9 @@ def run(arguments: list[str]) -> int:
     )  # to look for them reads the metadata of every installed package
     try:
         words = arguments or ["--help"]
+        for word in words:
+            if not word.isascii() and word.encode(errors="replace") != word.encode(errors="surrogatepass"):
+                return _say(f"{word!a} is no UTF-8; what works: names in UTF-8, or PYTHONUTF8=1", USAGE)
         with without_collection():
             app = build_app(words[0])
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")

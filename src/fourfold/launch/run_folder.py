@@ -122,9 +122,10 @@ class RunFolder:
         """Makes the folder with both files, or replaces them. Raises `RunFailure` when the disk does not take them."""
         texts = {RUN_FILE: dump_run(config), DATA_FILE: json.dumps(data, indent=1) + "\n"}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self.path.is_dir() or not any(self.path.iterdir()):
-                _create_at_once(self.path, texts)
+            place = Path(os.path.realpath(self.path))  # a link to a folder cannot be replaced by one
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.is_dir() or not any(place.iterdir()):
+                _create_at_once(place, texts)
                 return
             for name, text in texts.items():  # data.json last: other ranks wait for it
                 write_whole(self.path / name, text)

@@ -171,9 +171,15 @@ class Layout:
             if axis in axes or tied:
                 base -= rank // stride % degree * stride
                 places = sorted(set(self.tied_ranks)) if tied else range(degree)
-                offsets = [offset + place * stride for offset in offsets for place in places]
+                steps = [place * stride for place in places]
+                if view != VIEWS[1]:  # the axes of experts alone cross those of the mesh: their sums carry
+                    steps = [self._renumbered(step, AXES, order) for step in steps]
+                offsets = [offset + step for offset in offsets for step in steps]
         if order == AXES:
             return tuple(base + offset for offset in offsets)
+        if view != VIEWS[1]:
+            base = self._renumbered(base, AXES, order)
+            return tuple(sorted(base + offset for offset in offsets))
         return tuple(sorted(self._renumbered(base + offset, AXES, order) for offset in offsets))
 
     def groups(self, axes: tuple[str, ...]) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from fourfold.config import RunFailure
-from fourfold.config.errors import open_files_advice
+from fourfold.config.errors import open_files_advice, shortened
 from fourfold.rendezvous.frames import (
     CHALLENGE_BYTES,
     FROM_CLIENT,
@@ -154,11 +154,11 @@ def _listen(host: str, port: int) -> socket.socket:
                 raise
             listener.bind((address, 0))
         listener.listen(1024)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         if (cure := open_files_advice(error)) is not None:
-            raise RunFailure(f"{host}: cannot listen ({error.strerror}); {cure}") from None
+            raise RunFailure(f"{host}: cannot listen ({error}); {cure}") from None
         raise RunFailure(
-            f"{host}: the run's ranks cannot meet at this address ({error.strerror or error}); it must be one of this machine, "
+            f"{shortened(host)[1:-1]}: the run's ranks cannot meet at this address ({error}); it must be one of this machine, "
             f"which starts rank 0; what works: export MASTER_ADDR=ADDRESS with the address at which the others reach it"
         ) from None
     return listener

@@ -106,7 +106,7 @@ class _Connection:
                 self._socket = socket.create_connection((host, port), timeout=min(seconds, 10.0))
                 self._codec = self._prove(secret)
                 return
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, UnicodeError) as error:
                 if (cure := open_files_advice(error)) is not None:
                     raise RunFailure(
                         f"the store of this run at {host}:{port} was not reached ({error}); {cure}"
