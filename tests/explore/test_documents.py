@@ -21,6 +21,7 @@ SMALL = {
 }
 BODIES: dict[str, dict[str, Any]] = {
     "simulate": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "memory": True, "tokens": "1G"},
+    "estimate": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
     "plan": {"overrides": SMALL, "cluster": "dgx-h100:2", "explain": ["tp=2", "pp=3"], "tokens": "1G", "budget": 1},
     "catalog": {},
     "texts": {"overrides": SMALL, "cluster": "dgx-h100:8"},
@@ -48,6 +49,14 @@ def test_a_step_is_what_simulate_prints() -> None:
     for run, overrides in (("preset:llama3-70b", {}), ("preset:llama3.1-8b-128", {"layout.recompute": "full"})):
         ours = json.loads(encoded("simulate", {"run": run, "overrides": overrides}, silent))
         assert ours == json.loads(json.dumps(simulate(run, overrides).to_json()))
+
+
+def test_the_estimate_is_near_the_step() -> None:
+    for run in ("preset:llama3-70b", "preset:deepseek-v3-2k"):
+        quick = json.loads(encoded("estimate", {"run": run}, silent))
+        step = simulate(run)
+        assert quick["step_seconds"] == pytest.approx(step.step_seconds, rel=0.1)
+        assert quick["tokens_per_second"] == pytest.approx(step.tokens_per_second, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,9 +26,18 @@ SMALL = {
 HEAVY = {"run": "preset:megatron-1t", "overrides": {}}
 
 
+Found = TypeVar("Found")
+
+
 @pytest.fixture
 def client(address: str) -> httpx.Client:
     return httpx.Client(base_url=address, timeout=60)
+
+
+def in_own_loop(scenario: Coroutine[Any, Any, Found]) -> Found:
+    """Runs a coroutine in a thread: the browser's driver may have a loop in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, scenario).result()
 
 
 def is_alive(client: httpx.Client) -> bool:
@@ -118,13 +129,13 @@ def test_a_thousand_requests_at_once(address: str, client: httpx.Client) -> None
             async def one(number: int) -> int:
                 body = SMALL | {"overrides": SMALL["overrides"] | {"optimizer.lr": 1e-4 + number * 1e-7}}
                 try:
-                    return (await many.post("/api/simulate", json=body, headers={"X-Window": str(number)})).status_code
+                    return (await many.post("/api/texts", json=body, headers={"X-Window": str(number)})).status_code
                 except httpx.TransportError:
                     return 0
 
             return await asyncio.gather(*map(one, range(1000)))
 
-    found = asyncio.run(all_at_once())
+    found = in_own_loop(all_at_once())
     assert set(found) <= {0, 200, 503}
     assert found.count(200) > 0
     assert is_alive(client)
@@ -139,7 +150,7 @@ def test_a_newer_request_ends_the_older(client: httpx.Client) -> None:
 
     thread = threading.Thread(target=heavy)
     thread.start()
-    time.sleep(0.3)
+    time.sleep(1.5)  # until it computes, which takes ten seconds and more
     assert client.post("/api/simulate", json=SMALL, headers=headers).status_code == 200
     thread.join(20)
     assert answers == [409]
@@ -182,7 +193,7 @@ def test_a_process_that_dies_is_replaced() -> None:
             pool.stop()
         return outcomes
 
-    assert asyncio.run(scenario()) == ["superseded", "done"]
+    assert in_own_loop(scenario()) == ["superseded", "done"]
 
 
 def test_another_address_needs_the_token() -> None:

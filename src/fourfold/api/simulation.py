@@ -19,6 +19,7 @@ from fourfold.api.numbers import parse_number
 from fourfold.api.software import software_overrides_of
 from fourfold.config import RunConfig, UserError
 from fourfold.config.schema import GemmDtype
+from fourfold.cost.prices import Prices
 from fourfold.hardware import THIS, Cluster, cluster_names
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
@@ -29,7 +30,7 @@ from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumpti
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep, published_step
-from fourfold.simulate.run_prices import check_devices, idle_devices, prices_for, transport_on
+from fourfold.simulate.run_prices import SoftwareOverrides, check_devices, idle_devices, prices_for, transport_on
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
@@ -131,20 +132,10 @@ def simulate(
 
     Raises `UserError` with the command's message. A step that does not fit is a result: `fits` is False.
     """
-    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     config = readable_config(run, overrides, trust)
-    where = _cluster(config, cluster)
-    is_as_published = not overrides and cluster_name(where) == config.cluster.preset
-    software = software if software is not None else config.cluster.software
-    software_overrides = software_overrides.of_run(config.cluster, software)
-    machine = loaded_cluster(where)
-    config = on_cluster(config, where)
-    vocabulary = stated_vocab_size(config.model, config.data)
-    model = resolve_model(config.model, vocabulary)
-    check_layers(model)
-    wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
-    resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
-    check_devices(resolved.layout, machine)
+    software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
+    resolved, machine, prices = priced_run(config, cluster, ranks, software, software_overrides)
+    is_as_published = not overrides and (cluster is None or cluster_name(cluster) == config.cluster.preset)
     idle = idle_devices(resolved.layout, config.batch.global_sequences, machine) if ranks is None else None
     given = {
         "checkpoint_seconds": checkpoint_seconds,
@@ -153,8 +144,6 @@ def simulate(
     }
     assumptions = _assumptions(resolved, machine, failure_hours, price, given)
     wanted = _tokens(config, tokens)
-    prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
-    check_size(resolved.spec)
     summary = StepSummary(predict_step(resolved.spec, prices, resolved.compiled), resolved.layout.num_microbatches)
     published = None
     if is_as_published:
@@ -165,6 +154,30 @@ def simulate(
         length = campaign(*step, devices, machine.node_devices, assumptions)
     stated = frozenset(name for name, value in given.items() if value is not None)
     return SimulationResult(resolved, machine, summary, length, published, idle, stated)
+
+
+def priced_run(
+    config: RunConfig,
+    cluster: ClusterInput | None,
+    ranks: int | None,
+    software: str | None,
+    software_overrides: SoftwareOverrides,
+) -> tuple[ResolvedRun, Cluster, Prices]:
+    """The run's layout on its cluster, and the prices of all that it does. Arguments as in `simulate`. Raises `UserError`."""
+    where = _cluster(config, cluster)
+    software = software if software is not None else config.cluster.software
+    software_overrides = software_overrides.of_run(config.cluster, software)
+    machine = loaded_cluster(where)
+    config = on_cluster(config, where)
+    vocabulary = stated_vocab_size(config.model, config.data)
+    model = resolve_model(config.model, vocabulary)
+    check_layers(model)
+    wanted_ranks = ranks if ranks is not None else filling_ranks(config, model, machine.devices)
+    resolved = resolve_run(config, wanted_ranks, vocabulary, transport_on(machine))
+    check_devices(resolved.layout, machine)
+    prices = prices_for(resolved.config, resolved.spec, machine, software, software_overrides)
+    check_size(resolved.spec)
+    return resolved, machine, prices
 
 
 def _cluster(config: RunConfig, stated: ClusterInput | None) -> ClusterInput:

@@ -9,9 +9,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fourfold.api.inputs import readable_config
 from fourfold.api.planning import plan
 from fourfold.api.programs import RunProgram
-from fourfold.api.simulation import simulate
+from fourfold.api.simulation import priced_run, simulate
+from fourfold.api.software import software_overrides_of
 from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
@@ -20,6 +22,7 @@ from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
+from fourfold.simulate.stage_times import estimate_makespan
 
 Body = Mapping[str, Any]
 Report = Callable[[str, float], None]
@@ -32,6 +35,21 @@ def simulation(body: Body, report: Report) -> dict[str, Any]:
     setup, own = _divided(body, {"memory": bool})
     found = simulate(setup.run_input, setup.stated, **setup.options)
     return found.to_json(memory_curves=own.get("memory", False))
+
+
+def estimate(body: Body, report: Report) -> dict[str, Any]:
+    """The time of the schedule alone, by which the planner sorts layouts. A person sees it at once while the step of a
+    long pipeline is being simulated."""
+    setup, _ = _divided(body, {})
+    options = setup.options
+    changed = software_overrides_of(*(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation")))
+    config = readable_config(setup.run_input, setup.stated, trust=False)
+    resolved, _, prices = priced_run(config, setup.cluster, None, setup.software, changed)
+    seconds, tokens = (
+        estimate_makespan(resolved.spec, prices),
+        config.batch.global_sequences * config.batch.sequence_length,
+    )
+    return {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def program(body: Body, report: Report) -> dict[str, Any]:
@@ -78,6 +96,7 @@ def catalog(body: Body, report: Report) -> dict[str, Any]:
 
 DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "simulate": simulation,
+    "estimate": estimate,
     "program": program,
     "verify": verification,
     "texts": texts,

@@ -73,6 +73,12 @@ class WorkerPool:
             worker.end()
         self._workers.clear()
 
+    def supersede(self, owner: str) -> None:
+        """Ends what the owner asked for before."""
+        before = self._owners.pop(owner, None)
+        if before is not None:
+            before.cancel()
+
     async def compute(
         self, name: str, body: Mapping[str, Any], owner: str, report: Callable[[str, float], None] | None = None
     ) -> bytes:
@@ -81,9 +87,8 @@ class WorkerPool:
         if self._waiting >= MOST_WAITING:
             raise RunFailure(f"{self._waiting} requests wait already; ask again in a moment")
         task = asyncio.ensure_future(self._computed(name, body, report))
-        before, self._owners[owner] = self._owners.get(owner), task
-        if before is not None:
-            before.cancel()
+        self.supersede(owner)
+        self._owners[owner] = task
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -185,6 +185,14 @@ class SimulationDocument(StepDocument):
 
 
 @exact
+class EstimateDocument(TypedDict):
+    """The time of the schedule alone: never the step's, and near it where little is exposed."""
+
+    step_seconds: float
+    tokens_per_second: float
+
+
+@exact
 class PricedLayout(TypedDict):
     """A layout that a search priced."""
 

@@ -6,7 +6,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from fourfold.explore.catalog_types import CatalogDocument
-from fourfold.explore.prediction_types import PlanDocument, SimulationDocument, exact
+from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 
 
 @exact
@@ -67,6 +67,7 @@ class VerificationDocument(TypedDict):
 
 SCHEMAS: dict[str, type] = {
     "simulate": SimulationDocument,
+    "estimate": EstimateDocument,
     "plan": PlanDocument,
     "catalog": CatalogDocument,
     "texts": TextsDocument,

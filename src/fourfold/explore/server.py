@@ -63,7 +63,9 @@ class Answers:
             body = await read_body(request)
             key = json.dumps([name, body], sort_keys=True)
             content = self._kept.pop(key, None)
-            if content is None:
+            if content is not None:
+                self._pool.supersede(owner_of(request, name))
+            else:
                 content = await self._until_gone(request, name, body)
             self._kept[key] = content
             while len(self._kept) > KEPT:

@@ -4,7 +4,7 @@ import json
 import shlex
 from typing import Any
 
-from fourfold.api.inputs import config_of, override_texts
+from fourfold.api.inputs import override_texts, readable_config
 from fourfold.config import dump_run
 from fourfold.explore.setup import Setup
 
@@ -12,7 +12,7 @@ from fourfold.explore.setup import Setup
 def texts_of(setup: Setup) -> dict[str, Any]:
     """`run_file`: TOML. `command`: a line for a shell; a run that is no preset is named run.toml in it, as the file is to be
     saved. `python`: for `import fourfold`. All three give the document that the page shows."""
-    config = config_of(setup.run_input, setup.stated)
+    config = readable_config(setup.run_input, setup.stated, trust=False)
     if setup.cluster is not None:
         config = config.on_cluster(setup.cluster)
     return {"run_file": dump_run(config, brief=True), "command": _command(setup), "python": _python(setup)}

@@ -51,6 +51,12 @@ export interface DeviceRow {
   description: string;
 }
 
+/** The time of the schedule alone: never the step's, and near it where little is exposed. */
+export interface EstimateDocument {
+  step_seconds: number;
+  tokens_per_second: number;
+}
+
 /** Why a layout that was asked about is not the best. `refused`: why it cannot run or does not fit. */
 export interface ExplanationDocument {
   asked: Record<string, number | string>;
@@ -390,6 +396,7 @@ export interface VerificationDocument {
 /** The type of each document, by its name. */
 export interface Documents {
   simulate: SimulationDocument;
+  estimate: EstimateDocument;
   plan: PlanDocument;
   catalog: CatalogDocument;
   texts: TextsDocument;
