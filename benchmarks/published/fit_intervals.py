@@ -11,6 +11,7 @@ in the intervals of all other sources."""
 import argparse
 import json
 import random
+import tomllib
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ STATES = ("named_profiled", "unnamed_profiled", "named_unprofiled", "unnamed_unp
 QUANTITIES = ("time", "memory")
 HEAD = """\
 # Quantiles of measured / predicted over published runs whose sources the constants had not seen, by whether published runs inform
-# the software and the device. Written by benchmarks/published/fit_intervals.py.
+# the software and the device. Written by benchmarks/published/fit_intervals.py; out_of_memory by fit_out_of_memory.py.
 
 """
 
@@ -170,6 +171,7 @@ def main() -> None:
     table = {"share": SHARE, **informed_names(), **table_of(found)}
     print(tomli_w.dumps(table), json.dumps(coverage(found), indent=1), sep="\n")
     if options.write:
+        table["out_of_memory"] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["out_of_memory"]
         TABLE.write_text(HEAD + tomli_w.dumps(table), encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fourfold.cost.prices import Prices
 from fourfold.evidence import interval
-from fourfold.evidence.interval import _table, known
+from fourfold.evidence.interval import evidence_table, known
 from fourfold.simulate.run_prices import software_named
 from tests.support.programs import make_spec
 from tests.support.simulated import real_prices
@@ -34,8 +34,8 @@ def test_what_is_known_of_software_and_device() -> None:
 
 
 def test_what_no_published_run_informs_is_not_known() -> None:
-    assert "fourfold" not in _table()["software"]
-    assert "unknown" not in _table()["software"]
+    assert "fourfold" not in evidence_table()["software"]
+    assert "unknown" not in evidence_table()["software"]
 
 
 def test_a_machine_that_was_measured_has_no_interval() -> None:

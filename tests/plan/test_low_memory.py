@@ -82,6 +82,8 @@ def test_a_search_shows_one_that_holds_less_than_the_best(asked: Request) -> Non
 
 def test_the_least_that_is_needed_counts_layouts_of_one_stage(asked: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     fixed, held = {"pp": 1, "recompute": "full", "zero": 1}, list[int]()
+    measured = replace(asked.cluster, calibration={"version": 1})  # scores are times
+    asked = replace(asked, template=replace(asked.template, cluster=measured))
     roomy = replace(asked, memory_bytes=int(80e9))
     tight = replace(asked, memory_bytes=int(0.8 * search(roomy, keep=1, fixed=fixed).best[0].memory_bytes))
     predict = Pricer.predict

@@ -37,7 +37,7 @@ def interval(quantity: Quantity, prices: Prices) -> Interval | None:
     run tells how far predictions are off there."""
     if prices.cluster.calibration or prices.cluster.device.units is None:
         return None
-    table = _table()
+    table = evidence_table()
     found = table[quantity][known(prices.software.name, prices.cluster.device.key, table)]
     return Interval(found["low"], found["high"], table["share"], found["runs"], found["sources"])
 
@@ -48,7 +48,13 @@ def known(software: str, device: str, table: dict[str, Any]) -> str:
     return f"{names}_{'profiled' if device in table['devices'] else 'unprofiled'}"
 
 
+def is_named(software: str) -> bool:
+    """Whether published runs inform a software profile."""
+    return framework_of(software) in evidence_table()["software"]
+
+
 @lru_cache(maxsize=1)
-def _table() -> dict[str, Any]:
+def evidence_table() -> dict[str, Any]:
+    """Quantiles, and probabilities of running out of memory, with the software and the devices that published runs inform."""
     text = (resources.files("fourfold.evidence") / "intervals.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)

@@ -4,15 +4,20 @@ The table is written by `benchmarks/published/fit_evidence.py`; its rows state e
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import nsmallest
 from importlib import resources
 from math import log2
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fourfold.config import ModelConfig
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.prices import Prices
 from fourfold.model.spec import num_active_parameters, num_parameters
+from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 
 DOUBLING = {
@@ -27,14 +32,16 @@ DOUBLING = {
     "ep": 0.25,
 }
 """Distance of a factor of two, by key."""
-OTHER = {"device": 1.0, "software": 1.0, "gemm_dtype": 0.5, "zero": 0.5, "recompute": 0.25}
+OTHER = {"device": 1.0, "software": 1.0, "gemm_dtype": 0.5, "schedule": 0.5, "zero": 0.5, "recompute": 0.25}
 """Distance of another value, by key."""
+OF_LAYOUT = ("tp", "pp", "cp", "ep", "schedule", "zero", "recompute")
+"""Keys in which the layouts of one request differ."""
 
 
 @dataclass(frozen=True)
 class RunShape:
-    """The part of a run that tells how alike two runs are. `peak_flops`: FLOP/s of a device in 16 bits; `recompute`: the policy of
-    the middle segment."""
+    """The part of a run that tells how alike two runs are. `peak_flops`: FLOP/s of a device in 16 bits; `schedule`: as
+    `schedule_kind`; `recompute`: the policy of the middle segment."""
 
     parameters: float
     active_parameters: float
@@ -48,35 +55,48 @@ class RunShape:
     pp: int
     cp: int
     ep: int
+    schedule: str
     zero: int
     recompute: str
 
     @classmethod
     def of(cls, spec: StepSpec, prices: Prices) -> "RunShape":
-        layout, device = spec.layout, prices.cluster.device
+        layout = spec.layout
         return cls(
-            parameters=num_parameters(spec.model),
-            active_parameters=num_active_parameters(spec.model),
-            device=device.key,
-            peak_flops=device.peak("bf16"),
-            devices=layout.world_size,
-            sequence_length=layout.sequence_length,
-            software=framework_of(prices.software.name),
-            gemm_dtype=prices.gemm_dtype,
+            **_around(spec.model, prices, layout.world_size, layout.sequence_length),
             tp=layout.tp,
             pp=layout.pp,
             cp=layout.cp,
             ep=layout.ep,
+            schedule=schedule_kind(layout.schedule),
             zero=layout.zero,
             recompute=layout.recompute[len(layout.recompute) // 2],
         )
 
     def distance(self, other: "RunShape") -> float:
         """The sum over all keys: doublings of numbers, other words."""
-        doublings = sum(
-            weight * abs(log2(getattr(self, key) / getattr(other, key))) for key, weight in DOUBLING.items()
-        )
-        return doublings + sum(weight for key, weight in OTHER.items() if getattr(self, key) != getattr(other, key))
+        return sum(_gap(key, getattr(self, key), getattr(other, key)) for key in (*DOUBLING, *OTHER))
+
+
+def schedule_kind(name: str) -> str:
+    """The kind of a pipeline schedule: `paired` (DualPipe), `split` (zero bubble), or `1f1b` with all others."""
+    schedule = find_schedule(name)
+    return "paired" if schedule.pairs_passes else "split" if schedule.splits_backward else "1f1b"
+
+
+def _around(model: ModelConfig, prices: Prices, devices: int, sequence_length: int) -> dict[str, Any]:
+    """The part of a run's shape that its layout does not change."""
+    device = prices.cluster.device
+    return {
+        "parameters": num_parameters(model),
+        "active_parameters": num_active_parameters(model),
+        "device": device.key,
+        "peak_flops": device.peak("bf16"),
+        "devices": devices,
+        "sequence_length": sequence_length,
+        "software": framework_of(prices.software.name),
+        "gemm_dtype": prices.gemm_dtype,
+    }
 
 
 @dataclass(frozen=True)
@@ -111,6 +131,40 @@ def nearest_runs(spec: StepSpec, prices: Prices, number: int = 3) -> list[Publis
     """The published runs whose shapes are nearest to the step's, nearest first."""
     asked = RunShape.of(spec, prices)
     return nsmallest(number, published_runs(), key=lambda run: asked.distance(run.shape))
+
+
+class Neighbourhood:
+    """How far the layouts of one model, cluster and software lie from the nearest published run."""
+
+    def __init__(self, model: ModelConfig, prices: Prices, devices: int, sequence_length: int) -> None:
+        self._around = _around(model, prices, devices, sequence_length)
+        self._known: dict[tuple[int | str, ...], float] = {}
+
+    @cached_property
+    def _others(self) -> NDArray[np.float64]:
+        """The distance of every published run, whatever its layout."""
+        rows = [vars(run.shape) for run in published_runs()]
+        return np.array([sum(_gap(key, self._around[key], row[key]) for key in self._around) for row in rows])
+
+    def distance(self, **layout: int | str) -> float:
+        """The distance of a layout with these values of `OF_LAYOUT`, as `RunShape.distance` to the nearest."""
+        key = tuple(layout[name] for name in OF_LAYOUT)
+        if key not in self._known:
+            gaps = (_gaps(name, value) for name, value in zip(OF_LAYOUT, key, strict=True))
+            self._known[key] = float(sum(gaps, self._others).min())
+        return self._known[key]
+
+
+def _gap(key: str, mine: Any, other: Any) -> float:
+    if key in DOUBLING:
+        return DOUBLING[key] * abs(log2(mine / other))
+    return OTHER[key] * (mine != other)
+
+
+@lru_cache(maxsize=4096)
+def _gaps(key: str, value: int | str) -> NDArray[np.float64]:
+    """How far a value of a layout is from that of every published run."""
+    return np.array([_gap(key, value, getattr(run.shape, key)) for run in published_runs()])
 
 
 @lru_cache(maxsize=1)

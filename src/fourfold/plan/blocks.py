@@ -4,7 +4,7 @@ Everything of a layout that changes what a segment computes: tensor and context 
 recompute policy. There are some hundreds of such shapes and millions of layouts, so each is priced once, by the segments' own work.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
@@ -20,6 +20,8 @@ from fourfold.program.schedule import BUILT_IN, usual_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
 
+FLOOR_SHARE = 0.98
+"""Share of the scaled price that is a bound: tokens do not always divide evenly."""
 _PAIRED = next(schedule.name for schedule in BUILT_IN if schedule.pairs_passes)
 
 
@@ -53,6 +55,10 @@ class BlockPrice:
             self.embedding_seconds + other.embedding_seconds,
             min(self.block_seconds or other.block_seconds, other.block_seconds or self.block_seconds),
         )
+
+    def scaled(self, factor: float) -> "BlockPrice":
+        """All costs times a factor."""
+        return BlockPrice(*(factor * value for value in astuple(self)))
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,13 @@ class BlockPricer:
         for segment, count in self._kinds:
             total = total.joined(self._segment(segment, shape), count)
         return total
+
+    def floor(self, shape: BlockShape) -> BlockPrice:
+        """A lower bound of the price, from the shape that has the most tokens and no context parallelism: time and bytes are
+        affine in tokens, and context parallelism adds to them. One recording serves all such shapes."""
+        most = replace(shape, cp=1, cp_method="ring", microbatch_sequences=MICROBATCHES[-1])
+        tokens = shape.microbatch_sequences / shape.cp / most.microbatch_sequences
+        return self.price(most).scaled(FLOOR_SHARE * min(1.0, tokens))
 
     def _segment(self, segment: Segment, shape: BlockShape) -> BlockPrice:
         if not segment.moe:

@@ -1,9 +1,9 @@
 """Lower bounds of a layout's cost: vectorised over every pipeline and every data parallelism around one shape of a replica.
 
-Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, or the traffic of gradients
-and parameters, whichever is more, then the optimizer. Memory: parameters, gradients and optimizer states divided evenly, and the
-activations of the microbatches that the schedule must hold. Nothing that the simulation adds is ever negative, so that a layout
-whose bound is worse than a simulated layout need not be simulated.
+Time: all blocks' passes divided evenly among the stages, the idle time that the schedule cannot avoid, and what kernels lose to
+traffic of gradients and parameters beside them; or that traffic alone; then the optimizer. Memory: parameters, gradients and
+optimizer states divided evenly, and the activations of the microbatches that the schedule must hold. Nothing that the simulation
+adds is ever negative, so that a layout whose bound is worse than a simulated layout need not be simulated.
 """
 
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ class Parts(NamedTuple):
 @dataclass(frozen=True)
 class Bounds:
     """Bounds of many layouts around one shape, in parallel columns. `compute_seconds`: of the pipeline; `beside_seconds`: traffic
-    that it may hide; `after_seconds`: what comes after it. They hold in any order of the axes, `outermost` or another
-    (`placement`)."""
+    that it may hide, with the computation that this slows; `after_seconds`: what comes after it. They hold in any order of the
+    axes, `outermost` or another (`placement`)."""
 
     outermost: Outermost
     shape: BlockShape
@@ -116,14 +116,17 @@ class Bounder:
         dense = sum(unit.numel for unit in units if unit.domain == "dense")
         return float(dense), float(sum(unit.numel for unit in units if unit.domain == "expert"))
 
-    def bounds(self, shape: BlockShape) -> Bounds | None:
-        """None where no layout has this shape."""
+    def bounds(self, shape: BlockShape, is_floor: bool = False) -> Bounds | None:
+        """None where no layout has this shape. `is_floor`: lower bounds of the bounds, which cost less."""
         table = self.arrangements(shape)
         if table is None:
             return None
-        price = self._pricer.price(shape)
-        compute = self._compute_seconds(price, table)
-        beside, after = self._data_seconds(shape, table)
+        price = self._pricer.floor(shape) if is_floor else self._pricer.price(shape)
+        idle = self._idle_seconds(price, price.backward_seconds, table)
+        even = table.microbatches * (price.forward_seconds + price.backward_seconds) / table.pp
+        compute = self._compute_seconds(price, table, even + idle)
+        traffic, after = self._data_seconds(shape, table)
+        beside = np.maximum(traffic, even + idle + self._slowed(table) * np.maximum(0.0, traffic - idle))
         after += self._update_seconds(shape, table)
         return Bounds(
             self.outermost,
@@ -149,13 +152,10 @@ class Bounder:
             self._known[key] = arrangements(self.request, shape)
         return self._known[key]
 
-    def _compute_seconds(self, price: BlockPrice, table: Arrangements) -> Column:
+    def _compute_seconds(self, price: BlockPrice, table: Arrangements, even: Column) -> Column:
         """Stages divided evenly, and the idle time that the schedule cannot avoid; never less than one microbatch's whole way."""
-        pp, microbatches = table.pp, table.microbatches
-        forward, backward = price.forward_seconds / pp, price.backward_seconds / pp
-        even = microbatches * (forward + backward) + self._idle_seconds(price, price.backward_seconds, table)
         headless = self._idle_seconds(price, price.backward_seconds - price.head_seconds, table)
-        head = microbatches * self._head_rank_seconds(price, table) + headless
+        head = table.microbatches * self._head_rank_seconds(price, table) + headless
         one = price.forward_seconds + price.backward_seconds - price.weight_seconds
         return np.maximum(np.maximum(even, head), one)
 
@@ -169,6 +169,13 @@ class Bounder:
         first = table.idle_forward * price.forward_seconds / pp
         busy = table.idle_backward * backward_seconds / pp - table.idle_weight * price.weight_seconds / pp
         return np.maximum(0.0, stages) * (first + np.maximum(0.0, busy))
+
+    def _slowed(self, table: Arrangements) -> Column:
+        """Seconds that computation loses to a second of traffic beside it, which idle ranks alone do not lose: all of it where the
+        software overlaps nothing."""
+        software = self.request.software
+        overlaps = software.overlap_data | (software.overlap_all_reduce & (table.zero == 0) & (table.pp == 1))
+        return np.where(overlaps, software.contention / (1 + software.contention), 1.0)
 
     def _update_seconds(self, shape: BlockShape, table: Arrangements) -> Column:
         """The optimizer's pass over its shard, and what the software adds to every step."""
@@ -187,7 +194,8 @@ class Bounder:
 
     def _data_seconds(self, shape: BlockShape, table: Arrangements) -> tuple[Column, Column]:
         """Reductions of gradients and gathers of parameters beside computation, and the parameter all-gather of ZeRO-1 and 2 after
-        it: of dense parameters and of experts, which travel in groups of their own, whichever takes longer."""
+        it, unless the next step hides it: of dense parameters and of experts, which travel in groups of their own, whichever takes
+        longer."""
         experts = shape.ep * shape.etp
         columns: list[tuple[Column, float, int]] = [(self.parameters[0] / (table.pp * shape.tp), shape.cp, shape.tp)]
         if self.parameters[1]:
@@ -209,7 +217,8 @@ class Bounder:
         per_step = slopes("reduce_scatter") * gradients * np.where(zero >= 2, microbatches, 1.0)
         per_step += gather * np.where(zero == 3, 2 * microbatches, 0.0)
         beside = np.where(zero == 0, slopes("all_reduce") * gradients, per_step)
-        return beside, np.where((zero > 0) & (zero < 3), gather, 0.0)
+        waits = (zero > 0) & (zero < 3) & (not self.request.software.overlap_param_gather)
+        return beside, np.where(waits, gather, 0.0)
 
     def _slope(self, kind: str, ranks: int, stride: int) -> float:
         """Seconds a byte of a collective over ranks that far apart: only its bandwidth, for messages are many or few."""

@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourfold.config import UserError
 from fourfold.plan.bound import Bounds, Parts
@@ -44,14 +45,27 @@ class LowMemory:
     def of(cls, request: Request) -> "LowMemory":
         return cls(SHARE * request.memory_bytes)
 
+    @property
+    def reach(self) -> float:
+        """Seconds above which a bound is too far from the best."""
+        return REACH * min((small.seconds for small in self.by_pipeline.values()), default=math.inf)
+
+    def needs(self, bounds: Bounds) -> bool:
+        """Whether a layout of a table may be the best of its pipeline."""
+        return len(self._rows(bounds)) > 0
+
+    def _rows(self, bounds: Bounds) -> NDArray[np.int64]:
+        """Those that hold little and are better than what is known of their pipeline."""
+        known = [self.by_pipeline[each].seconds if each in self.by_pipeline else math.inf for each in bounds.pipelines]
+        most = np.minimum(np.array(known), self.reach)[bounds.pipeline]
+        return np.flatnonzero((bounds.memory_bytes <= self.limit) & (bounds.seconds < most))
+
     def add(self, bounds: Bounds) -> None:
-        best = min((small.seconds for small in self.by_pipeline.values()), default=math.inf)
-        rows = np.flatnonzero((bounds.memory_bytes <= self.limit) & (bounds.seconds < REACH * best))
+        rows = self._rows(bounds)
         rows = rows[np.argsort(bounds.seconds[rows], kind="stable")]
         for row in map(int, rows[np.unique(bounds.pipeline[rows], return_index=True)[1]]):
             pipeline, seconds = bounds.pipelines[int(bounds.pipeline[row])], float(bounds.seconds[row])
-            if pipeline not in self.by_pipeline or seconds < self.by_pipeline[pipeline].seconds:
-                self.by_pipeline[pipeline] = Small(seconds, bounds.parts(row), bounds.candidate(row))
+            self.by_pipeline[pipeline] = Small(seconds, bounds.parts(row), bounds.candidate(row))
 
     def fastest(self, pricer: Pricer, most: float) -> Priced | None:
         """Simulates the ones whose timelines are the best until one holds no more than `most` bytes: a bound of memory may be far

@@ -31,7 +31,7 @@ def other_orders(request: Request, candidate: Candidate) -> Iterator[Outermost]:
 
 def placed(pricer: Pricer, priced: Sequence[Priced]) -> list[Priced]:
     """The fastest of these layouts with their axes in the order that is best for each; the others as they are."""
-    ordered = sorted(priced, key=lambda p: p.seconds)
+    ordered = sorted(priced, key=lambda p: p.score)
     return [_best_order(pricer, each) for each in ordered[:TRIED]] + ordered[TRIED:]
 
 

@@ -14,7 +14,7 @@ from fourfold.plan.heuristic_baseline import heuristic_baseline
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
-from fourfold.plan.search import BUDGET, Found, Progress, search
+from fourfold.plan.search import BUDGET, Found, Progress, best_first, search
 from fourfold.simulate.summary import StepSummary
 
 BASELINE_SHARE, EXPLAINED_SHARE = 0.15, 0.25
@@ -56,9 +56,7 @@ def make_plan(
 
 def _joined(found: Found, others: Sequence[Priced], keep: int) -> Found:
     """The same with those of the others that are among the fastest."""
-    every = {priced.candidate: priced for priced in (*others, *found.best)}.values()
-    best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
-    return replace(found, best=tuple(best))
+    return replace(found, best=tuple(best_first((*others, *found.best), keep)))
 
 
 def _summary(pricer: Pricer, layout: Candidate) -> StepSummary:

@@ -1,22 +1,25 @@
 """The layouts whose bounds are best, of all that were bounded; and where the others went."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourfold.plan.bound import Bounds, Parts
 from fourfold.plan.candidate import Candidate
 from fourfold.plan.request import Request
 
-KEPT = 4_000
+KEPT = 1_000
 """Layouts whose bounds are kept for simulation."""
 
 
 @dataclass
 class Counts:
     """Where the layouts went. `not_searched`: their bounds are better than the best, but others looked better still.
-    `end_ranks_too_large`: the programs of the first two pipeline ranks and the last were lowered, and hold too much.
-    `least_memory`: layouts that were simulated for their memory, where none of the fastest fits."""
+    `end_ranks_too_large`: the programs of the first two pipeline scores and the last were lowered, and hold too much.
+    `least_memory`: layouts that were simulated for their memory, where none of the fastest fits. `slower_shapes`: shapes of a
+    replica all of whose layouts are slower, which were not counted."""
 
     layouts: int = 0
     too_large: int = 0
@@ -29,18 +32,20 @@ class Counts:
     refused: int = 0
     not_searched: int = 0
     shapes_not_priced: int = 0
+    slower_shapes: int = 0
     least_memory: int = 0
 
 
 @dataclass
 class Pool:
-    """The best bounds so far."""
+    """The best bounds so far. `limit`: a layout with a worse score is not kept. `scores`, `memory`, `origin`: parallel columns;
+    rows of `origin` stand in `tables`, by the order in which these came."""
 
     request: Request
     counts: Counts
+    limit: float = math.inf
     tables: dict[int, Bounds] = field(default_factory=dict)
-    """Those that rows in `origin` stand in, by the order in which they came."""
-    seconds: list[np.ndarray] = field(default_factory=list)
+    scores: list[np.ndarray] = field(default_factory=list)
     memory: list[np.ndarray] = field(default_factory=list)
     origin: list[np.ndarray] = field(default_factory=list)
     smallest: tuple[Candidate, float] | None = None
@@ -48,38 +53,59 @@ class Pool:
     """The layout of each shape with the least bound of memory, where that fits, with the bound."""
     _added: int = 0
 
-    def add(self, bounds: Bounds) -> None:
+    def add(self, bounds: Bounds, scores: NDArray[np.float64]) -> None:
+        """The layouts of a table, with the bounds of their scores."""
         counts = self.counts
         counts.layouts += len(bounds)
         fits = bounds.memory_bytes <= self.request.memory_bytes
         counts.too_large += int((~fits).sum())
-        if not fits.any():
-            least = int(bounds.memory_bytes.argmin())
-            if self.smallest is None or bounds.memory_bytes[least] < self.smallest[1]:
-                self.smallest = (bounds.candidate(least), float(bounds.memory_bytes[least]))
-            return
         least = int(bounds.memory_bytes.argmin())
-        self.least.append((float(bounds.memory_bytes[least]), bounds.candidate(least)))
-        rows = np.flatnonzero(fits)
-        self.seconds.append(bounds.seconds[rows])
+        held, candidate = float(bounds.memory_bytes[least]), bounds.candidate(least)
+        if not fits.any():
+            if self.smallest is None or held < self.smallest[1]:
+                self.smallest = (candidate, held)
+            return
+        self.least.append((held, candidate))
+        kept = fits & (scores <= self.limit)
+        counts.worse_bound += int((fits & ~kept).sum())
+        rows = np.flatnonzero(kept)
+        if not len(rows):
+            return
+        self.scores.append(scores[rows])
         self.memory.append(bounds.memory_bytes[rows])
         self.origin.append(np.stack([np.full(len(rows), self._added), rows]))
         self.tables[self._added] = bounds
         self._added += 1
-        if sum(map(len, self.seconds)) > 4 * KEPT:
+        if sum(map(len, self.scores)) > 2 * KEPT:
             self._trim()
 
+    def needs(self, bounds: Bounds, scores: NDArray[np.float64]) -> bool:
+        """Whether a layout of a table, with these bounds, may be kept, or be the first that fits or the smallest."""
+        fits = bounds.memory_bytes <= self.request.memory_bytes
+        return not self.least or bool((scores[fits] <= self.limit).any())
+
+    def pass_over(self, bounds: Bounds) -> None:
+        """Counts the layouts of a table that is not needed."""
+        fits = bounds.memory_bytes <= self.request.memory_bytes
+        self.counts.layouts += len(bounds)
+        self.counts.too_large += int((~fits).sum())
+        self.counts.worse_bound += int(fits.sum())
+        if fits.any():
+            least = int(bounds.memory_bytes.argmin())
+            self.least.append((float(bounds.memory_bytes[least]), bounds.candidate(least)))
+
     def _trim(self) -> None:
-        seconds, memory, origin = self.columns()
-        keep = np.argsort(seconds, kind="stable")[:KEPT]
-        self.counts.worse_bound += len(seconds) - len(keep)
-        self.seconds, self.memory, self.origin = [seconds[keep]], [memory[keep]], [origin[:, keep]]
+        scores, memory, origin = self.columns()
+        keep = np.argsort(scores, kind="stable")[:KEPT]
+        self.counts.worse_bound += len(scores) - len(keep)
+        self.limit = float(scores[keep[-1]])
+        self.scores, self.memory, self.origin = [scores[keep]], [memory[keep]], [origin[:, keep]]
         self.tables = {int(place): self.tables[int(place)] for place in np.unique(self.origin[0][0])}
 
     def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if not self.seconds:
+        if not self.scores:
             return np.zeros(0), np.zeros(0), np.zeros((2, 0), dtype=int)
-        return np.concatenate(self.seconds), np.concatenate(self.memory), np.concatenate(self.origin, axis=1)
+        return np.concatenate(self.scores), np.concatenate(self.memory), np.concatenate(self.origin, axis=1)
 
     def candidate(self, origin: np.ndarray) -> Candidate:
         return self.tables[int(origin[0])].candidate(int(origin[1]))

@@ -9,6 +9,7 @@ from fourfold.layout import resolve_layout
 from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.budget import COMPUTE, INSTRUCTION, MEMORY, SIMULATION, TIMELINE, SearchBudget
 from fourfold.plan.candidate import Candidate
+from fourfold.plan.outlook import TIGHT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
@@ -21,12 +22,26 @@ KEPT = 200_000
 
 @dataclass(frozen=True)
 class Priced:
-    """A layout that was simulated. `device_bytes`: of every pipeline rank."""
+    """A layout that was simulated. `device_bytes`: of every pipeline rank. `weight`: its score over its seconds (`plan.outlook`);
+    `out_of_memory`: the probability that it runs out of memory; `distance`: to the nearest published run."""
 
     candidate: Candidate
     seconds: float
     device_bytes: tuple[int, ...]
     bound_seconds: float = 0.0
+    weight: float = 1.0
+    out_of_memory: float = 0.0
+    distance: float = 0.0
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it is likelier to run out of memory than a careful person would accept."""
+        return self.out_of_memory > TIGHT
+
+    @property
+    def score(self) -> float:
+        """Seconds by which layouts are ordered: those of the step, and more where they are less sure."""
+        return self.seconds * self.weight
 
     @property
     def memory_bytes(self) -> int:
@@ -53,13 +68,14 @@ def _computation(candidate: Candidate) -> Candidate:
 class Pricer:
     """Prices of single layouts. Layouts that differ only in how data parallelism is divided and placed share all other parts of
     their programs; those that differ only in how it is divided share their timelines. The next layout reuses what was
-    computed, and the step of the fastest layout that fits is kept. Work is spent from `budget`. `blocks`: prices for bounds."""
+    computed, and the step of the best layout that fits is kept. Work is spent from `budget`. `blocks`: prices for bounds."""
 
     def __init__(self, request: Request, budget: SearchBudget | None = None) -> None:
         self.request = request
         self.budget = budget or SearchBudget(float("inf"))
         self.blocks = BlockPricer(request)
-        self._fastest: dict[Candidate, StepPrediction] = {}
+        self.outlook = Outlook(request)
+        self._best: list[tuple[float, Candidate, StepPrediction]] = []
         self._recent: OrderedDict[Candidate, CompiledStages] = OrderedDict()
         self._timelines: dict[Candidate, float] = {}
         self._ratios: dict[tuple[str, int, int, int, bool], float] = {}
@@ -72,16 +88,16 @@ class Pricer:
 
     def predict(self, candidate: Candidate) -> StepPrediction:
         """The step that the runtime would execute. Raises `UserError` where the layout cannot be."""
-        if candidate in self._fastest:
-            return self._fastest[candidate]
+        if self._best and candidate == self._best[0][1]:
+            return self._best[0][2]
         spec = candidate_spec(self.request, candidate)
         compiled = self._compiled(candidate, spec)
         step = predict_step(spec, self.request.prices(spec.layout), compiled)
         self.budget.spend(SIMULATION + INSTRUCTION * compiled.num_instructions)
-        faster = all(step.seconds < other.seconds for other in self._fastest.values())
-        if faster and max(step.device_bytes) <= self.request.memory_bytes:
-            self._fastest.clear()
-            self._fastest[candidate] = step
+        held = max(step.device_bytes)
+        score = step.seconds * self.outlook.weight(candidate, held)
+        if held <= self.request.memory_bytes and (not self._best or score < self._best[0][0]):
+            self._best[:] = [(score, candidate, step)]
         return step
 
     def price(self, candidate: Candidate, bound_seconds: float = 0.0) -> Priced | str:
@@ -90,7 +106,15 @@ class Pricer:
             step = self.predict(candidate)
         except UserError as error:
             return str(error)
-        return Priced(candidate, step.seconds, step.device_bytes, bound_seconds)
+        return self.priced(candidate, step.seconds, step.device_bytes, bound_seconds)
+
+    def priced(
+        self, candidate: Candidate, seconds: float, device_bytes: tuple[int, ...], bound_seconds: float = 0.0
+    ) -> Priced:
+        """A layout with these figures, and its score."""
+        outlook, held = self.outlook, max(device_bytes)
+        about = (outlook.weight(candidate, held), outlook.probability(held), outlook.distance(candidate))
+        return Priced(candidate, seconds, device_bytes, bound_seconds, *about)
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether the layout can be and fits, without its time."""

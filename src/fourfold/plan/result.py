@@ -35,8 +35,8 @@ class Plan:
     @property
     def front(self) -> list[Priced]:
         """Throughput against memory."""
-        low_memory = self.found.low_memory
-        return pareto([*self.found.best, *([low_memory] if low_memory else [])])
+        found = self.found
+        return pareto(list(filter(None, [*found.best, found.low_memory, found.roomy])))
 
     def tokens_per_second(self, priced: Priced) -> float:
         """Per device."""

@@ -5,7 +5,7 @@ fit, its time's bound is worse than the best, its simulated memory does not fit,
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -13,21 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from fourfold.config import UserError
-from fourfold.layout.mesh import ORDERS
-from fourfold.plan.bound import Bounder
-from fourfold.plan.budget import ROW, SHAPE, SearchBudget
+from fourfold.plan.bounding import Progress, bound_all
+from fourfold.plan.budget import SearchBudget
 from fourfold.plan.candidate import Candidate
-from fourfold.plan.low_memory import CLEARLY, LowMemory
+from fourfold.plan.low_memory import CLEARLY
 from fourfold.plan.partial_recompute import WORTH, made_to_fit, partially_recomputed
 from fourfold.plan.placement import placed
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Priced, Pricer, family
 from fourfold.plan.request import Request
-from fourfold.plan.space import block_shapes
 from fourfold.simulate.collection import without_collection
-
-Progress = Callable[[str, float], None]
-"""Called with what is being done, and the share of it that is done."""
 
 ADDED, MOST_ADDED = 0.75, 0.05
 """How much of what simulations add at least, to a timeline or to the bound of memory, is taken to be added for a kind of pipeline
@@ -36,11 +31,13 @@ BUDGET = 40.0
 """Units of work (`plan/budget.py`), where nobody says otherwise."""
 BOUND_SHARE, SIMULATED_SHARE = 2 / 3, 5 / 6
 """Shares of the budget that bounds may take, and bounds and simulations together while nothing was found to fit."""
+SETTLED_SHARE = 0.25
+"""Share of the budget after which no more layouts are simulated, once the best is known: the others are alternatives."""
 LEAST = 24
 """Layouts of least memory that are simulated where none of the fastest fits."""
 RELATIVES = 3
 """Layouts that are simulated of those which differ in how data parallelism is divided alone."""
-BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, SIMULATED = range(6)
+BOUND, LIKE, TIMELINE, OF_OTHERS, CORRECTED, HELD, SIMULATED = range(7)
 """How sharp the price of a layout is."""
 
 
@@ -60,7 +57,8 @@ class Kind(NamedTuple):
 @dataclass(frozen=True)
 class Found:
     """Layouts that a search found, best first. `smallest`: the least memory that any layout needs, where none fits. `low_memory`:
-    one that holds clearly less than the best. `refusal`: why the last layout that cannot run cannot."""
+    one that holds clearly less than the best, where that is not tight. `roomy`: the best that is not tight. `refusal`: why the last
+    layout that cannot run cannot."""
 
     request: Request
     best: tuple[Priced, ...]
@@ -68,6 +66,7 @@ class Found:
     seconds: float
     smallest: tuple[Candidate, float] | None = None
     low_memory: Priced | None = None
+    roomy: Priced | None = None
     refusal: str | None = None
 
 
@@ -106,14 +105,14 @@ def _search(
     """
     started = time.monotonic()
     request, budget, counts = pricer.request, pricer.budget, Counts()
-    pool, small = _bound_all(pricer, counts, budget.part(BOUND_SHARE), progress)
-    seconds, memory, origin = pool.columns()
-    order = np.lexsort((memory, seconds))
+    pool, small, roomy = bound_all(pricer, counts, budget.part(BOUND_SHARE), progress)
+    scores, memory, origin = pool.columns()
+    order = np.lexsort((memory, scores))
     queue: list[tuple[float, int, int, Priced | None]] = [
-        (float(seconds[index]), BOUND, place, None) for place, index in enumerate(order)
+        (float(scores[index]), BOUND, place, None) for place, index in enumerate(order)
     ]
     before = {p.candidate: p for p in known if request.permits(p.candidate) and p.memory_bytes <= request.memory_bytes}
-    queue += [(p.seconds, SIMULATED, -number, p) for number, p in enumerate(before.values(), 1)]
+    queue += [(p.score, SIMULATED, -number, p) for number, p in enumerate(before.values(), 1)]
     heapify(queue)
     best: list[Priced] = []
     outgrown: list[Priced] = []
@@ -123,36 +122,38 @@ def _search(
     fuller: dict[tuple[object, ...], float] = {}
     fits, refusal, timelines = bool(before), None, pricer.drawn
     while queue and len(best) < keep and counts.simulated < most_simulations:
-        if budget.spent > (1.0 if fits else SIMULATED_SHARE) * budget.limit:
+        if budget.spent > (SETTLED_SHARE if best else 1.0 if fits else SIMULATED_SHARE) * budget.limit:
             break
-        _, level, place, priced = heappop(queue)
+        score, level, place, priced = heappop(queue)
         if priced is not None:
             best.append(priced)
             continue
         where = origin[:, order[place]]
         candidate, parts = pool.candidate(where), pool.parts(where)
+        bytes_bound, bound = float(memory[order[place]]), parts.around(parts.compute)
+        weight = pricer.outlook.weight(candidate, bytes_bound)
         try:
             if level in (BOUND, LIKE):
                 compute = (pricer.like if level == BOUND else pricer.timeline)(candidate, parts.compute)
-                heappush(queue, (parts.around(compute), level + 1, place, None))
+                heappush(queue, (weight * parts.around(compute), level + 1, place, None))
                 continue
             kind = Kind(candidate.schedule, candidate.pp, candidate.virtual_stages, candidate.zero)
             exact = parts.around(pricer.timeline(candidate, parts.compute))
             if level < CORRECTED and kind in corrections:
-                heappush(queue, (exact * corrections[kind], CORRECTED, place, None))
+                heappush(queue, (weight * exact * corrections[kind], CORRECTED, place, None))
                 continue
             if level == TIMELINE and (others := [c for other, c in corrections.items() if other.resembles(kind)]):
                 added = min(MOST_ADDED, ADDED * (min(others) - 1))
-                heappush(queue, (exact * (1 + added), OF_OTHERS, place, None))
+                heappush(queue, (weight * exact * (1 + added), OF_OTHERS, place, None))
                 continue
             sizes = (*kind, candidate.recompute, candidate.microbatch_sequences)
-            bytes_bound, like = float(memory[order[place]]), kind._replace(virtual_stages=0)
+            like = kind._replace(virtual_stages=0)
             if (
                 bytes_bound * max(fuller.get(sizes, 1.0), 1 + ADDED * (fuller.get(like, 1.0) - 1))
                 > request.memory_bytes
             ):
                 counts.too_large += 1
-                outgrown.append(Priced(candidate, exact, (int(bytes_bound),), float(seconds[order[place]])))
+                outgrown.append(pricer.priced(candidate, exact, (int(bytes_bound),), bound))
                 continue
             if candidate in before:
                 counts.simulated += 1
@@ -162,11 +163,15 @@ def _search(
             if relatives.get(relative, 0) >= RELATIVES:
                 counts.like_a_simulated_one += 1
                 continue
-            if candidate.pp > 2 and (held := pricer.end_ranks_bytes(candidate)) > request.memory_bytes:
+            if candidate.pp > 2 and level < HELD:
+                held = pricer.end_ranks_bytes(candidate)
+                if held <= request.memory_bytes:
+                    heappush(queue, (score / weight * pricer.outlook.weight(candidate, held), HELD, place, None))
+                    continue
                 counts.end_ranks_too_large += 1
                 for each in (sizes, like):
                     fuller[each] = min(fuller.get(each, float("inf")), held / bytes_bound)
-                outgrown.append(Priced(candidate, exact, (held,), float(seconds[order[place]])))
+                outgrown.append(pricer.priced(candidate, exact, (held,), bound))
                 continue
             relatives[relative] = relatives.get(relative, 0) + 1
             step = pricer.predict(candidate)
@@ -177,7 +182,7 @@ def _search(
         for each in (sizes, like):
             fuller[each] = min(fuller.get(each, float("inf")), max(step.device_bytes) / bytes_bound)
         corrections[kind] = min(corrections.get(kind, float("inf")), step.seconds / exact)
-        result = Priced(candidate, step.seconds, step.device_bytes, float(seconds[order[place]]))
+        result = pricer.priced(candidate, step.seconds, step.device_bytes, bound)
         if result.memory_bytes > request.memory_bytes:
             counts.simulated_too_large += 1
             outgrown.append(result)
@@ -185,7 +190,7 @@ def _search(
                 least = (candidate, float(result.memory_bytes))
         else:
             fits = True
-            heappush(queue, (result.seconds, SIMULATED, place, result))
+            heappush(queue, (result.score, SIMULATED, place, result))
         if progress is not None:
             progress("simulating", min(1.0, max(len(best) / keep, counts.simulated / most_simulations)))
     best += (p for *_, p in queue if p is not None)
@@ -193,36 +198,44 @@ def _search(
         best, tried = _least_memory(pricer, pool)
         counts.least_memory = len(tried)
         least = min([*([least] if least else []), *tried], key=_held, default=None)
-    low_memory = None
+    low_memory = not_tight = None
     if best and not budget.is_spent:
-        held = min(best, key=_time).memory_bytes
-        if held > small.limit:
-            low_memory = small.fastest(pricer, CLEARLY * held)
         best += _partial(pricer, best, outgrown)
         best = placed(pricer, best)
-    every = {priced.candidate: priced for priced in (*best, *([low_memory] if low_memory else []))}.values()
-    best = sorted(every, key=lambda p: (p.seconds, p.memory_bytes, p.candidate.words()))[:keep]
+        held = min(best, key=_score).memory_bytes
+        if all(each.is_tight for each in best):
+            not_tight = roomy.fastest(pricer, roomy.limit)
+        if not_tight is None and held > small.limit:
+            low_memory = small.fastest(pricer, CLEARLY * held)
+    found = best_first(filter(None, [*best, low_memory, not_tight]), len(best) + 2)
+    best, not_tight = found[:keep], next((each for each in found if not each.is_tight), None)
     counts.timelines = pricer.drawn - timelines
-    threshold = best[0].seconds if best else float("inf")
-    bounds = seconds[[order[place] for _, _, place, priced in queue if priced is None]]
+    threshold = best[0].score if best else float("inf")
+    bounds = scores[[order[place] for _, _, place, priced in queue if priced is None]]
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
     seconds_spent = time.monotonic() - started
-    return Found(request, tuple(best), counts, seconds_spent, least or pool.smallest, low_memory, refusal)
+    return Found(request, tuple(best), counts, seconds_spent, least or pool.smallest, low_memory, not_tight, refusal)
 
 
-def _time(priced: Priced) -> float:
-    return priced.seconds
+def best_first(priced: Iterable[Priced], keep: int) -> list[Priced]:
+    """The best few, each layout once."""
+    every = {each.candidate: each for each in priced}.values()
+    return sorted(every, key=lambda each: (each.score, each.memory_bytes, each.candidate.words()))[:keep]
+
+
+def _score(priced: Priced) -> float:
+    return priced.score
 
 
 def _partial(pricer: Pricer, best: Sequence[Priced], outgrown: Sequence[Priced]) -> list[Priced]:
     """Recomputing some blocks alone: of the fastest layout that recomputes all, where that is among the best; and of the fastest
     that is too large without, where it would be better than the best."""
-    first = min(best, key=_time)
+    first = min(best, key=_score)
     found = [partially_recomputed(pricer, first)]
-    faster = [p for p in outgrown if p.candidate.recompute == "none" and p.seconds < WORTH * first.seconds]
+    faster = [p for p in outgrown if p.candidate.recompute == "none" and p.score < WORTH * first.score]
     if faster:
-        found.append(made_to_fit(pricer, min(faster, key=_time)))
+        found.append(made_to_fit(pricer, min(faster, key=_score)))
     return [p for p in found if p is not None]
 
 
@@ -242,31 +255,6 @@ def _least_memory(pricer: Pricer, pool: Pool) -> tuple[list[Priced], list[tuple[
             if priced.memory_bytes <= pricer.request.memory_bytes:
                 return [priced], tried
     return [], tried
-
-
-def _bound_all(
-    pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None
-) -> tuple[Pool, LowMemory]:
-    """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
-    request = pricer.request
-    orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
-    pool, bounder, small = Pool(request, counts), Bounder(request, orders[0], pricer.blocks), LowMemory.of(request)
-    shapes = sorted(
-        block_shapes(request), key=lambda s: (s.cp * s.etp * s.microbatch_sequences * max(1, s.tp // 8), s.tp)
-    )
-    for index, shape in enumerate(shapes):
-        if budget.is_spent:
-            counts.shapes_not_priced = len(shapes) - index
-            break
-        bounds = bounder.bounds(shape)
-        budget.spend(SHAPE)
-        if bounds is not None:
-            budget.spend(ROW * len(bounds))
-            pool.add(bounds)
-            small.add(bounds)
-        if progress is not None and index % 32 == 0:
-            progress("bounding", index / len(shapes))
-    return pool, small
 
 
 def pareto(priced: Sequence[Priced]) -> list[Priced]:

@@ -8,6 +8,7 @@ from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
 from fourfold.plan.result import Plan
 from fourfold.report.format_interval import interval_lines, interval_of
+from fourfold.report.format_outlook import less_sure, outlook_lines
 from fourfold.report.format_simulation import (
     chosen_ranks,
     communication_lines,
@@ -22,6 +23,8 @@ from fourfold.report.units import format_bytes, format_count
 from fourfold.report.verdict import verdict_lines
 
 SHOWN_DIFFERENCES = 6
+LIKE = 0.0005
+"""Share of a step's time below which two are as fast."""
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -39,9 +42,10 @@ def plan_lines(plan: Plan) -> list[str]:
         return [*lines, *_nothing(plan), *_explanations(plan), "", *_counts(plan)]
     head = f"{'':4}{'step':>9}  {'tokens/s/device':>15}  {'MFU':>6}  {'memory':>8}  layout"
     lines += [head, *(_row(plan, str(i), each) for i, each in enumerate(found.best, 1)), *_within(plan)]
-    front = plan.front
-    if len(front) > 1:
-        lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in front[1:])]
+    lines += outlook_lines(plan)
+    smaller = [each for each in plan.front if each.memory_bytes < found.best[0].memory_bytes]
+    if smaller:
+        lines += ["", "low-memory alternatives:", *(_row(plan, "", each) for each in smaller)]
     lines += ["", *_closer(plan), "", *_heuristic_baseline(plan), *_explanations(plan)]
     return [*lines, "", *_counts(plan)]
 
@@ -98,7 +102,7 @@ def _explanations(plan: Plan) -> list[str]:
 def _row(plan: Plan, name: str, priced: Priced) -> str:
     return (
         f"{name:>3} {seconds_text(priced.seconds):>9}  {plan.tokens_per_second(priced):>15.4g}  {per_cent(plan.mfu(priced)):>6}  "
-        f"{format_bytes(priced.memory_bytes):>8}  {priced.candidate.words()}"
+        f"{format_bytes(priced.memory_bytes):>8}  {priced.candidate.words()}{', tight' if priced.is_tight else ''}"
     )
 
 
@@ -114,6 +118,8 @@ def _heuristic_baseline(plan: Plan) -> list[str]:
         recipe = "tensor or expert parallelism inside the node, a pipeline across nodes, data for the rest"
     slower = plan.heuristic_baseline.seconds / plan.best.seconds - 1
     verdict = f"loses {per_cent(slower)}" if slower > 0 else "is as fast"
+    if slower < -LIKE:
+        verdict = f"is {per_cent(-slower)} faster, and behind: {less_sure(plan.heuristic_baseline, plan.best)}"
     if plan.baseline_is_outside:
         verdict = f"is outside of what was searched, and {_beside(slower)}"
     return [f"the heuristic baseline ({recipe}) {verdict}:", _row(plan, "", plan.heuristic_baseline)]
@@ -125,14 +131,18 @@ def _explanation(plan: Plan, explanation: Explanation) -> list[str]:
         return [f"with {asked}: {explanation.refused}"]
     assert plan.best is not None
     slower = explanation.priced.seconds / plan.best.seconds - 1
-    verdict = f"{per_cent(slower)} slower than the best, since it spends" if slower > 0.0005 else "the best, or as fast"
+    verdict = f"{per_cent(slower)} slower than the best, since it spends" if slower > LIKE else "the best, or as fast"
+    if slower < -LIKE:
+        verdict = (
+            f"{per_cent(-slower)} faster, and behind the best: {less_sure(explanation.priced, plan.best)}; it spends"
+        )
     if not plan.request.permits(explanation.priced.candidate):
         verdict = f"outside of what was searched, and {_beside(slower)}, since it spends"
     lines = [f"with {asked}: {verdict}", _row(plan, "", explanation.priced)]
     for kind, seconds in explanation.differences[:SHOWN_DIFFERENCES]:
         more = "more" if seconds > 0 else "less"
         lines.append(f"      {seconds_text(abs(seconds))} {more} on {kind}")
-    return lines if abs(slower) > 0.0005 else lines[:2]
+    return lines if abs(slower) > LIKE else lines[:2]
 
 
 def _beside(slower: float) -> str:
@@ -216,6 +226,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "within_interval": num_within_interval(plan),
         "closer": simulation_document(plan.closer, None, False) if plan.closer is not None else None,
         "pareto": [_priced(plan, each) for each in plan.front],
+        "roomy": _priced(plan, plan.found.roomy) if plan.found.roomy is not None else None,
         "heuristic_baseline": _priced(plan, plan.heuristic_baseline) if plan.heuristic_baseline is not None else None,
         "heuristic_baseline_is_outside": plan.baseline_is_outside,
         "explanations": [
@@ -246,4 +257,8 @@ def _priced(plan: Plan, priced: Priced) -> dict[str, Any]:
         "mfu": plan.mfu(priced),
         "memory_bytes": priced.memory_bytes,
         "memory_bytes_by_pp_rank": list(priced.device_bytes),
+        "out_of_memory_probability": priced.out_of_memory,
+        "is_tight": priced.is_tight,
+        "distance": priced.distance,
+        "score_seconds": priced.score,
     }

@@ -1,0 +1,129 @@
+"""Writes `out_of_memory` of `src/fourfold/evidence/intervals.toml`: how likely a run is to run out of memory.
+
+    python benchmarks/published/fit_out_of_memory.py benchmarks/published/rows [--jobs 2] [--write]
+
+The runs of sources that report failed runs beside those that ran, in full. Each is predicted with the constants that ship (some
+were fitted to it), once as it is, and once as if nobody named its software, at fourfold's own prices. The curve has the greatest
+likelihood of failed and not, by the predicted share of the device's memory; every source weighs by the square root of its runs.
+Then, by probability: the share of runs that failed, each judged by the other sources."""
+
+import argparse
+import itertools
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tomli_w
+
+from as_case import as_case
+from case import PublishedCase, Skip
+from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
+from fourfold.config import UserError
+from fourfold.cost.fitted import fitted
+from fourfold.evidence import OutOfMemory
+from fourfold.simulate.run_prices import OWN_SOFTWARE
+from fourfold.simulate.step import predict_step
+from fourfold.simulate.whole import check_size
+from fourfold.validate import case_prices, case_spec
+from normalise import normalise
+from row_files import read_rows
+from settle import settle
+
+LEAST = 0.03
+"""The probability of failing far below a device's memory. A fit finds 0.02 to 0.05 as likely."""
+HALVES, STEEPNESSES = np.arange(0.8, 1.4, 0.01), np.arange(2.0, 16.0, 0.25)
+EDGES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+NAMES = ("named", "unnamed")
+
+
+class Run(NamedTuple):
+    """A published run: its file, whether it failed, the share of its device that it is predicted to fill, by what is known."""
+
+    file: str
+    failed: bool
+    shares: tuple[float, ...]
+
+
+def reporting(cases: Iterable[PublishedCase]) -> list[PublishedCase]:
+    """The cases that state all that memory depends on, of files with failed runs and others."""
+    by_file = defaultdict(list)
+    for case in cases:
+        if not (case.offloaded or case.microbatch_open or case.recompute_open or case.zero_open):
+            by_file[case.file].append(case)
+    return [case for mine in by_file.values() if len({each.measured.failed for each in mine}) == 2 for case in mine]
+
+
+def run_of(case: PublishedCase) -> Run | None:
+    """None where it cannot be predicted."""
+    constants = fitted()
+    own = replace(constants, profiles={**constants.profiles, PRICED_AS_OWN: constants.profiles[OWN_SOFTWARE]})
+    try:
+        settled, _ = settle(case, constants)
+        shares = []
+        for software, known in ((settled.software, constants), (PRICED_AS_OWN, own)):
+            asked = as_case(replace(settled, software=software))
+            spec = case_spec(asked)
+            check_size(spec)
+            step = predict_step(spec, case_prices(asked, spec, known))
+            shares.append(max(step.device_bytes) / asked.cluster.device.memory_bytes)
+    except UserError:
+        return None
+    return Run(case.file, case.measured.failed, tuple(shares))
+
+
+def fit(runs: list[Run], which: int) -> OutOfMemory:
+    """The curve of the greatest likelihood."""
+    share, failed = np.array([run.shares[which] for run in runs]), np.array([run.failed for run in runs])
+    weights, best, found = weighed([run.file for run in runs]), -np.inf, None
+    about = (len(runs), int(failed.sum()), len({run.file for run in runs}))
+    for half, steepness in itertools.product(HALVES, STEEPNESSES):
+        curve = OutOfMemory(LEAST, round(float(half), 2), float(steepness), *about)
+        likelihood = float((weights * np.log(np.abs(~failed - curve.probability(share)))).sum())
+        if likelihood > best:
+            best, found = likelihood, curve
+    assert found is not None
+    return found
+
+
+def print_blind(runs: list[Run], which: int) -> None:
+    """By probability, how many failed; every file is judged by the others."""
+    judged = []
+    for file in sorted({run.file for run in runs}):
+        curve = fit([run for run in runs if run.file != file], which)
+        judged += [(curve.probability(run.shares[which]), run.failed) for run in runs if run.file == file]
+    print(f"{NAMES[which]}: probability, runs, failed")
+    for low, high in itertools.pairwise(EDGES):
+        inside = [failed for chance, failed in judged if low <= chance < high]
+        if inside:
+            print(f"  {low:.2f} to {high:.2f}  {len(inside):4}  {sum(inside) / len(inside):.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    try:
+        rows, _ = read_rows(options.folders, strict=False)
+    except UserError as error:
+        parser.error(str(error))
+    cases = reporting(case for case in map(normalise, rows) if not isinstance(case, Skip))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        runs = [run for run in pool.map(run_of, cases, chunksize=4) if run is not None]
+    for which in range(len(NAMES)):
+        print_blind(runs, which)
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    table["out_of_memory"] = {name: vars(fit(runs, which)) for which, name in enumerate(NAMES)}
+    print(tomli_w.dumps(table["out_of_memory"]))
+    if options.write:
+        TABLE.write_text(HEAD + tomli_w.dumps(table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Bounds of all layouts, shape by shape: which shapes need prices of their own, and where their layouts go.
+
+A recording costs most, and few shapes are near the best. A shape is passed over where a floor of its bounds says that none of its
+layouts can be among those that are kept.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fourfold.layout.mesh import ORDERS
+from fourfold.plan.blocks import FLOOR_SHARE, BlockPrice
+from fourfold.plan.bound import Bounder, Bounds
+from fourfold.plan.budget import FLOOR, ROW, SHAPE, SearchBudget
+from fourfold.plan.candidate import BlockShape
+from fourfold.plan.low_memory import LowMemory
+from fourfold.plan.pool import Counts, Pool
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Request
+from fourfold.plan.space import block_shapes
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done, and the share of it that is done."""
+
+
+class Bounded(NamedTuple):
+    """Layouts worth simulating: the best by their bounds, the best of those that hold little, the best of those that are not tight
+    (`plan.outlook`)."""
+
+    pool: Pool
+    small: LowMemory
+    roomy: LowMemory
+
+    @property
+    def reach(self) -> float:
+        """Seconds above which a layout is none of them."""
+        return max(self.pool.limit, self.small.reach, self.roomy.reach) if self.pool.least else float("inf")
+
+    def needs(self, bounds: Bounds, scores: NDArray[np.float64]) -> bool:
+        """Whether a layout of a table, with these bounds, may be one of them."""
+        return self.pool.needs(bounds, scores) or self.small.needs(bounds) or self.roomy.needs(bounds)
+
+
+def bound_all(pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None) -> Bounded:
+    """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
+    request, outlook = pricer.request, pricer.outlook
+    orders = request.constraints.choices("outermost", ORDERS, {}) or list(ORDERS)
+    bounder = Bounder(request, orders[0], pricer.blocks)
+    roomy = LowMemory(min(outlook.roomy_bytes, request.memory_bytes))
+    found = Bounded(Pool(request, counts), LowMemory.of(request), roomy)
+    shapes = sorted(block_shapes(request), key=_plain_first)
+    least: dict[BlockShape, float] = {}
+    done = 0
+    for _, group in groupby(shapes, key=_plain_first):
+        if budget.is_spent:
+            counts.shapes_not_priced = len(shapes) - done
+            break
+        alike = list(group)
+        done += len(alike)
+        if progress is not None:
+            progress("bounding", done / len(shapes))
+        every = replace(alike[0], cp_method="")
+        before = max(least.get(each, 0.0) for each in _cheaper(every))
+        low = max(FLOOR_SHARE * before, _ideal_seconds(request, every, pricer.blocks.floor(every)))
+        least[every] = low
+        if low > found.reach:
+            counts.slower_shapes += len(alike)
+            continue
+        floor = bounder.bounds(alike[0], is_floor=True)
+        if floor is None:
+            continue
+        budget.spend(FLOOR + ROW * len(floor))
+        scores, ideals = outlook.scores(floor), list[float]()
+        for shape in alike:
+            bounds = bounder.bounds(shape) if found.needs(floor, scores) else None
+            if bounds is None:
+                found.pool.pass_over(floor)
+                ideals.append(low)
+                continue
+            budget.spend(SHAPE + ROW * len(bounds))
+            found.pool.add(bounds, outlook.scores(bounds))
+            found.small.add(bounds)
+            found.roomy.add(bounds)
+            ideals.append(_ideal_seconds(request, shape, pricer.blocks.price(shape)))
+        least[every] = min(ideals)
+    return found
+
+
+def _plain_first(shape: BlockShape) -> tuple[int | str, ...]:
+    """The order of shapes; the same for those that differ in how context parallelism goes, whose floors are the same."""
+    split = shape.cp * shape.etp * shape.microbatch_sequences * max(1, shape.tp // 8)
+    return split, shape.tp, shape.cp, shape.ep, shape.etp, shape.microbatch_sequences, shape.recompute
+
+
+def _cheaper(shape: BlockShape) -> Iterator[BlockShape]:
+    """Shapes whose blocks take no longer for a token: of half the context or tensor parallelism, without recomputation."""
+    yield replace(shape, cp=shape.cp // 2)
+    yield replace(shape, tp=shape.tp // 2, etp=max(1, shape.etp // 2))
+    if shape.recompute != "none":
+        yield replace(shape, recompute="none")
+
+
+def _ideal_seconds(request: Request, shape: BlockShape, price: BlockPrice) -> float:
+    """Seconds of a step in which nothing but blocks takes time, and no rank idles."""
+    shares = request.devices * shape.microbatch_sequences / (shape.cp * shape.tp)
+    return (price.forward_seconds + price.backward_seconds) * request.global_sequences / shares

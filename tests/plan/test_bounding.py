@@ -1,0 +1,69 @@
+"""Shapes that are passed over would not have been kept."""
+
+import random
+from dataclasses import astuple, replace
+
+import pytest
+
+from fourfold.plan.blocks import BlockPricer
+from fourfold.plan.bound import Bounder
+from fourfold.plan.bounding import _cheaper, _ideal_seconds, bound_all
+from fourfold.plan.budget import SearchBudget
+from fourfold.plan.low_memory import LowMemory
+from fourfold.plan.pool import Counts, Pool
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Request
+from fourfold.plan.space import block_shapes
+from tests.plan.test_bounds import EXPERTS, MLA
+from tests.plan.test_bounds import request as layouts_of
+
+REQUESTS = [(16, {}), (16, {"software": "nemo"}), (64, EXPERTS | {"software": "megatron"}), (32, MLA)]
+
+
+@pytest.fixture(params=REQUESTS, ids=["dense", "fused", "experts", "latent"])
+def asked(request: pytest.FixtureRequest) -> Request:
+    devices, more = request.param
+    return layouts_of(devices, 64, **more)
+
+
+def test_a_floor_is_below_the_price(asked: Request) -> None:
+    blocks, shapes = BlockPricer(asked), list(block_shapes(asked))
+    for shape in random.Random(3).sample(shapes, 60):
+        for floor, price in zip(astuple(blocks.floor(shape)), astuple(blocks.price(shape)), strict=True):
+            assert floor <= price, shape
+
+
+def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> None:
+    blocks, by_method = BlockPricer(asked), {}
+    for shape in block_shapes(asked):
+        by_method.setdefault(replace(shape, cp_method=""), []).append(shape)
+
+    def ideal(shape) -> float:
+        return min(_ideal_seconds(asked, each, blocks.price(each)) for each in by_method[shape])
+
+    compared = 0
+    for shape in random.Random(5).sample(list(by_method), 30):
+        for cheaper in _cheaper(shape):
+            if cheaper in by_method:
+                assert ideal(cheaper) <= ideal(shape) * 1.001, shape
+                compared += 1
+    assert compared > 20
+
+
+def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
+    asked = layouts_of(16, 64, **EXPERTS)
+    pricer = Pricer(asked)
+    found, counts = bound_all(pricer, Counts(), SearchBudget(1e9), None), Counts()
+    pool, small, bounder = Pool(asked, counts), LowMemory.of(asked), Bounder(asked)
+    for shape in block_shapes(asked):
+        bounds = bounder.bounds(shape)
+        if bounds is not None:
+            pool.add(bounds, pricer.outlook.scores(bounds))
+            small.add(bounds)
+    passed = found.pool.counts
+    assert passed.slower_shapes > 0 or passed.worse_bound > counts.worse_bound
+    best, all_best = (sorted(each.columns()[0])[:40] for each in (found.pool, pool))
+    assert best == pytest.approx(all_best)
+    kept = {pipeline: each.seconds for pipeline, each in found.small.by_pipeline.items()}
+    assert kept == pytest.approx({pipeline: each.seconds for pipeline, each in small.by_pipeline.items()})

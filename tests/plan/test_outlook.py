@@ -1,0 +1,94 @@
+"""Scores: bounds stay bounds, what is tight or far from what was measured goes behind, a measured machine goes by time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fourfold.hardware import load_cluster
+from fourfold.plan.bound import Bounder
+from fourfold.plan.outlook import AGAIN, TIGHT, Outlook
+from fourfold.plan.pricing import Pricer
+from fourfold.plan.request import Request
+from fourfold.plan.search import search
+from fourfold.plan.space import block_shapes
+from tests.plan.test_bounds import EXPERTS, drawn, model, request
+
+
+def small_device(asked: Request, memory_bytes: float) -> Request:
+    """The same on devices of so much memory."""
+    cluster = replace(asked.cluster, device=replace(asked.cluster.device, memory_bytes=memory_bytes))
+    return replace(asked, template=replace(asked.template, cluster=cluster), memory_bytes=int(memory_bytes))
+
+
+@pytest.mark.parametrize("more", [{}, EXPERTS | {"software": "megatron"}], ids=["dense", "experts over nodes"])
+def test_a_bound_of_the_score_is_below_the_score(more: dict) -> None:
+    asked = small_device(request(32, 64, **more), 4e9)
+    pricer, refused = Pricer(asked), 0
+    for layout, seconds, memory_bytes in drawn(asked, 40, seed=4):
+        bound = seconds * pricer.outlook.weight(layout, memory_bytes)
+        priced = pricer.price(layout)
+        if isinstance(priced, str):
+            refused += 1
+            continue
+        assert bound <= priced.score * 1.001, layout.words()
+        assert priced.score >= priced.seconds
+    assert refused <= 3
+
+
+def test_scores_of_a_table_are_those_of_its_layouts() -> None:
+    asked = request(16, 64, **EXPERTS)
+    outlook, bounder = Outlook(asked), Bounder(asked)
+    for shape in list(block_shapes(asked))[::40]:
+        bounds = bounder.bounds(shape)
+        if bounds is None:
+            continue
+        scores = outlook.scores(bounds)
+        for row in range(0, len(bounds), 7):
+            weight = outlook.weight(bounds.candidate(row), float(bounds.memory_bytes[row]))
+            assert scores[row] == pytest.approx(weight * bounds.seconds[row])
+
+
+def test_a_fuller_device_and_an_unusual_layout_weigh_more() -> None:
+    asked = request(16, 64)
+    outlook = Outlook(asked)
+    layout = search(asked, keep=1).best[0].candidate
+    capacity = asked.cluster.device.memory_bytes
+    assert outlook.weight(layout, 0.9 * capacity) > outlook.weight(layout, 0.5 * capacity)
+    assert outlook.weight(layout, 0.0) < 1 + AGAIN * 0.04 + 0.05 * outlook.distance(layout)
+    unusual = replace(layout, pp=4, schedule="dualpipe_v", virtual_stages=2, cp=2, cp_method="ring")
+    assert outlook.distance(unusual) > outlook.distance(replace(unusual, schedule="1f1b", virtual_stages=1))
+    assert outlook.distance(unusual) > outlook.distance(layout)
+
+
+def test_some_blocks_that_recompute_are_the_policy_of_most() -> None:
+    asked = request(16, 64)
+    outlook, layout = Outlook(asked), search(asked, keep=1).best[0].candidate
+    few, most, none, full = (replace(layout, recompute=each) for each in ("full:1", "full:5", "none", "full"))
+    assert outlook.distance(few) == outlook.distance(none)
+    assert outlook.distance(most) == outlook.distance(full)
+
+
+def test_a_machine_that_was_measured_goes_by_time() -> None:
+    asked = request(16, 64)
+    measured = replace(asked.cluster, calibration={"version": 1})
+    own = replace(asked, template=replace(asked.template, cluster=measured))
+    outlook = Outlook(own)
+    bounds = next(filter(None, map(Bounder(asked).bounds, block_shapes(asked))))
+    assert outlook.weight(bounds.candidate(0), 1e12) == 1.0
+    assert np.array_equal(outlook.scores(bounds), bounds.seconds)
+    assert outlook.probability(1e12) == 0.0
+
+
+def test_the_best_that_is_not_tight_stands_beside_what_is() -> None:
+    """On devices three times as large as the least of the fastest layouts needs."""
+    free = Request.of(model(), load_cluster("dgx-h100:16"), 2048, 64)
+    held = min(each.memory_bytes for each in search(free, keep=8).best)
+    found = search(small_device(free, 3 * held), keep=3)
+    assert found.roomy is not None
+    assert found.roomy.out_of_memory <= TIGHT
+    scores = [each.score for each in found.best]
+    assert scores == sorted(scores)
+    if found.best[0].is_tight:
+        assert found.roomy.memory_bytes < found.best[0].memory_bytes
+        assert found.roomy.score >= found.best[0].score
