@@ -22,6 +22,7 @@ from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
+from fourfold.simulate.collection import without_collection
 from fourfold.simulate.stage_times import estimate_makespan
 
 Body = Mapping[str, Any]
@@ -109,7 +110,8 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
 
 def encoded(name: str, body: Body, report: Report) -> bytes:
     """The document as JSON. Raises `UserError`."""
-    return json.dumps(DOCUMENTS[name](body, report), allow_nan=False).encode()
+    with without_collection():
+        return json.dumps(DOCUMENTS[name](body, report), allow_nan=False).encode()
 
 
 def _compiled(setup: Setup, kind: Any) -> RunProgram:

@@ -5,6 +5,7 @@ A computation is cancelled by ending its process; the next one is a fork of a pr
 
 import asyncio
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -142,6 +143,7 @@ def _serve(pipe: Connection) -> None:
     from fourfold.explore.documents import encoded
 
     os.setpgid(0, 0)
+    gc.freeze()  # what was imported is no garbage
 
     def report(what: str, share: float) -> None:
         pipe.send_bytes(_PROGRESS + json.dumps([what, share]).encode())
