@@ -10,12 +10,13 @@ from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
-from fourfold.launch.processes import STOPPED, LaunchOutcome
+from fourfold.launch.processes import STOPPED
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay
 from fourfold.report.run_state import RunState
+from fourfold.supervise.supervisor import LaunchOutcome
 
 _TICK_SECONDS = 0.5
 _SIGTERM_CODE = 143

@@ -8,7 +8,6 @@ from fourfold.cli.outcome import conclude, say_finished
 from fourfold.cli.rank import train_as_rank
 from fourfold.config import load_run
 from fourfold.launch.external import external_rank
-from fourfold.launch.processes import WORKER
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 
@@ -33,8 +32,8 @@ def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | N
     return train_with(Command(run, overrides, ranks, out))
 
 
-def train_with(command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0) -> int:
-    """The command, with the program that a rank runs and the time it has to end once another failed."""
+def train_with(command: Command, worker: tuple[str, ...] | None = None, grace_seconds: float = 10.0) -> int:
+    """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
     external = external_rank(os.environ)

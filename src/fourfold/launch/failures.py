@@ -25,13 +25,18 @@ class RankFailure:
     message: str
 
     @property
+    def kind(self) -> str:
+        """`killed` by a signal, or `exit`."""
+        return "killed" if self.exit_code < 0 else "exit"
+
+    @property
     def only_noticed(self) -> bool:
         """Whether it merely lost its connection to another rank."""
         return bool(_NOTICED.search(self.message))
 
 
-def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
-    """The failure of a rank that ended with `exit_code`, in the words of its log."""
+def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> RankFailure:
+    """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on."""
     if exit_code < 0:
         try:
             name = f" ({signal.Signals(-exit_code).name})"
@@ -42,22 +47,27 @@ def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
         )
         message = f"rank {rank} was killed by signal {-exit_code}{name}{hint if exit_code == -signal.SIGKILL else ''}"
         return RankFailure(rank, exit_code, message)
-    text = _tail(log)
+    text = log_tail(log, since)
     stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
     if text.startswith(_MARK) and "\n" + _MARK not in text:
         stated = text.removeprefix(_MARK)
     if stated.strip():
         return RankFailure(rank, exit_code, stated.strip())
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
+    if exit_code == 0:
+        return RankFailure(
+            rank, exit_code, f"rank {rank} ended with exit code 0 in mid-run, as after os._exit(0); its log: {log}"
+        )
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
 
 
-def _tail(path: Path) -> str:
+def log_tail(path: Path, since: int = 0) -> str:
+    """The end of what a log holds from byte `since` on; empty where it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(since, file.tell() - _TAIL_BYTES))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

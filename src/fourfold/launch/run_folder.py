@@ -6,17 +6,30 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run, num_steps
 from fourfold.config.whole_file import write_whole
+from fourfold.train.metrics import read_jsonl
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
-_ORDER = ("data", "batch", "layout", "precision", "optimizer", "model", "checkpoint", "cluster", "run", "published")
+_ORDER = (
+    "data",
+    "batch",
+    "layout",
+    "precision",
+    "optimizer",
+    "model",
+    "checkpoint",
+    "cluster",
+    "run",
+    "faults",
+    "published",
+)
 _MAY_CHANGE = frozenset(
     (
         "batch.steps",
@@ -24,6 +37,10 @@ _MAY_CHANGE = frozenset(
         "checkpoint.every_steps",
         "checkpoint.keep",
         "data.document_tokens",
+        "faults.attempts",
+        "faults.restarts",
+        "faults.stall_seconds",
+        "faults.straggler_ratio",
         "run.evaluate_every",
         "run.evaluate_sequences",
         "run.log",
@@ -165,16 +182,6 @@ def _create_at_once(path: Path, texts: dict[str, str]) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
-    with suppress(OSError), open(path, "rb") as file:
-        for line in file:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
 
 
 def check_same_run(path: Path, old: RunConfig, new: RunConfig) -> None:

@@ -135,6 +135,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "save": f"checkpoint saved{at}",
         "stop": f"stopped{at}",
         "failure": f"failed{at}: {event.get('message', '')}",
+        "restart": f"starting all ranks again{' from step ' + str(step) if step else ''}",
         "finish": f"finished{at}",
     }
     extra = event.get("message") or event.get("path") or ""

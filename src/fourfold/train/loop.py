@@ -1,6 +1,7 @@
 """The training loop of one rank, from a prepared run folder to a finished run."""
 
 import json
+import os
 import resource
 import time
 from dataclasses import replace
@@ -26,7 +27,9 @@ from fourfold.runtime.executor import Executor, StepResult, StepTimeout
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
+    ENDED,
     EVALUATING,
+    READING,
     SAVING,
     TRAINING,
     ProgressBoard,
@@ -39,9 +42,9 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import rank_measured, write_measured
-from fourfold.train.metrics import RunLog
+from fourfold.train.metrics import EVENTS, RunLog, read_jsonl
 from fourfold.train.peak import measure_peak_flops
-from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.session import RankContext, StopSignal, generation
 
 
 class Training:
@@ -49,6 +52,7 @@ class Training:
 
     def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
         self.out, self.context, self.stop = out, context, stop
+        self.board = ProgressBoard(out, context.rank)
         self.config = load_run(out / "run.toml")
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
@@ -70,7 +74,6 @@ class Training:
         )
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
-        self.board = ProgressBoard(out, context.rank)
         checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
         released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
         fill: FillShard = state.no_fill
@@ -114,19 +117,17 @@ class Training:
         try:
             return self._run(log)
         except RunFailure as error:
-            if log is not None:
+            if log is not None and "FOURFOLD_GENERATION" not in os.environ:  # else the supervisor says so
                 log.event("failure", step=self.step, message=str(error))
             raise
         finally:
             if log is not None:
                 log.close()
-            self.board.close()
 
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
-        _event(log, "phase", what="measuring this machine's matmuls")
-        peak_flops = self._peak_flops()
+        peak_flops = self._peak_flops(log)
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
@@ -177,18 +178,26 @@ class Training:
         self._finish(log)
         return True
 
-    def _peak_flops(self) -> float:
-        """A rank's peak, as the mean over all ranks measuring together."""
+    def _peak_flops(self, log: RunLog | None) -> float:
+        """A rank's peak, as the mean over all ranks measuring together; after a restart that of the start."""
         dist.barrier()
-        peak = torch.tensor(measure_peak_flops(self.spec.compute, self.context.device), dtype=torch.float64)
-        peak = peak.to(self.context.device)
-        dist.all_reduce(peak)
-        return peak.item() / self.context.world_size
+        peak = torch.zeros(1, dtype=torch.float64, device=self.context.device)
+        if generation():
+            peak += _known_peak(self.out) if self.context.rank == 0 else 0.0
+            dist.all_reduce(peak)
+        if not peak.item():
+            _event(log, "phase", what="measuring this machine's matmuls")
+            peak += measure_peak_flops(self.spec.compute, self.context.device)
+            dist.all_reduce(peak)
+            peak /= self.context.world_size
+            _event(log, "machine", peak_flops=peak.item())
+        return peak.item()
 
     def _train_step(self, lr: float) -> StepResult:
+        self.board.enter(READING, self.step)
         rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
-        self.board.step, self.board.kind = self.step, TRAINING
+        self.board.enter(TRAINING, self.step, self.program)
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(feed, lr)
@@ -210,7 +219,7 @@ class Training:
         return result
 
     def _evaluate(self) -> float:
-        self.board.kind = EVALUATING
+        self.board.enter(EVALUATING, self.step, self.evaluation)
         try:
             return self.executor.run(self.evaluation, self.evaluation_feed).loss
         except StepTimeout as error:
@@ -233,8 +242,7 @@ class Training:
             "skipped_steps": self.skipped,
             "updates": self.executor.updates,
         }
-        self.board.step, self.board.kind = self.step, SAVING
-        self.board.record(0)
+        self.board.enter(SAVING, self.step)
         start = time.perf_counter()
         path = state.save(
             self.config,
@@ -268,7 +276,14 @@ class Training:
             _event(log, "phase", what="writing a sample")
             sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.board.enter(ENDED, self.step)
         _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
+
+
+def _known_peak(out: Path) -> float:
+    """The peak that an earlier generation measured; 0 where there is none."""
+    found = [row.get("peak_flops") for row in read_jsonl(out / EVENTS) if row.get("event") == "machine"]
+    return float(found[-1]) if found and isinstance(found[-1], float) else 0.0
 
 
 def _event(log: RunLog | None, name: str, **values: Any) -> None:

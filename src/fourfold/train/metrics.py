@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from fourfold.config import RunConfig, RunFailure, UserError
 from fourfold.config.whole_file import write_whole
+
+EVENTS = "events.jsonl"
 
 
 class MetricsSink(Protocol):
@@ -37,6 +40,16 @@ class JsonLines:
         self._file.close()
 
 
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
+
+
 def truncate_after(path: Path, step: int) -> None:
     """Drops the lines of steps at or past `step`, which a resumed run will write again, and a torn last line."""
     if not path.exists():
@@ -57,7 +70,7 @@ class RunLog:
     def __init__(self, out: Path, config: RunConfig, start_step: int) -> None:
         truncate_after(out / "metrics.jsonl", start_step)
         self._metrics = JsonLines(out / "metrics.jsonl")
-        self._events = JsonLines(out / "events.jsonl")
+        self._events = JsonLines(out / EVENTS)
         self._sinks: Sequence[MetricsSink] = [_SINKS[name](out, config) for name in config.run.log]
 
     def step(self, values: Mapping[str, Any]) -> None:

@@ -25,6 +25,11 @@ class RankContext:
             dist.destroy_process_group()
 
 
+def generation() -> int:
+    """How often the ranks of this launch were started before."""
+    return int(os.environ.get("FOURFOLD_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def choose_device(section: RunSection) -> torch.device:
     """`cuda:LOCAL_RANK` where there is one, else the CPU."""
     if section.device == "cuda" and not torch.cuda.is_available():
@@ -43,7 +48,7 @@ def choose_device(section: RunSection) -> torch.device:
 def init_rank_context(section: RunSection) -> RankContext:
     """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-    The store is this job's own, prefixed by the attempt's number: restarted workers never read what an earlier attempt left.
+    The store is this job's own, prefixed by the generation's number: restarted workers never read what an earlier generation left.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = choose_device(section)
@@ -59,7 +64,7 @@ def init_rank_context(section: RunSection) -> RankContext:
         timeout=timeout,
         wait_for_workers=False,
     )
-    store = dist.PrefixStore(f"fourfold/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp)
+    store = dist.PrefixStore(f"fourfold/{generation()}", tcp)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout

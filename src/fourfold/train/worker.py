@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""The process of one rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 
 Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
 standard error that starts with `error: `.
@@ -27,6 +27,9 @@ def run_worker(out: Path) -> int:
         return error.exit_code
     except OSError as error:
         print(f"error: {error.filename or out}: {error.strerror or error}", file=sys.stderr, flush=True)
+        return FAILED
+    except SystemExit as error:
+        print(f"error: rank {os.environ.get('RANK')}: sys.exit({error.code!r}) in mid-run", file=sys.stderr, flush=True)
         return FAILED
     except (RuntimeError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -77,10 +80,3 @@ def _exit_with_parent() -> None:
         os._exit(FAILED)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-if __name__ == "__main__":
-    code = run_worker(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all that lasts is written; threads of the communication library do not always end in order
