@@ -26,7 +26,9 @@ from fourfold.report.plain import PlainDisplay
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
+from fourfold.supervise.blame import Blame
 from fourfold.supervise.supervisor import LaunchOutcome, supervise
+from fourfold.supervise.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def train_locally(
             threads_per_rank(complete, count),
             complete.faults,
             lambda: max(folder.saved_steps(complete), default=0),
+            Watch(folder.path, complete.faults, complete.run.timeout_seconds, Blame(ready.resolved)),
             command=worker,
             grace_seconds=grace_seconds,
         )

@@ -18,21 +18,19 @@ _MARK = "error: "
 
 @dataclass(frozen=True)
 class RankFailure:
-    """One rank that ended badly. `exit_code` as subprocess gives it: negative for a signal."""
+    """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
+    `killed` by a signal, `exit`, or a watch's word. `instruction`: where, as far as it is known."""
 
     rank: int
     exit_code: int
     message: str
-
-    @property
-    def kind(self) -> str:
-        """`killed` by a signal, or `exit`."""
-        return "killed" if self.exit_code < 0 else "exit"
+    cause: str = "exit"
+    instruction: str = ""
 
     @property
     def only_noticed(self) -> bool:
         """Whether it merely lost its connection to another rank."""
-        return bool(_NOTICED.search(self.message))
+        return self.cause == "exit" and bool(_NOTICED.search(self.message))
 
 
 def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> RankFailure:
@@ -46,7 +44,7 @@ def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> Ra
             "; the usual cause is too little memory: use smaller microbatches, more recompute or a higher layout.zero"
         )
         message = f"rank {rank} was killed by signal {-exit_code}{name}{hint if exit_code == -signal.SIGKILL else ''}"
-        return RankFailure(rank, exit_code, message)
+        return RankFailure(rank, exit_code, message, "killed")
     text = log_tail(log, since)
     stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
     if text.startswith(_MARK) and "\n" + _MARK not in text:

@@ -135,6 +135,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "save": f"checkpoint saved{at}",
         "stop": f"stopped{at}",
         "failure": f"failed{at}: {event.get('message', '')}",
+        "straggler": f"rank {event.get('rank')} is slow: its own work takes {_number(event.get('ratio'), 0.0):.1f} x its peers'",
         "restart": f"starting all ranks again{' from step ' + str(step) if step else ''}",
         "finish": f"finished{at}",
     }

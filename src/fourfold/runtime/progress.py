@@ -65,7 +65,7 @@ class ProgressBoard:
         self._last = time.time()
         self._busy = 0.0
         self._waits: Sequence[bool] = ()
-        self._waited = False
+        self._works = False
         self.step = 0
         self.kind = STARTING
         self.record(0)
@@ -79,10 +79,10 @@ class ProgressBoard:
     def record(self, counter: int) -> None:
         """Notes that instruction `counter` begins."""
         now = time.time()
-        if not self._waited:
+        if self._works:
             self._busy += now - self._last
         self._last = now
-        self._waited = counter < len(self._waits) and self._waits[counter]
+        self._works = self.kind == READING or (counter < len(self._waits) and not self._waits[counter])
         _RECORD.pack_into(self._map, self._offset, self.step, counter, now, self._busy, self.kind, self._pid)
 
 
@@ -127,19 +127,16 @@ def describe_wait(
     `programs`: of every pipeline coordinate, of the kind that runs.
     """
     program = programs[layout.coordinates(rank)["pp"]]
-    instruction = program.instructions[index]
-    start = index
-    if instruction.op is Op.WAIT:
-        start = max((i for i in range(index) if program.instructions[i].short == instruction.handle), default=index)
+    instruction, start = program.instructions[index], start_of(program, index)
     lines = [f"rank {rank} waits at step {step} #{index} `{instruction.short}`"]
-    for axes, members in _peers(rank, program.instructions[start], layout):
+    for axes, members in peers_of(rank, program.instructions[start], layout):
         for member in members:
             if member == rank or member >= len(positions):
                 continue
             other, place = programs[layout.coordinates(member)["pp"]], positions[member]
             known = place.counter < len(other.instructions)
             at = f"step {place.step} #{place.counter} `{other.instructions[place.counter].short if known else 'end'}`"
-            entry = start if other is program else _entry(program.instructions[start], other)
+            entry = start if other is program else entry_of(program.instructions[start], other)
             behind = (place.step, place.counter) < (step, entry)
             state = f"stopped at {at}" if behind else f"has entered it, and was last seen at {at}"
             lines.append(f"rank {member} {state} ({axes})")
@@ -148,7 +145,21 @@ def describe_wait(
     return "; ".join(lines)
 
 
-def _peers(rank: int, started: Instruction, layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
+def start_of(program: Program, index: int) -> int:
+    """The instruction that a wait joins; any other instruction itself."""
+    step = program.instructions[index]
+    if step.op is not Op.WAIT:
+        return index
+    return max((i for i in range(index) if program.instructions[i].short == step.handle), default=index)
+
+
+def join_of(program: Program, start: int) -> int:
+    """The wait that joins what instruction `start` begins; itself where it waits at once."""
+    handle, steps = program.instructions[start].short, program.instructions
+    return next((i for i in range(start, len(steps)) if steps[i].op is Op.WAIT and steps[i].handle == handle), start)
+
+
+def peers_of(rank: int, started: Instruction, layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
     """(name of a group, its ranks) for each collective; for a transfer its other end."""
     if started.peer is not None:
         return [("pp", (layout.group_of(rank, ("pp",))[started.peer],))]
@@ -168,7 +179,7 @@ _OTHER_END = {
 }
 
 
-def _entry(started: Instruction, other: Program) -> int:
+def entry_of(started: Instruction, other: Program) -> int:
     """The instruction with which another pipeline rank joins in: the other end of a transfer, or the same collective."""
     wanted = (_OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
     entries = (i for i, s in enumerate(other.instructions) if (s.op, s.segment, s.microbatch) == wanted)

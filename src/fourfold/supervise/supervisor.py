@@ -15,6 +15,7 @@ from fourfold.launch.rank_process import CommandSpawner, ForkServer
 from fourfold.launch.run_folder import RunFolder
 from fourfold.runtime.progress import ENDED, Position, clear_positions, read_positions
 from fourfold.supervise.budget import RestartBudget
+from fourfold.supervise.watch import Watch
 from fourfold.train.metrics import JsonLines
 
 _POLL_SECONDS = 0.02
@@ -66,6 +67,7 @@ def supervise(
     threads: int,
     faults: FaultsSection,
     newest: Callable[[], int] = lambda: 0,
+    watch: Watch | None = None,
     on_tick: Callable[[], None] = lambda: None,
     on_notice: Callable[[str], None] = lambda text: None,
     command: Sequence[str] | None = None,
@@ -73,17 +75,17 @@ def supervise(
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
-    `newest`: the step of the newest checkpoint. `on_tick` is called some 20 times a second, `on_notice` with a line to show.
-    `command`: a program that is a rank, called with the run's folder, in place of `fourfold.train`. The first SIGINT, SIGTERM or
-    SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other ranks: SIGTERM, and SIGKILL
-    `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
+    `newest`: the step of the newest checkpoint. `watch`: finds ranks that no longer get on. `on_tick` is called some 20 times a
+    second, `on_notice` with a line to show. `command`: a program that is a rank, called with the run's folder, in place of
+    `fourfold.train`. The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the
+    run ends the other ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
     """
     stop = _Stop()
     with stop.installed(), ExitStack() as cleanup:
         spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, threads)
         cleanup.callback(spawner.close)
         supervisor = _Supervisor(
-            folder, stop.received, RestartBudget(faults), newest, on_tick, on_notice, grace_seconds
+            folder, stop.received, RestartBudget(faults), newest, watch, on_tick, on_notice, grace_seconds
         )
         generation = 0
         while True:
@@ -113,6 +115,7 @@ class _Supervisor:
         received: list[int],
         budget: RestartBudget,
         newest: Callable[[], int],
+        watch: Watch | None,
         on_tick: Callable[[], None],
         on_notice: Callable[[str], None],
         grace_seconds: float,
@@ -122,6 +125,7 @@ class _Supervisor:
         self._handled = 0
         self._budget = budget
         self._newest = newest
+        self._watch = watch
         self._on_tick = on_tick
         self._on_notice = on_notice
         self._grace_seconds = grace_seconds
@@ -137,9 +141,13 @@ class _Supervisor:
     def watch(self, group: LocalRanks, generation: int) -> LaunchOutcome | None:
         """Returns when all ranks of a generation have ended; None: start the next one."""
         restarts, echo_since = False, 0.0
+        if self._watch is not None:
+            self._watch.begin(len(group.pids))
         while group.alive():
             self._pass_signals_on(group)
             group.collect()
+            if self._watch is not None and not group.failures:
+                self._look(self._watch, group)
             if group.failures and not restarts and not group.is_ending:
                 echo_since = echo_since or time.monotonic()
                 is_known = any(not failure.only_noticed for failure in group.failures)
@@ -167,6 +175,16 @@ class _Supervisor:
                 self._on_notice("ending at once")
                 group.kill()
 
+    def _look(self, watch: Watch, group: LocalRanks) -> None:
+        """Takes note of a rank that no longer gets on, and of slow ones."""
+        found = watch.look(group.pids)
+        if found is not None:
+            group.failures.append(RankFailure(found.rank, 1, found.message, found.cause, found.instruction))
+            if self._received:  # nobody can save any more
+                group.kill()
+        for slow in watch.stragglers():
+            self._event("straggler", rank=slow.rank, ratio=slow.ratio, seconds=slow.seconds)
+
     def _judge(self, group: LocalRanks, generation: int) -> bool:
         """Writes down why a generation failed; whether the next one is to start."""
         if self._received:
@@ -176,8 +194,12 @@ class _Supervisor:
         step = place.step if place is not None else -1
         saved = self._newest()
         again = self._budget.allows(step, saved, cause.message) and cause.exit_code != 2
-        where = {"step": step, "index": place.counter} if place is not None else {}
-        self._event("failure", **where, rank=cause.rank, cause=cause.kind, message=cause.message, generation=generation)
+        where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
+        if cause.instruction:
+            where = {**where, "instruction": cause.instruction}
+        self._event(
+            "failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=generation
+        )
         if again:
             self._event("restart", step=saved, generation=generation + 1)
         return again

@@ -4,17 +4,20 @@ Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request 
 standard error that starts with `error: `.
 """
 
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 from fourfold.config import RunFailure, UserError
 from fourfold.runtime.allocator import keep_freed_memory
 
+TRACEBACKS = signal.SIGUSR2
 FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
 
 
@@ -42,6 +45,7 @@ def _train(out: Path) -> int:
     from fourfold.train.session import StopSignal, init_rank_context
 
     _exit_with_parent()
+    _write_tracebacks_on_request(out)
     keep_freed_memory()
     early: list[int] = []
     handlers = {
@@ -66,6 +70,19 @@ def _train(out: Path) -> int:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     return FINISHED if finished else STOPPED
+
+
+def _write_tracebacks_on_request(out: Path) -> None:
+    """On `TRACEBACKS` all threads' calls go to a file of the run, whatever this process is doing."""
+    with suppress(OSError):  # no descriptor or disk to spare: whoever asks gets no answer
+        path = traceback_file(out, int(os.environ["RANK"]))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        faulthandler.register(TRACEBACKS, file=descriptor, all_threads=True)
+
+
+def traceback_file(out: Path, rank: int) -> Path:
+    """Where a rank writes its tracebacks."""
+    return out / "logs" / f"rank-{rank:05d}.tracebacks"
 
 
 def _exit_with_parent() -> None:
