@@ -27,6 +27,7 @@ SHORT = {
     "api/software.py": "options of software, for every command that prices",
     "cli/cases.py": "how validate and fit name measured runs",
     "cli/new_file.py": "files for --out, for every command that writes one",
+    "cli/doctor.py": "one command, one file",
     "cli/list.py": "one command, one file",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",

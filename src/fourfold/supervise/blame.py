@@ -60,7 +60,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class Wait:
     """Rank `rank` waits for `member`, which has not come (`behind`), has come, or has gone past without it (`passed`)."""
 
     rank: int
@@ -100,13 +100,13 @@ class Blame:
             "skipped": "left out what others wait for and went on",
             "lost": "waits though all of its group have come: a message was lost",
         }
-        chain = [line for other in range(len(seen)) if other != rank for line in self._told(waits[other], seen)]
+        chain = [line for other in range(len(seen)) if other != rank for line in self._told(other, seen)]
         more = [f"and {len(chain) - _SHOWN} more"] if len(chain) > _SHOWN else []
         place = self.place(seen[rank].position, rank)
         message = "; ".join([f"rank {rank} {words[cause]} at {place}", *chain[:_SHOWN], *more])
         return Verdict(rank, cause, message, self.instruction(seen[rank].position, rank))
 
-    def waits(self, rank: int, seen: Sequence[Sighting]) -> list[_Wait]:
+    def waits(self, rank: int, seen: Sequence[Sighting]) -> list[Wait]:
         """For whom a rank waits, where it stands now. Empty: for nobody."""
         own = seen[rank]
         place = own.position
@@ -114,7 +114,7 @@ class Blame:
             return []
         if place.kind == SAVING:
             return [
-                _Wait(rank, other, "all ranks", seen[other].key < own.key, False)
+                Wait(rank, other, "all ranks", seen[other].key < own.key, False)
                 for other in range(len(seen))
                 if other != rank
             ]
@@ -134,10 +134,10 @@ class Blame:
                 entry = start if other is program else entry_of(program.instructions[start], other)
                 end = join_of(other, entry) if entry < len(other.instructions) else entry
                 ours = (place.step, _ORDER[place.kind])
-                found.append(_Wait(rank, member, axes, theirs < (*ours, entry), theirs > (*ours, end)))
+                found.append(Wait(rank, member, axes, theirs < (*ours, entry), theirs > (*ours, end)))
         return found
 
-    def _culprit(self, seen: Sequence[Sighting], waits: Mapping[int, list[_Wait]]) -> tuple[int, str]:
+    def _culprit(self, seen: Sequence[Sighting], waits: Mapping[int, list[Wait]]) -> tuple[int, str]:
         def first(ranks: Sequence[int]) -> int:
             return min(ranks, key=lambda rank: (seen[rank].key, rank))
 
@@ -152,26 +152,35 @@ class Blame:
         sinks = [rank for rank, each in waits.items() if not any(wait.behind for wait in each)]
         return first(sinks or list(waits)), "lost"
 
-    def _told(self, waits: Sequence[_Wait], seen: Sequence[Sighting]) -> list[str]:
-        """One line on a rank that waits: for those who are behind, or else for those who went past."""
-        wanted = [wait for wait in waits if wait.behind] or [wait for wait in waits if wait.passed]
+    def held_up_by(self, rank: int, seen: Sequence[Sighting]) -> list[Wait]:
+        """Those that keep a rank waiting: who has not come; or who has come and then stopped; or who went past."""
+        waits = self.waits(rank, seen)
+        return (
+            [wait for wait in waits if wait.behind]
+            or [wait for wait in waits if not wait.passed and not self.waits(wait.member, seen)]
+            or [wait for wait in waits if wait.passed]
+        )
+
+    def _told(self, rank: int, seen: Sequence[Sighting]) -> list[str]:
+        """One line on a rank that waits."""
+        wanted = self.held_up_by(rank, seen)
         if not wanted:
             return []
-        rank = wanted[0].rank
         members = ", ".join(f"rank {wait.member}" for wait in wanted[:_SHOWN])
-        passed = "" if wanted[0].behind else ", which went past it"
+        passed = ", which went past it" if wanted[0].passed else ""
         return [
             f"rank {rank} waits at {self.place(seen[rank].position, rank)} for {members} ({wanted[0].group}){passed}"
         ]
 
-    def chain(self, rank: int, seen: Sequence[Sighting]) -> list[int]:
-        """The rank, whom it waits for, whom that one waits for, to the end or until it repeats."""
-        found = [rank]
-        while True:
-            behind = [wait.member for wait in self.waits(found[-1], seen) if wait.behind]
-            if not behind or min(behind) in found:
-                return found
-            found.append(min(behind, key=lambda member: (seen[member].key, member)))
+    def chain(self, seen: Sequence[Sighting]) -> list[int]:
+        """The longest chain of ranks of which each waits for the next."""
+        longest: list[int] = []
+        for rank in range(len(seen)):
+            found = [rank]
+            while (by := self.held_up_by(found[-1], seen)) and (first := by[0].member) not in found:
+                found.append(first)
+            longest = max(longest, found, key=len)
+        return longest
 
     def place(self, position: Position, rank: int) -> str:
         """`step 7 #12 `B b3 m0``, or what else the rank does."""
