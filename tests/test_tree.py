@@ -21,6 +21,7 @@ SHORT = {
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
+    "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",
     "api/numbers.py": "numbers with suffixes, for every command",

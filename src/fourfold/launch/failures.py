@@ -19,13 +19,15 @@ _MARK = "error: "
 @dataclass(frozen=True)
 class RankFailure:
     """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
-    `killed` by a signal, `exit`, or a watch's word. `instruction`: where, as far as it is known."""
+    `killed` by a signal, `exit`, or a watch's word. `instruction`: where, as far as it is known. `still_seconds`: how long
+    the rank had stood still."""
 
     rank: int
     exit_code: int
     message: str
     cause: str = "exit"
     instruction: str = ""
+    still_seconds: float = 0.0
 
     @property
     def only_noticed(self) -> bool:

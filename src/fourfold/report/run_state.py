@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from fourfold.report.follow import Follower
+from fourfold.supervise.goodput import MeasuredGoodput, goodput
 
 _RATE_STEPS = 20
 
@@ -111,6 +112,11 @@ class RunState:
         """This launch's `finish` event; empty while there is none."""
         return next((event for event in reversed(self.new_events) if event.get("event") == "finish"), {})
 
+    @property
+    def goodput(self) -> MeasuredGoodput:
+        """Seconds of all launches so far by what they went to."""
+        return goodput(self.events, self.rows.values(), time.time())
+
     def number(self, key: str) -> float | None:
         """A number of the newest metrics that has one."""
         return _number(self.last.get(key))
@@ -129,6 +135,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
     if kind == "phase":
         return str(event.get("name") or event.get("what") or kind)
     texts = {
+        "launch": "starting the ranks",
+        "machine": "measured this machine's matmuls",
         "start": "training starts",
         "resume": f"resumed{at}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",

@@ -57,6 +57,7 @@ class Verdict:
     cause: str
     message: str
     instruction: str
+    still_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Blame:
         ]
 
     def chain(self, seen: Sequence[Sighting]) -> list[int]:
-        """The longest chain of ranks of which each waits for the next."""
+        """Ranks of which each waits for the next, as many as there are."""
         longest: list[int] = []
         for rank in range(len(seen)):
             found = [rank]

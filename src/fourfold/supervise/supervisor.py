@@ -87,6 +87,7 @@ def supervise(
         supervisor = _Supervisor(
             folder, stop.received, RestartBudget(faults), newest, watch, on_tick, on_notice, grace_seconds
         )
+        supervisor.note("launch", ranks=ranks)
         generation = 0
         while True:
             while not spawner.ready():
@@ -179,11 +180,13 @@ class _Supervisor:
         """Takes note of a rank that no longer gets on, and of slow ones."""
         found = watch.look(group.pids)
         if found is not None:
-            group.failures.append(RankFailure(found.rank, 1, found.message, found.cause, found.instruction))
+            group.failures.append(
+                RankFailure(found.rank, 1, found.message, found.cause, found.instruction, found.still_seconds)
+            )
             if self._received:  # nobody can save any more
                 group.kill()
         for slow in watch.stragglers():
-            self._event("straggler", rank=slow.rank, ratio=slow.ratio, seconds=slow.seconds)
+            self.note("straggler", rank=slow.rank, ratio=slow.ratio, seconds=slow.seconds)
 
     def _judge(self, group: LocalRanks, generation: int) -> bool:
         """Writes down why a generation failed; whether the next one is to start."""
@@ -197,14 +200,15 @@ class _Supervisor:
         where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
         if cause.instruction:
             where = {**where, "instruction": cause.instruction}
-        self._event(
-            "failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=generation
-        )
+        if cause.still_seconds:
+            where = {**where, "stood_still_seconds": cause.still_seconds}
+        self.note("failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=generation)
         if again:
-            self._event("restart", step=saved, generation=generation + 1)
+            self.note("restart", step=saved, generation=generation + 1)
         return again
 
-    def _event(self, name: str, **values: object) -> None:
+    def note(self, name: str, **values: object) -> None:
+        """Writes an event of the run."""
         with suppress(RunFailure, OSError):  # a full disk: the run's end says so
             events = JsonLines(self._folder.events)
             events.append({"time": time.time(), "event": name, **values})

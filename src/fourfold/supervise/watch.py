@@ -6,7 +6,7 @@ time that it used where it wants the processor, real time where it sleeps. A loa
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -92,7 +92,9 @@ class Watch:
         seen = [Sighting(p, states[rank], tracebacks.get(rank, ())) for rank, p in enumerate(positions)]
         found = self.blame.verdict(seen)
         own = self._ranks[found.rank]
-        return found if own.still > self._limit(positions[found.rank], states[found.rank]) else None
+        if own.still <= self._limit(positions[found.rank], states[found.rank]):
+            return None
+        return replace(found, still_seconds=own.still)
 
     def _follow(self, own: _WatchedRank, position: Position, pid: int, state: str, passed: float) -> None:
         used = processor_seconds(pid)

@@ -168,9 +168,10 @@ class Training:
                 values["mtp_loss"] = result.mtp_loss
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
-                self.validation_loss = self._evaluate()
-                values["validation_loss"] = self.validation_loss
-                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss)
+                begun = time.perf_counter()
+                self.validation_loss = values["validation_loss"] = self._evaluate()
+                took = time.perf_counter() - begun
+                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
             if rank == 0 and log is not None:
                 log.step(_finite(values))
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
