@@ -41,6 +41,7 @@ def test_every_rank_may_be_killed_and_the_run_is_the_same(run_file: Path, undist
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.faults
 def test_the_process_that_forks_ranks_may_be_killed_too(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run") as run:
         run.wait_for_step(6)
@@ -52,9 +53,9 @@ def test_the_process_that_forks_ranks_may_be_killed_too(run_file: Path, undistur
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("error:1:7:99", "a defect in the data reader"),
+        pytest.param("error:1:7:99", "a defect in the data reader", marks=pytest.mark.faults),
         ("exit:0:7:99", "rank 0: sys.exit(0) in mid-run"),
-        ("leave:1:7:99", "rank 1 ended with exit code 0 in mid-run"),
+        pytest.param("leave:1:7:99", "rank 1 ended with exit code 0 in mid-run", marks=pytest.mark.faults),
     ],
 )
 def test_a_fault_that_recurs_stops_the_run_with_its_first_cause(run_file, tmp_path, fault, words) -> None:
@@ -67,6 +68,7 @@ def test_a_fault_that_recurs_stops_the_run_with_its_first_cause(run_file, tmp_pa
         assert "goes on from step 5" in run.printed
 
 
+@pytest.mark.faults
 def test_a_fault_that_does_not_recur_is_survived(run_file, undisturbed, tmp_path) -> None:
     with Supervised(run_file, tmp_path / "run", fault="exit:1:7:2") as run:
         assert run.finish() == 0, run.printed
@@ -91,6 +93,7 @@ def test_sigterm_saves_and_loses_no_step_though_a_rank_is_stopped(run_file, undi
         assert left_by(run.out) == undisturbed
 
 
+@pytest.mark.faults
 def test_the_second_ctrl_c_ends_at_once(run_file, tmp_path) -> None:
     with Supervised(run_file, tmp_path / "run", "batch.steps=100000", "faults.stall_seconds=60") as run:
         run.wait_for_step(3)

@@ -31,7 +31,7 @@ def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict
     return failure
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.faults), 1])
 def test_a_stopped_rank(run_file: Path, undisturbed, tmp_path: Path, rank: int) -> None:
     with Supervised(run_file, tmp_path / "run") as run:
         run.wait_for_step(6)
@@ -43,6 +43,7 @@ def test_a_stopped_rank(run_file: Path, undisturbed, tmp_path: Path, rank: int) 
         assert f"rank {1 - rank} waits at" in failure["message"]
 
 
+@pytest.mark.faults
 def test_an_endless_loop(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", fault="loop:1:7:1") as run:
         failure = check_recovered(run, undisturbed, 1, "looping")
@@ -57,12 +58,14 @@ def test_a_hung_data_reader(run_file: Path, undisturbed, tmp_path: Path) -> None
         assert "rank 1 waits at step 7" in failure["message"]
 
 
+@pytest.mark.faults
 def test_a_skipped_collective(run_file: Path, undisturbed, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", fault="skip:1:7:1") as run:
         failure = check_recovered(run, undisturbed, 1, "skipped")
         assert "which went past it" in failure["message"]
 
 
+@pytest.mark.faults
 def test_a_slow_rank_is_flagged_and_goes_on(run_file: Path, tmp_path: Path) -> None:
     with Supervised(run_file, tmp_path / "run", "batch.steps=150", fault="slow:1:0:0") as run:
         run.wait_until(lambda: run.events("straggler"), 90)

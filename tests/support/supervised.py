@@ -116,8 +116,14 @@ class Supervised:
 
     def kill_rank(self, rank: int) -> None:
         """Returns once another process has taken its place."""
-        old = self.signal_rank(rank, signal.SIGKILL)
-        self.wait_until(lambda: self.pids and self.pids[rank] != old)
+        old = self.pids
+        os.kill(old[rank], signal.SIGKILL)
+        self.wait_until(lambda: self.has_replaced(old))
+
+    def has_replaced(self, old: list[int]) -> bool:
+        """Whether all ranks are other processes than `old`, and have reported."""
+        now = self.pids
+        return bool(now) and not set(now) & set(old)
 
     def finish(self, seconds: float = 120.0) -> int:
         return self.process.wait(seconds)
