@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+from fourfold.config import RunFailure, parse_run
+from fourfold.launch.resolve import resolve_run
+from fourfold.program.liveness import ledger
+from fourfold.train.measured import check_sent
 from tests.support.supervised import Supervised, left_by, write_run
+
+RUN = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 320},
+    "data": {"tokenizer": "bytes"},
+    "batch": {"global_sequences": 12, "sequence_length": 32, "steps": 1},
+    "layout": {"zero": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +32,17 @@ def undisturbed(run_file: Path):
         assert run.finish() == 0, run.printed
         assert run.events("failure") == []
         return left_by(run.out)
+
+
+def test_a_collective_left_out_shows_in_the_bytes_of_the_step() -> None:
+    resolved = resolve_run(parse_run(RUN), 2, 320)
+    program = resolved.train_programs[0]
+    declared = ledger(program)
+    check_sent(program, declared, declared, 1, 7)
+    reduction = next(step for step in program.instructions if step.short.startswith("R b1"))
+    less = {**declared, "dp_shard": declared["dp_shard"] - sum(c.sent_bytes for c in reduction.collectives)}
+    with pytest.raises(RunFailure, match=r"rank 1 sent .* over dp_shard in step 7, .* left out `R b\d"):
+        check_sent(program, declared, less, 1, 7)
 
 
 def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:

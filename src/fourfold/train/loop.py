@@ -19,6 +19,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
+from fourfold.program.liveness import ledger
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
@@ -41,7 +42,7 @@ from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
-from fourfold.train.measured import rank_measured, write_measured
+from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.metrics import EVENTS, RunLog, read_jsonl
 from fourfold.train.peak import measure_peak_flops
 from fourfold.train.session import RankContext, StopSignal, generation
@@ -95,6 +96,7 @@ class Training:
         share_parameters(self.spec, self.units, self.groups)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
+        self.declared_bytes = ledger(self.program)
         self.clock = StepClock(context.device)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
@@ -144,6 +146,8 @@ class Training:
             seconds = time.perf_counter() - start
             self.clock.finish(seconds)
             self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
+            if not self.spec.model.num_experts:  # with experts the router decides who sends
+                check_sent(self.program, self.declared_bytes, self.sent_bytes, self.context.rank, self.step)
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
             self.step += 1
