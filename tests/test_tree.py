@@ -19,7 +19,6 @@ FAMILIES = "huggingface/families/"
 """A model family is one file, however little it has to say."""
 SHORT = {
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
-    "calibrate/clock.py": "all measurements share one clock",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
     "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
@@ -42,7 +41,7 @@ SHORT = {
     "program/schedule/built_in.py": "the one list of schedules: `catalogue` imports it, and it every schedule",
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
-    "train/peak.py": "one measurement, for the denominator of MFU",
+    "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
 }
 
 

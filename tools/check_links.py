@@ -29,7 +29,7 @@ def markdown_faults(root: Path) -> list[str]:
     for path in sorted(root.rglob("*.md")):
         name = path.relative_to(root).as_posix()
         if name.endswith(_TEMPLATES) or any(
-            part.startswith(".") or part in ("_build", "runs") for part in path.relative_to(root).parts
+            part.startswith(".") or part in ("_build", "runs", "node_modules") for part in path.relative_to(root).parts
         ):
             continue
         for target in _LINK.findall(_prose(path.read_text(encoding="utf-8"))):

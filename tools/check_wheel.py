@@ -15,7 +15,10 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_TOP = ("LICENSE", "README.md", "pyproject.toml")
+_TOP = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
+_BACKEND = ("__init__.py", "build_page.py")
+_PAGE, _PAGE_SOURCE = "fourfold/explore/dist/", "fourfold/explore/page/"
+_BUILT = tuple(_PAGE + name for name in ("index.html", "mark.svg", "assets/"))
 _DATA = (".toml", ".css", ".typed")
 _REQUEST = "--model llama3-8b --cluster dgx-h100:16 --sequence-length 8192 --batch-tokens 1M --keep 1"
 _TRIED = (
@@ -28,18 +31,24 @@ _TRIED = (
 
 
 def package_data(source: Path) -> set[str]:
-    """Files below `source` that the package needs beside its modules, as names inside a wheel."""
+    """Files below `source` that the package needs beside its modules, as names inside a wheel; the built page is no source."""
     files = (p for p in source.rglob("*") if p.is_file() and p.suffix in _DATA)
-    return {p.relative_to(source.parent).as_posix() for p in files}
+    names = {p.relative_to(source.parent).as_posix() for p in files}
+    return {name for name in names if not name.startswith((_PAGE, _PAGE_SOURCE))}
 
 
 def wheel_faults(wheel: Path, source: Path) -> list[str]:
     """Names what the wheel lacks, and what it should not have."""
     inside = set(zipfile.ZipFile(wheel).namelist())
-    modules = {p.relative_to(source.parent).as_posix() for p in source.rglob("*.py")}
+    modules = {p.relative_to(source.parent).as_posix() for p in source.rglob("*.py") if "node_modules" not in p.parts}
     faults = [f"{wheel.name} lacks {name}" for name in sorted((modules | package_data(source)) - inside)]
     faults += [
-        f"{wheel.name} has {name}" for name in sorted(inside) if name.startswith(("tests/", "tools/", "benchmarks/"))
+        f"{wheel.name} has {name}"
+        for name in sorted(inside)
+        if name.startswith(("tests/", "tools/", "benchmarks/", _PAGE_SOURCE))
+    ]
+    faults += [
+        f"{wheel.name} lacks {name} of the built page" for name in _BUILT if not any(n.startswith(name) for n in inside)
     ]
     if not any(name.endswith("licenses/LICENSE") for name in inside):
         faults.append(f"{wheel.name} lacks the licence")
@@ -58,9 +67,13 @@ def _build(folder: Path) -> tuple[Path, Path]:
     """From a copy of the tracked parts: an old `build/` or egg-info would put files into the wheel that the tree no longer has."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / "fourfold"
-        shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+        made = shutil.ignore_patterns("*.egg-info", "__pycache__", "node_modules", "dist")
+        shutil.copytree(ROOT / "src", copy / "src", ignore=made)
         for name in _TOP:
             shutil.copy2(ROOT / name, copy / name)
+        (copy / "tools").mkdir()
+        for name in _BACKEND:
+            shutil.copy2(ROOT / "tools" / name, copy / "tools" / name)
         shutil.rmtree(folder, ignore_errors=True)
         _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder.resolve(), copy)
     return next(folder.glob("*.whl")), next(folder.glob("*.tar.gz"))

@@ -65,6 +65,7 @@ _KEYS: tuple[tuple[str, str], ...] = (
 _BY_MEMORY = {
     "a100-sxm-80": {40: "a100-sxm-40", 64: "a100-custom-64"},
     "a100-pcie-80": {40: "a100-pcie-40"},
+    "h100-sxm": {95: "h100-custom-96", 96: "h100-custom-96"},
     "v100-sxm-32": {16: "v100-sxm-16"},
     "gh200-96": {141: "gh200-144", 144: "gh200-144"},
     "ascend-910c-die": {128: "ascend-910c"},

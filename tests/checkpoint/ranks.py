@@ -52,9 +52,13 @@ class Run:
                 self.full[spec.name] = {role: torch.randn(spec.shape, generator=generator) for role in ROLES}
 
     def units_of(self, rank: int) -> list[str]:
-        """The units that a rank's stage holds: segments dealt out evenly, and a tied embedding on the last stage too."""
-        stage, count = self.layout.coordinates(rank)["pp"], len(self.segments)
-        own = [s for i, s in enumerate(self.segments) if i * self.layout.pp // count == stage]
+        """The units that a rank's stages hold: segments dealt out evenly unless `stages` says how many each stage has, and a tied
+        embedding on the last stage too."""
+        layout, count = self.layout, len(self.segments)
+        stages = [i * layout.pp // count for i in range(count)]
+        if layout.stages:
+            stages = [layout.stage_ranks[stage] for stage, size in enumerate(layout.stages) for _ in range(size)]
+        own = [s for s, stage in zip(self.segments, stages, strict=True) if stage == layout.coordinates(rank)["pp"]]
         return list(dict.fromkeys(name for segment in own for name in segment.units))
 
     def buffer(self, unit: str, role: str, rank: int) -> Tensor:
@@ -118,7 +122,7 @@ class Run:
 
     def load(self, folder: Path, shards: dict[str, UnitShard], **options: Any) -> dict[str, Any]:
         """As a rank of this run loads."""
-        return load_checkpoint(folder, shards, units=list(self.flats), layout=self.layout, **options)
+        return load_checkpoint(folder, shards, units=list(self.flats), **options)
 
     def parameters(self) -> dict[str, Tensor]:
         """Every parameter's master copy, in the order of the model's buffers."""

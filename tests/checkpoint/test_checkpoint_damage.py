@@ -1,6 +1,7 @@
 """A damaged or foreign checkpoint is refused, in one message that names the file and what to do, before anything is copied."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fourfold.checkpoint import load_checkpoint, read_manifest, read_parameters
+from fourfold.checkpoint.folders import step_of
 from fourfold.checkpoint.manifest import VERSION, _digest
 from fourfold.config import RunFailure
-from tests.checkpoint.ranks import MODEL, Run
+from tests.checkpoint.ranks import MODEL, Run, entries
 
 FILE = "rank-00001.safetensors"
 
@@ -134,6 +136,57 @@ def test_a_folder_without_manifest(saved: Path) -> None:
         read_parameters(saved.parent)
 
 
+def test_a_copied_or_renamed_folder(saved: Path) -> None:
+    """It is refused under the step of its new name, and read under a name that is no step's."""
+    copy = saved.parent / "step-000900"
+    shutil.copytree(saved, copy)
+    check_refused(copy, "manifest.json", "is of step 2: the folder was copied or renamed to step-000900")
+    copy.rename(saved.parent / "best")
+    load_checkpoint(saved.parent / "best", Run(2).shards(1))
+    assert step_of(saved.parent / "step-0000003") is None, "no save gives a step this name"
+
+
+def test_shards_swapped_in_a_signed_manifest(saved: Path) -> None:
+    forge(saved, lambda m: part(m)["shards"].reverse())
+    check_refused(saved, "holds other shards", "step-000001")
+
+
+def test_files_swapped_under_valid_checksums(saved: Path) -> None:
+    one, other, third = saved / "rank-00000.safetensors", saved / FILE, saved / "third"
+    one.rename(third), other.rename(one), third.rename(other)
+
+    def swap(manifest: Any) -> None:
+        files = manifest["files"]
+        files[one.name], files[FILE] = files[FILE], files[one.name]
+
+    forge(saved, swap)
+    check_refused(saved, "holds other shards")
+
+
+def test_a_file_of_another_step_under_a_valid_checksum(saved: Path) -> None:
+    """The one thing that tells them apart is the step inside the file."""
+    (saved / FILE).write_bytes((saved.parent / "step-000001" / FILE).read_bytes())
+    other = json.loads((saved.parent / "step-000001" / "manifest.json").read_text())["files"][FILE]
+    forge(saved, lambda m: m["files"].update({FILE: other}))
+    check_refused(saved, "of another step")
+
+
+def test_a_manifest_too_long_for_its_files_is_not_parsed(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (saved / "manifest.json").read_text()
+    (saved / "manifest.json").write_text(text + " " * (5 << 20))
+    monkeypatch.setattr(json, "loads", lambda _: pytest.fail("parsed"))
+    check_refused(saved, "manifest.json", "longer than")
+
+
+def test_what_later_steps_left_neither_goes_nor_counts_as_kept(tmp_path: Path) -> None:
+    """A copy under a high step does not push real checkpoints out."""
+    Run(1).save(tmp_path, 1)
+    shutil.copytree(tmp_path / "step-000001", tmp_path / "step-000900")
+    for step in (2, 3):
+        Run(1).save(tmp_path, step, keep=2)
+    assert entries(tmp_path) == ["step-000002", "step-000003", "step-000900"]
+
+
 def test_a_newer_version(saved: Path) -> None:
     forge(saved, lambda m: m.update(version=VERSION + 1))
     check_refused(saved, "newer fourfold")
@@ -208,16 +261,6 @@ def test_a_forged_dtype_meets_the_files_own(saved: Path) -> None:
 )
 def test_another_model(saved: Path, model: Any, word: str) -> None:
     check_refused(saved, "another model", word, run=Run(2, model=model))
-
-
-def test_another_layout(saved: Path) -> None:
-    check_refused(saved, "2 shards a unit, this run has 4", "layout.dp_shard = 2", run=Run(4))
-
-
-def test_another_padding(saved: Path) -> None:
-    run = Run(2, replicas=3)
-    assert run.flats["b0"].padded_numel != Run(2).flats["b0"].padded_numel
-    check_refused(saved, "padded", run=run)
 
 
 def test_another_precision(saved: Path) -> None:

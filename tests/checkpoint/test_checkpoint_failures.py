@@ -48,9 +48,9 @@ def root(tmp_path: Path) -> Path:
 def test_a_full_disk_in_one_ranks_tensors(root: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     original = save.write_tensors
 
-    def write(path: Path, tensors: Any) -> Any:
+    def write(path: Path, *rest: Any) -> Any:
         if f"{rank:05d}" not in path.name:
-            return original(path, tensors)
+            return original(path, *rest)
         path.write_bytes(b"half")
         return full_disk()
 
@@ -77,8 +77,10 @@ def test_a_disk_too_full_for_the_word_that_it_is_full(root: Path, monkeypatch: p
 
 def test_one_rank_mute_and_the_others_well(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither record nor word nor removed mark: the record that is missing is the signal."""
-    original = save._write_part
-    monkeypatch.setattr(save, "_write_part", lambda folder, rank, *rest: rank == 1 or original(folder, rank, *rest))
+    original = save.write_part
+    monkeypatch.setattr(
+        save, "write_part", lambda folder, step, rank, *rest: rank == 1 or original(folder, step, rank, *rest)
+    )
     check_all_failed(Run(3).save(root, 2), root, "no rank wrote shard 1 of unit embed")
 
 
@@ -137,7 +139,7 @@ def test_a_disk_that_is_really_full(tiny_disk: Path, monkeypatch: pytest.MonkeyP
     assert entries(tiny_disk) == ["step-000002"]
 
 
-@pytest.mark.parametrize("barrier", [1, 2, 3, 4])
+@pytest.mark.parametrize("barrier", [1, 2, 3, 4, 5])
 def test_a_crash_at_any_barrier(tmp_path: Path, barrier: int) -> None:
     """The latest checkpoint afterwards is complete: the old one, or the new one. The next save tidies up."""
     old, new = Run(1, seed=1), Run(1, seed=2)
@@ -166,7 +168,7 @@ def test_a_crash_in_the_middle_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     run = Run(1)
     run.save(tmp_path, 1)
 
-    def crash(path: Path, _: Any) -> Any:
+    def crash(path: Path, *_: Any) -> Any:
         path.write_bytes(b"half a file")
         raise Crash
 
@@ -189,3 +191,24 @@ def test_a_deletion_cut_short_is_finished_by_the_next_save(tmp_path: Path, monke
     assert entries(tmp_path) == [".old-step-000001", "step-000002"]
     run.save(tmp_path, 3, keep=1)
     assert entries(tmp_path) == ["step-000003"]
+
+
+def test_a_checkpoint_that_reads_back_otherwise_is_none_and_the_one_before_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk lies: a bit is flipped after the write."""
+    original = save.drop_from_cache
+
+    def flip(path: Path) -> None:
+        if path.name == "rank-00001.safetensors":
+            data = bytearray(path.read_bytes())
+            data[-4000] ^= 1
+            path.write_bytes(data)
+        original(path)
+
+    monkeypatch.setattr(save, "drop_from_cache", flip)
+    results = Run(3).save(root, 2, keep=1)
+    assert all(isinstance(result, RunFailure) and "is corrupt" in str(result) for result in results), results
+    assert latest_checkpoint(root) == root / "step-000001"
+    monkeypatch.undo()
+    assert Run(3).save(root, 3, keep=1) == [root / "step-000003"] * 3

@@ -16,7 +16,9 @@ from fourfold.checkpoint import (
     read_parameters,
     save_checkpoint,
 )
-from fourfold.checkpoint.tensor_file import PIECE_BYTES, write_tensors
+from fourfold.checkpoint.checked_file import CHUNKS, write_tensors
+from fourfold.checkpoint.digests import CHUNK_BYTES, CHUNK_HASHES
+from fourfold.checkpoint.tensor_file import PIECE_BYTES
 from tests.checkpoint.ranks import MODEL, ROLES, Run, entries
 
 
@@ -27,7 +29,9 @@ def test_every_rank_loads_what_was_saved(tmp_path: Path, num_shards: int, replic
     info = {"step": 7, "lr": 1 / 3, "data": {"epoch": 0, "seen": 2**40}, "loss": float("inf")}
     folder = tmp_path / "step-000007"
     assert run.save(tmp_path, 7, info=info) == [folder] * run.world_size
-    assert len(list(folder.glob("*.safetensors"))) == num_shards, "replicas write nothing"
+    files = list(folder.glob("*.safetensors"))
+    assert len(files) == run.world_size, "replicas write a piece each"
+    assert len({path.stat().st_size for path in files}) == 1, "pieces are of one size"
     for rank in range(run.world_size):
         loaded, saved = run.shards(rank, empty=True), run.shards(rank)
         assert run.load(folder, loaded) == info
@@ -92,16 +96,23 @@ def test_the_manifest_says_enough_to_restore_under_another_layout(tmp_path: Path
                 assert torch.equal(found, run.full[parameter["name"]][role])
 
 
-def test_tensors_of_many_pieces(tmp_path: Path) -> None:
-    """Pieces of a large tensor, an odd tail and a strided view reach the file and the checksum in order."""
+@pytest.mark.parametrize("chunk_hash", CHUNK_HASHES)
+def test_tensors_of_many_pieces(tmp_path: Path, chunk_hash: str) -> None:
+    """Pieces of a large tensor, an odd tail and a strided view reach the file and the digests in order."""
     from hashlib import sha256
 
+    hash_of = sha256 if chunk_hash == "sha256" else pytest.importorskip("xxhash").xxh3_128
     from safetensors.torch import load_file
 
     tensors = {"large": torch.randn(PIECE_BYTES // 4 * 2 + 3), "strided": torch.randn(6, 4).t(), "one": torch.ones(1)}
-    record = write_tensors(tmp_path / "t.safetensors", tensors)
+    record = write_tensors(tmp_path / "t.safetensors", tensors, chunk_hash=chunk_hash)
     data = (tmp_path / "t.safetensors").read_bytes()
-    assert (record.size_bytes, record.sha256) == (len(data), sha256(data).hexdigest())
+    tail = load_file(tmp_path / "t.safetensors")[CHUNKS].numpy().tobytes()
+    body = data[: -len(tail)]
+    chunks = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)]
+    assert body + tail == data
+    assert tail == b"".join(hash_of(chunk).digest()[:16] for chunk in chunks)
+    assert (record.size_bytes, record.sha256) == (len(data), sha256(tail).hexdigest())
     loaded = load_file(tmp_path / "t.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
 

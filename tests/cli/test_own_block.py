@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Result
+
 pytest.importorskip("torch")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_block"
 RUN = str(EXAMPLE / "run.toml")
@@ -16,8 +18,13 @@ RUN = str(EXAMPLE / "run.toml")
 
 @pytest.fixture
 def example(fourfold: Callable, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """The command, told to import the block wherever that has to be said."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    return fourfold
+
+    def run(command: str, *arguments: str) -> Result:
+        return fourfold(command, *arguments, *(() if command == "train" else ("--trust",)))
+
+    return run
 
 
 @pytest.mark.parametrize("changes", [[], ["layout.pp=2", "layout.dp_shard=1", "layout.recompute=full"]])
@@ -74,6 +81,38 @@ def test_what_cannot_run_is_refused(example: Callable, command: str, changes: li
     assert result.code == 2
     assert words in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("command", ["show", "simulate", "plan"])
+@pytest.mark.parametrize("key", ["model.block", "layout.schedule"])
+def test_no_code_is_imported_unless_that_is_asked_for(
+    fourfold: Callable, here: Path, monkeypatch: pytest.MonkeyPatch, command: str, key: str
+) -> None:
+    """Neither from the run file nor from an override; and with --trust it is."""
+    (here / "trap.py").write_text("open('imported', 'w').close()\n1 / 0\n")
+    monkeypatch.syspath_prepend(str(here))
+    section, name = key.split(".")
+    own = (here / "run.toml").read_text().replace("[model]", "[layout]\n[model]")
+    (here / "own.toml").write_text(own.replace(f"[{section}]", f"[{section}]\n{name} = 'python:trap:x'"))
+    cluster = [] if command == "show" else ["--cluster", "dgx-h100:4"]
+    for arguments in (["own.toml"], ["run.toml", f"{key}=python:trap:x"]):
+        if command == "plan" and key == "layout.schedule" and len(arguments) == 2:
+            continue  # a value to search for, which has to be a built-in one
+        result = fourfold(command, *arguments, *cluster)
+        assert result.code == 2
+        assert f"{key} = 'python:trap:x' names Python code" in result.err
+        assert "--trust" in result.err
+        assert not (here / "imported").exists()
+    if command != "plan" or key == "model.block":  # a plan chooses the schedule itself
+        result = fourfold(command, "own.toml", *cluster, "--trust")
+        assert "cannot import trap: ZeroDivisionError" in result.err
+        assert (here / "imported").exists()
+
+
+def test_training_says_what_it_imports(fourfold: Callable) -> None:
+    result = fourfold("train", "run.toml", "model.block=python:nowhere:x")
+    assert "model.block = 'python:nowhere:x': this run imports that code" in result.out
+    assert "cannot import nowhere" in result.err
 
 
 def test_it_trains_resumes_and_samples_and_is_not_exported(here: Path) -> None:

@@ -17,9 +17,9 @@ FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
 OUT = Path("runs/run")
 
 
-def train(mode: str, *overrides: str, ranks: int | None = 2, out: Path | None = None) -> int:
+def train(mode: str, *overrides: str, ranks: int | None = 2, out: Path | None = None, change: bool = False) -> int:
     command = Command(Path("run.toml"), overrides, ranks, out)
-    return train_with(command, worker=(sys.executable, str(FAKE), mode), grace_seconds=5.0)
+    return train_with(command, worker=(sys.executable, str(FAKE), mode), grace_seconds=5.0, change=change)
 
 
 def test_a_run_writes_a_complete_folder_and_ends_with_what_it_learned(here, capsys) -> None:
@@ -66,10 +66,24 @@ def test_another_run_is_not_mixed_into_a_folder_that_holds_one(here, override, n
     assert train("finish", override, out=Path("runs/other")) == 0
 
 
-def test_other_ranks_are_another_run(here) -> None:
+def test_other_ranks_go_on_with_the_run_and_say_so(here, capsys) -> None:
     train("finish")
-    with pytest.raises(UserError, match="--ranks 2"):
-        train("finish", ranks=4)
+    capsys.readouterr()
+    assert train("finish", "batch.steps=6", "layout.zero=3", "checkpoint.directory=disk", ranks=4) == 0
+    shown = [line for line in capsys.readouterr().out.splitlines() if "goes on at step 3 with" in line]
+    assert len(shown) == 1
+    assert "layout.dp_shard = 4 (was 2), layout.zero = 3 (was 0)" in shown[0]
+    assert json.loads((OUT / "data.json").read_text())["former_checkpoints"] == [str(here / OUT / "checkpoints")]
+    assert RunFolder(OUT).require_config().layout.dp_shard == 4
+
+
+def test_another_learning_rate_is_asked_for(here, capsys) -> None:
+    train("finish")
+    with pytest.raises(UserError, match="--change"):
+        train("finish", "batch.steps=6", "optimizer.lr=0.5")
+    assert train("finish", "batch.steps=6", "optimizer.lr=0.5", change=True) == 0
+    events = [json.loads(line) for line in (OUT / "events.jsonl").read_text().splitlines()]
+    assert [event["keys"]["optimizer.lr"] for event in events if event["event"] == "change"] == [[0.0003, 0.5]]
 
 
 def test_a_corpus_that_changed_since_is_noticed_where_the_old_tokens_are_gone(here) -> None:

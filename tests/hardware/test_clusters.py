@@ -31,6 +31,7 @@ DEVICES = [
     "h100-sxm",
     "h100-pcie",
     "h100-nvl",
+    "h100-custom-96",
     "h800-sxm",
     "h200-sxm",
     "h20",

@@ -84,7 +84,9 @@ def test_a_process_that_nobody_started_as_a_rank_is_none(environment: dict[str, 
     assert external_rank(environment) is None
 
 
-@pytest.mark.parametrize("change", [{"RANK": "x"}, {"RANK": "8"}, {"WORLD_SIZE": "-1"}, {"MASTER_PORT": "http"}])
+@pytest.mark.parametrize(
+    "change", [{"RANK": "x"}, {"RANK": "8"}, {"WORLD_SIZE": "-1"}, {"MASTER_PORT": "http"}, {"MASTER_PORT": "99999"}]
+)
 def test_malformed_variables_are_named(change: dict[str, str]) -> None:
     with pytest.raises(UserError, match=next(iter(change))):
         external_rank({**TORCHRUN, **change})

@@ -185,3 +185,17 @@ def test_what_crosses_is_every_boundary_between_ranks_once_each_way(spec: StepSp
         if step.peer is not None
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("late", [0, 7, 11])
+def test_a_deadlock_of_one_microbatch_is_found(late: int) -> None:
+    """All microbatches are sent and come back in one order, but one: its gradient is waited for before it is sent."""
+    stages: list[list[Instruction]] = [[], []]
+    for m in range(12):
+        ends = [_transfer(Op.SEND_ACTIVATION, m, 1), _transfer(Op.RECV_GRADIENT, m, 1)]
+        for pair in reversed(ends) if m == late else ends:
+            stages[0] += pair
+        stages[1] += [*_transfer(Op.RECV_ACTIVATION, m, 0), *_transfer(Op.SEND_GRADIENT, m, 0)]
+    faults = _check(stages)
+    assert [(fault.rank, fault.index) for fault in faults] == [(0, 4 * late + 1), (1, 4 * late + 1)]
+    assert all("waits for ever" in fault.message for fault in faults)

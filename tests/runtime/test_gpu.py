@@ -1,5 +1,7 @@
 """The same code on a CUDA device: parity with one CPU process, and the predicted peak against the allocator's."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,7 +9,10 @@ from fourfold.config import parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.environment import Microbatch
-from fourfold.program import lower_step, memory_peak, rank_view, resolve_step
+from fourfold.model.torch_operations import accumulate
+from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
+from fourfold.runtime import executor as executor_module
+from fourfold.runtime.device import read_back, to_device
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.units import build_units, share_parameters
@@ -31,23 +36,27 @@ class OnDevice:
 
     def load(self, microbatch: int) -> Microbatch:
         b = self._data.load(microbatch)
-        tensors = (t.to(self._device) for t in (b.tokens, b.targets, b.cos, b.sin))
+        tensors = (to_device(t, self._device) for t in (b.tokens, b.targets, b.cos, b.sin))
         return Microbatch(*tensors, b.document_lengths)
 
 
-def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]:
-    device = torch.device("cuda")
+def _executor(table: dict, device: torch.device) -> tuple[Any, RankView, Executor]:
     config = parse_run(table)
     model = resolve_model(config.model)
     spec = resolve_step(config, model, resolve_layout(config, model, 1), "native")
     view = rank_view(spec)
-    program = lower_step(view)
-    before = torch.cuda.memory_allocated()
     units = build_units(
         view, 0, config.optimizer, device, lambda flat, i, out: out.copy_(_initial(flat, i, config.run.seed, out))
     )
     share_parameters(spec, units, {})
-    executor = Executor(view, units, {}, config.optimizer, device)
+    return config, view, Executor(view, units, {}, config.optimizer, device)
+
+
+def _train(table: dict) -> tuple[list[float], dict[str, torch.Tensor], int, int]:
+    device = torch.device("cuda", 0)
+    before = torch.cuda.memory_allocated()
+    config, view, executor = _executor(table, device)
+    spec, program, units, model = view.spec, lower_step(view), executor.units, view.spec.model
     torch.cuda.reset_peak_memory_stats()
     losses = []
     for step in range(STEPS):
@@ -92,3 +101,55 @@ def test_predicted_peak_is_the_allocators(compute: str) -> None:
     )
     _, _, peak, predicted = _train(table)
     assert predicted == pytest.approx(peak, rel=0.05)
+
+
+@pytest.mark.parametrize("compute", ["fp32", "bf16"])
+def test_the_host_waits_at_the_end_of_a_step_alone(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the rehearsal says; here torch itself raises an error where the host would wait."""
+    device = torch.device("cuda", 0)
+    config, view, executor = _executor(run_table(precision={"compute": compute}), device)
+    program, waits = lower_step(view), []
+
+    def read(tensors: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        waits.append(len(tensors))
+        return read_back(tensors)
+
+    monkeypatch.setattr(executor_module, "read_back", read)
+    batch = global_batch(
+        0, config.batch.global_sequences, config.batch.sequence_length, view.spec.model.vocab_size, False
+    )
+    data = OnDevice(RankData(batch, view.spec, 0), device)
+    executor.run(program, data, 1e-3)  # libraries make their workspaces in the first
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        executor.run(program, data, 1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(waits) == 2
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    device = torch.device("cuda", 0)
+    config, view, executor = _executor(run_table(precision={"compute": "fp32"}), device)
+    batch = global_batch(
+        0, config.batch.global_sequences, config.batch.sequence_length, view.spec.model.vocab_size, False
+    )
+    data, program = OnDevice(RankData(batch, view.spec, 0), device), lower_step(view)
+    executor.run(program, data, 1e-2)
+    executor.units["head"].shard[0] = float("inf")
+    before = {name: each.master.clone() for name, each in executor.units.items()}
+    result = executor.run(program, data, 1e-2)
+    assert result.skipped
+    assert executor.updates == 1
+    assert all(torch.equal(each.master, before[name]) for name, each in executor.units.items())
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_bf16_weight_gradient_is_not_rounded(fresh: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    out, x = (torch.randn(256, n, generator=generator).bfloat16().cuda() for n in (64, 96))
+    grad = torch.full((64, 96), 0.0 if fresh else 1000.0, device="cuda")
+    expected = grad.double() + out.t().double() @ x.double()
+    accumulate(grad, out, x, fresh)
+    assert ((grad.double() - expected).norm() / expected.norm()).item() < 1e-6

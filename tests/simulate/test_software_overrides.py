@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import fourfold as ff
 from fourfold.config import ModelSection, UserError
 from fourfold.config.schema import PrecisionSection
 from fourfold.hardware import load_cluster
@@ -53,6 +54,18 @@ def test_scales_of_blocks_cost_more() -> None:
     assert blocks > tensors
     narrow = asked(SoftwareOverrides(gemm_dtype="nvfp4"), "dgx-b200:8").template.kernel(GEMM)
     assert narrow < asked(SoftwareOverrides(gemm_dtype="mxfp8"), "dgx-b200:8").template.kernel(GEMM)
+
+
+def test_attention_of_the_run_files_software_is_priced_as_it_states() -> None:
+    """Scores that are written cost time and, unless they are computed again, memory; another software has its own attention."""
+    stated = ("flash", "unfused", "recomputed")
+    flash, unfused, recomputed = (ff.simulate("preset:gpt3-175b", f"cluster.attention={each}") for each in stated)
+    assert flash.step_seconds < unfused.step_seconds < recomputed.step_seconds
+    assert flash.memory_bytes == recomputed.memory_bytes < unfused.memory_bytes
+    same = ff.simulate("preset:gpt3-175b", "cluster.attention=flash", software="nemo").step_seconds
+    assert ff.simulate("preset:gpt3-175b", software="nemo").step_seconds == same
+    with pytest.raises(UserError, match="fourfold writes no matrix of scores"):
+        ff.simulate("preset:gpt3-175b", "cluster.software=fourfold")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.program import RankView, lower_step, memory_peak, rank_view, resolve_step
 from fourfold.program.liveness import ledger
-from fourfold.runtime.collectives import Links, make_groups
+from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
 from fourfold.runtime.initialize import global_runs, initialize_shard, shard_pieces
+from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters

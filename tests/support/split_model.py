@@ -20,7 +20,8 @@ from fourfold.model.environment import Environment, Microbatch
 from fourfold.model.head import head_loss, head_loss_backward
 from fourfold.model.parallel import ALONE, Parallel, Pending
 from fourfold.model.weights import FlatUnit, deferring
-from fourfold.runtime.collectives import AxisGroup, Links, make_groups
+from fourfold.runtime.collectives import AxisGroup, make_groups
+from fourfold.runtime.links import Links
 from tests.support.differentiable import rebuilding
 from tests.support.plain_model import PlainModel
 

@@ -2,10 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from fourfold.rendezvous.server import StoreServer
 from fourfold.train.worker import run_worker
 from tests.support.forking import forking_context
 
@@ -13,10 +14,16 @@ from tests.support.forking import forking_context
 class TrainingRank:
     """One rank in a process of its own, and what it writes to standard error."""
 
-    def __init__(self, out: Path, environment: dict[str, str]) -> None:
+    def __init__(self, out: Path, environment: dict[str, str], harm: Callable[[], None] | None = None) -> None:
         self._errors = out / f"errors-{environment['RANK']}.txt"
-        self._process = forking_context().Process(target=_train, args=(out, environment, self._errors), daemon=True)
+        self._process = forking_context().Process(
+            target=_train, args=(out, environment, self._errors, harm), daemon=True
+        )
         self._process.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
 
     def send_signal(self, number: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
@@ -33,8 +40,10 @@ class TrainingRank:
         return self._process.exitcode, self._errors.read_text()
 
 
-def _train(out: Path, environment: dict[str, str], errors: Path) -> None:
+def _train(out: Path, environment: dict[str, str], errors: Path, harm: Callable[[], None] | None) -> None:
     os.environ.update(environment, FOURFOLD_PARENT=str(os.getppid()))
+    if harm is not None:
+        harm()
     with open(errors, "w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
     code = run_worker(out)
@@ -42,10 +51,10 @@ def _train(out: Path, environment: dict[str, str], errors: Path) -> None:
     os._exit(code)  # as the worker's own process ends
 
 
-def start_training(out: Path, ranks: int) -> list[TrainingRank]:
-    """All ranks of the run in `out`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [TrainingRank(out, {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+def start_training(out: Path, ranks: int, harm: Callable[[], None] | None = None) -> list[TrainingRank]:
+    """All ranks of the run in `out`. `harm`: a function of a module, called in each rank before it begins."""
+    server = StoreServer()
+    server.start()
+    shared = {**os.environ, **server.environment(), "WORLD_SIZE": str(ranks)}
+    places = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return [TrainingRank(out, place, harm) for place in places]

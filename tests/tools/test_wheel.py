@@ -10,7 +10,8 @@ SOURCE = ROOT / "src" / "fourfold"
 
 
 def wheel(path: Path, without: str = "", beside: tuple[str, ...] = ()) -> Path:
-    names = [p.relative_to(SOURCE.parent).as_posix() for p in SOURCE.rglob("*.py")]
+    names = [p.relative_to(SOURCE.parent).as_posix() for p in SOURCE.rglob("*.py") if "node_modules" not in p.parts]
+    names += [f"fourfold/explore/dist/{name}" for name in ("index.html", "mark.svg", "assets/index.js")]
     names += [*package_data(SOURCE), *beside, "fourfold-0.dist-info/licenses/LICENSE"]
     with zipfile.ZipFile(path / "a.whl", "w") as archive:
         for name in names:
@@ -27,6 +28,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert "a.whl lacks fourfold/cost/fitted.toml" in wheel_faults(wheel(tmp_path, "fitted.toml"), SOURCE)
     assert wheel_faults(wheel(tmp_path, "program/verify.py"), SOURCE) == ["a.whl lacks fourfold/program/verify.py"]
     assert wheel_faults(wheel(tmp_path, "LICENSE"), SOURCE) == ["a.whl lacks the licence"]
+    missing = wheel_faults(wheel(tmp_path, "dist/index.html"), SOURCE)
+    assert missing == ["a.whl lacks fourfold/explore/dist/index.html of the built page"]
 
 
 def test_what_does_not_belong_is_named(tmp_path: Path) -> None:
@@ -37,5 +40,6 @@ def test_the_packages_metadata_covers_all_data() -> None:
     """A new folder of data must be named in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = project["tool"]["setuptools"]["package-data"]["fourfold"]
+    assert {"explore/dist/*", "explore/dist/assets/*"} <= {*patterns}
     covered = {f"fourfold/{p.relative_to(SOURCE).as_posix()}" for pattern in patterns for p in SOURCE.glob(pattern)}
     assert package_data(SOURCE) <= covered

@@ -23,6 +23,25 @@ Number = str | float
 """A number, or text with a suffix: `"16M"`, `"15.6T"`."""
 
 
+def named_code(config: RunConfig) -> dict[str, str]:
+    """Keys of a run that name Python code (`python:MODULE:NAME`), with their values. To compile the run is to import it."""
+    stated = {"layout.schedule": config.layout.schedule, "model.block": config.model.block}
+    return {key: value for key, value in stated.items() if value is not None and value.startswith("python:")}
+
+
+def readable_config(run: RunInput, overrides: Overrides, trust: bool) -> RunConfig:
+    """`config_of`, for a command that only looks at a run. Raises `UserError` where the run names code, unless `trust`: a run file
+    may be somebody else's."""
+    config = config_of(run, overrides)
+    for key, value in named_code(config).items():
+        if not trust:
+            raise UserError(
+                f"{key} = {value!r} names Python code, which is imported and run only where that is asked for; what works, once "
+                f"you have read the code: --trust (in Python: trust=True)"
+            )
+    return config
+
+
 def config_of(run: RunInput, overrides: Overrides = ()) -> RunConfig:
     """The run with its overrides. Raises `UserError` naming the key and what is allowed."""
     texts = override_texts(overrides)

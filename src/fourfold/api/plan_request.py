@@ -11,9 +11,9 @@ from fourfold.api.inputs import (
     Overrides,
     RunInput,
     cluster_name,
-    config_of,
     loaded_cluster,
     override_texts,
+    readable_config,
 )
 from fourfold.api.layout_overrides import split_overrides
 from fourfold.api.numbers import parse_number
@@ -49,6 +49,7 @@ class Options:
     trainer: str | None
     memory_share: float
     software_overrides: SoftwareOverrides
+    trust: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Asked:
 def read_request(options: Options) -> Asked:
     """From the run file and the options, which win. Raises `UserError` for what is missing or cannot be."""
     layout, overrides = split_overrides(override_texts(options.overrides))
-    config = config_of(options.run, overrides) if options.run is not None else None
+    config = readable_config(options.run, overrides, options.trust) if options.run is not None else None
     named, length, sequences = options.cluster, None, options.batch_sequences
     sequence_length, batch_tokens, dtype = options.sequence_length, options.batch_tokens, options.dtype
     if config is not None:
@@ -112,8 +113,7 @@ def read_request(options: Options) -> Asked:
     masks = (data.document_mask, data.document_tokens)
     trainer, own = TRAINERS[options.trainer or OWN_SOFTWARE], options.software_overrides
     software = options.software or (trainer.software if options.trainer else config.cluster.software)
-    if own.gemm_dtype is None:
-        own = replace(own, gemm_dtype=config.cluster.gemm_dtype)
+    own = own.of_run(config.cluster, software)
     request = Request.of(
         resolved,
         machine,

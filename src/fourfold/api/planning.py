@@ -114,6 +114,7 @@ def plan(
     keep: int = 5,
     budget: float = BUDGET,
     memory_share: float = MEMORY_SHARE,
+    trust: bool = False,
     progress: Progress | None = None,
 ) -> PlanResult:
     """Find the fastest layouts of a model on a cluster. Needs neither torch nor the cluster.
@@ -122,7 +123,7 @@ def plan(
     defaults: `model` is a preset or a folder with a config.json, `sequence_length` counts tokens, `batch_tokens` or
     `batch_sequences` state the batch of a step, `explain` names fields of layouts (`"tp=8,pp=4"` or `{"tp": 8}`) to set beside the
     best, `keep` says how many layouts to return, `budget` is work (1 is about a second of one core), `price` counts dollars a
-    device hour, `for_` names the trainer that must be able to run the layouts.
+    device hour, `for_` names the trainer that must be able to run the layouts, `trust` imports the code that the run names.
     `progress` is called with a text and the share that is done.
 
     Raises `UserError` with the command's message. Where nothing fits, `best` is None.
@@ -136,7 +137,7 @@ def plan(
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
     name = os.fspath(model) if model is not None else None
     asked = read_request(
-        Options(run, overrides, name, cluster, *batch, dtype, software, for_, memory_share, software_overrides)
+        Options(run, overrides, name, cluster, *batch, dtype, software, for_, memory_share, software_overrides, trust)
     )
     length = _training_run(objective, tokens, price, failure_hours)
     aim = _aimed(asked.request, objective, length, deadline_days, budget, progress)

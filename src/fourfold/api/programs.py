@@ -4,7 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from fourfold.api.inputs import ClusterInput, Overrides, RunInput, check_word, config_of, loaded_cluster, on_cluster
+from fourfold.api.inputs import (
+    ClusterInput,
+    Overrides,
+    RunInput,
+    check_word,
+    loaded_cluster,
+    on_cluster,
+    readable_config,
+)
 from fourfold.config import UserError
 from fourfold.huggingface import resolve_model
 from fourfold.launch.machine import num_cuda_devices, transport_of
@@ -18,10 +26,14 @@ Kind = Literal["train", "evaluate"]
 
 
 def compiled_run(
-    run: RunInput, overrides: Overrides = (), ranks: int | None = None, cluster: ClusterInput | None = None
+    run: RunInput,
+    overrides: Overrides = (),
+    ranks: int | None = None,
+    cluster: ClusterInput | None = None,
+    trust: bool = False,
 ) -> ResolvedRun:
     """A run that can be compiled, for the transport of `cluster`, or of this machine. Raises `UserError`."""
-    config = config_of(run, overrides)
+    config = readable_config(run, overrides, trust)
     vocabulary = stated_vocab_size(config.model, config.data)
     if cluster is not None:
         machine = loaded_cluster(cluster)
@@ -68,18 +80,19 @@ class RunProgram:
         ranks: int | None = None,
         cluster: ClusterInput | None = None,
         kind: Kind = "train",
+        trust: bool = False,
     ) -> "RunProgram":
         """Compiles one step of a run. `ranks`: as many as the layout asks for where left out. `cluster`: compile for its transport,
-        as `simulate` does, instead of this machine's. Raises `UserError`."""
+        as `simulate` does, instead of this machine's. `trust`: import the code that the run names. Raises `UserError`."""
         check_word("kind", kind, get_args(Kind))
-        resolved = compiled_run(run, overrides, ranks, cluster)
+        resolved = compiled_run(run, overrides, ranks, cluster, trust)
         programs = resolved.train_programs if kind == "train" else resolved.evaluate_programs
         lists = {program.pp_rank: program for program in programs.values()}
         return cls(resolved, kind, tuple(lists[pp_rank] for pp_rank in sorted(lists)))
 
     def instructions(self, pp_rank: int = 0) -> tuple[Instruction, ...]:
         """In order. Each has `short` (its name), `op`, `reads`, `writes`, `frees`, `collectives`, `flops`."""
-        return self._list(pp_rank).instructions
+        return self._list(pp_rank).steps.instructions
 
     def text(self, pp_rank: int = 0) -> str:
         """The text form: everything that every instruction declares, as `fourfold show --full` prints it."""
@@ -108,7 +121,7 @@ class RunProgram:
     def by_rank(self) -> dict[int, Program]:
         """The program of every rank that has one."""
         layout, lists = self.resolved.layout, {program.pp_rank: program for program in self.lists}
-        every = ((rank, layout.coordinates(rank)["pp"]) for rank in range(layout.world_size))
+        every = ((rank, layout.pp_rank(rank)) for rank in range(layout.world_size))
         return {rank: lists[pp_rank] for rank, pp_rank in every if pp_rank in lists}
 
     def to_json(self, pp_rank: int = 0) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, and the length and cost of the run."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from fourfold.api.inputs import (
     Overrides,
     RunInput,
     cluster_name,
-    config_of,
     loaded_cluster,
     on_cluster,
+    readable_config,
 )
 from fourfold.api.numbers import parse_number
 from fourfold.api.software import software_overrides_of
@@ -122,21 +122,21 @@ def simulate(
     restart_seconds: Number | None = None,
     repair_seconds: Number | None = None,
     price: Number | None = None,
+    trust: bool = False,
 ) -> SimulationResult:
     """Predict a step of a run on a cluster: time, MFU, memory, and the run's length and cost. Needs neither torch nor the cluster.
 
     Arguments are the options of `fourfold simulate`, with the same defaults: `cluster` and `software` are those of the run where
-    left out, `tokens` is the length of the run, `price` counts dollars a device hour.
+    left out, `tokens` is the length of the run, `price` counts dollars a device hour, `trust` imports the code that the run names.
 
     Raises `UserError` with the command's message. A step that does not fit is a result: `fits` is False.
     """
     software_overrides = software_overrides_of(gemm_dtype, context_bytes, fragmentation)
-    config = config_of(run, overrides)
+    config = readable_config(run, overrides, trust)
     where = _cluster(config, cluster)
     is_as_published = not overrides and cluster_name(where) == config.cluster.preset
     software = software if software is not None else config.cluster.software
-    if gemm_dtype is None:
-        software_overrides = replace(software_overrides, gemm_dtype=config.cluster.gemm_dtype)
+    software_overrides = software_overrides.of_run(config.cluster, software)
     machine = loaded_cluster(where)
     config = on_cluster(config, where)
     vocabulary = stated_vocab_size(config.model, config.data)

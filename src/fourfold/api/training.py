@@ -10,12 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from fourfold.api.inputs import Overrides, RunInput, config_of
+from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.layout.resolve import check_ranks
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
 from fourfold.report.corpus import bytes_per_token
@@ -88,13 +90,15 @@ def train(
     *,
     ranks: int | None = None,
     out: str | os.PathLike[str] | None = None,
+    change: bool = False,
     quiet: bool = False,
 ) -> TrainResult:
     """Train a model on this machine, as `fourfold train` does; returns when the run has finished. A folder that holds this run
-    already is resumed.
+    already is resumed, under another layout too.
 
     `ranks`: processes to start, by default as many as the layout asks for, or one a CUDA device. `out`: the run's folder, by
-    default runs/NAME for a run file NAME.toml. `quiet`: print nothing.
+    default runs/NAME for a run file NAME.toml. `change`: a resumed run may go on with another learning rate or schedule. `quiet`:
+    print nothing.
 
     Raises `UserError` and `RunFailure` with the command's messages, and `KeyboardInterrupt` where a signal stopped the run, which
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
@@ -107,7 +111,7 @@ def train(
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(run, out))
-    end = train_locally(config, ranks, folder, quiet)
+    end = train_locally(config, ranks, folder, quiet, change=change)
     if end.outcome is not None and end.outcome.exit_code:
         raise KeyboardInterrupt(
             how_it_stopped(end.outcome, end.state, folder, config, Command(folder.run_file, out=folder.path))
@@ -139,21 +143,25 @@ def train_locally(
     quiet: bool = False,
     worker: tuple[str, ...] | None = None,
     grace_seconds: float = 10.0,
+    change: bool = False,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
     `grace_seconds` to end once another ended the run. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
+    if not quiet:
+        say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
-            ready = prepare_run(config, ranks, folder, report)
+            ready = prepare_run(config, ranks, folder, report, change=change)
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
         folder.write(ready.resolved.config, ready.data_table())
         if not stands:
             locks.enter_context(folder.locked())
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
+        begin_changes(folder, ready.changes, ready.step)
         complete = ready.resolved.config
         launch = partial(
             supervise,
@@ -177,9 +185,14 @@ def train_locally(
 def check_request(config: RunConfig, ranks: int | None) -> None:
     """Raises `UserError` for what can be known at once."""
     num_steps(config)
-    if ranks is not None and ranks < 1:
-        raise UserError(f"--ranks {ranks}: allowed: 1 or more; a value that works: --ranks 2")
+    check_ranks(ranks)
     require_packages("train", "torch", "safetensors", "tokenizers")
+
+
+def say_what_is_imported(config: RunConfig) -> None:
+    """A line on each key that names Python code: training runs it."""
+    for key, value in named_code(config).items():
+        write_plain(f"{key} = {value!r}: this run imports that code")
 
 
 def _ignore(text: str) -> None:
@@ -199,8 +212,13 @@ def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
 
 
 def write_plain(text: str) -> None:
-    """A line at once, also into a pipe or a file."""
-    print(text, flush=True)
+    """A line at once, also into a pipe or a file. A terminal that is gone, or a file on a full disk, does not end a run."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
 
 
 def run_info(ready: ReadyRun, folder: RunFolder) -> RunInfo:
@@ -240,12 +258,12 @@ def how_it_stopped(
     """The line on a run that a signal stopped, and the command that resumes it. Raises `UserError` or `RunFailure` with the message
     of a rank that failed."""
     state.refresh()
-    saved = folder.saved_steps(config)
-    resume = (
-        f"the same command goes on from step {saved[-1]}"
-        if saved
-        else "nothing was saved: the same command begins again"
-    )
+    saved = [step for step in folder.saved_steps(config) if step not in state.refused_steps]
+    resume = "nothing was saved: the same command begins again"
+    if saved:
+        resume = f"the same command goes on from step {saved[-1]}"
+    elif state.refused_steps:
+        resume = "when a checkpoint can be read again, the same command goes on from it"
     if outcome.stopped:
         how = "ended at once" if outcome.killed else "stopped"
         return f"{how} at step {state.step} of {state.info.num_steps}; {resume}:\n  {command.line()}"

@@ -83,11 +83,12 @@ def verify(
     ranks: int | None = None,
     cluster: ClusterInput | None = None,
     memory_limit_bytes: int | None = None,
+    trust: bool = False,
 ) -> Verification:
     """Check the programs of all ranks without running them: no deadlock, no read of freed memory, each gradient reduced once.
 
     `run`: a run, whose training step and evaluation are checked, or the `Program` of a run. `programs`: check these instead, by
-    rank. `ranks` and `cluster` as in `Program.of`. `memory_limit_bytes`: a peak above it is a fault.
+    rank. `ranks`, `cluster` and `trust` as in `Program.of`. `memory_limit_bytes`: a peak above it is a fault.
 
     Raises `UserError` where the run is wrong. A fault is no exception: `faults` names it, and the answer is false. A rank that has
     no program is a fault, since a proof speaks of all ranks.
@@ -98,7 +99,7 @@ def verify(
                 "overrides, programs, ranks and cluster belong to a run; what works: fourfold.verify(program)"
             )
         return Verification.of(run.resolved, [run.by_rank()], memory_limit_bytes)
-    resolved = compiled_run(run, overrides, ranks, cluster)
+    resolved = compiled_run(run, overrides, ranks, cluster, trust)
     groups = [programs] if programs is not None else [resolved.train_programs, resolved.evaluate_programs]
     return Verification.of(resolved, groups, memory_limit_bytes)
 

@@ -13,6 +13,20 @@ OVERTIME = 1.05
 """A round is begun that ends by so many times the seconds that are stated."""
 
 
+WEIGHTS = {
+    "peaks": 1.5,
+    "sustained load": 1.5,
+    "matmuls": 4.0,
+    "fp8 matmuls": 1.0,
+    "attention": 2.0,
+    "memory and launches": 0.7,
+    "operators": 1.0,
+    "whole steps": 3.0,
+    "steps to check with": 1.5,
+}
+"""Shares of the time."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """Seconds of single timings of one round. `quick`: as few shapes and steps as can be."""
@@ -108,3 +122,30 @@ class TimeAccount:
         each = (self._seconds - self._past) / (len(self._counts) - len(self._budgets))
         quick = each < QUICK_SECONDS
         return Budget.of(max(0.5, each / (1 if quick else MOST_ROUNDS)), quick)
+
+
+class Shares:
+    """Deals out what is left of the time by `WEIGHTS`. `end`: when it is over, by `clock`."""
+
+    def __init__(
+        self, seconds: float, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._end, self._report, self._clock, self._weights = clock() + seconds, report, clock, dict(WEIGHTS)
+
+    def left(self) -> float:
+        return max(0.0, self._end - self._clock())
+
+    def skip(self, name: str) -> None:
+        """Leaves a measurement out."""
+        self._weights.pop(name)
+
+    def peek(self, name: str) -> float:
+        """Seconds that a measurement would have if it began now; at least a few hundredths."""
+        return max(0.05, self.left() * self._weights[name] / sum(self._weights.values()))
+
+    def next(self, name: str) -> float:
+        """Seconds of a measurement, which begins now and is not dealt with again."""
+        seconds = self.peek(name)
+        self._report(f"{name}, some {self.left():.0f} s left")
+        self.skip(name)
+        return seconds

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+BATCHES = 5
+"""A window is divided into about so many batches of calls, so that one that something else disturbed does not count."""
+
 
 def synchronize(device: torch.device) -> None:
     """Waits for what a CUDA device was given; a CPU's work is done when its call returns."""
@@ -14,19 +17,45 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds_each(function: Callable[[], Any], device: torch.device, window_seconds: float) -> float:
-    """Mean seconds of a call over at least `window_seconds`, after one call to warm up. All ranks start together."""
-    function()
-    synchronize(device)
-    dist.barrier()
-    count, elapsed, batch = 0, 0.0, 1
-    start = time.perf_counter()
-    while elapsed < window_seconds:
-        for _ in range(batch):
+def own_time(device: torch.device) -> Callable[[], float]:
+    """The clock of a device that is measured by itself: where that is one thread of a processor, the time that it ran, so that what
+    else runs there does not count."""
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
+
+
+class Meter:
+    """Times functions on a device: by events on the computing stream of a CUDA device, by `now` on a CPU."""
+
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        self.device, self._now = device, now
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+
+    def seconds_each(self, function: Callable[[], Any], window_seconds: float) -> float:
+        """Seconds of a call, after one to warm up: the lower quartile of batches in `window_seconds`, of one where that is longer.
+        All ranks start together."""
+        function()
+        synchronize(self.device)
+        dist.barrier()
+        end, calls = time.perf_counter() + window_seconds, 1
+        while (elapsed := self._batch(function, calls)) < window_seconds / (2 * BATCHES) and time.perf_counter() < end:
+            calls = max(2 * calls, int(calls * min(100.0, window_seconds / BATCHES / elapsed)))  # too short to count
+        taken = [elapsed]
+        while time.perf_counter() < end:
+            taken.append(self._batch(function, calls))
+        return sorted(taken)[(len(taken) - 1) // 4] / calls
+
+    def _batch(self, function: Callable[[], Any], calls: int) -> float:
+        """Seconds of so many calls."""
+        if not self._events:
+            begun = self._now()
+            for _ in range(calls):
+                function()
+            return max(1e-9, self._now() - begun)
+        first, last = self._events
+        first.record()
+        for _ in range(calls):
             function()
-        count += batch
-        if device.type == "cuda":
-            synchronize(device)
-            batch *= 2
-        elapsed = time.perf_counter() - start
-    return elapsed / count
+        last.record()
+        last.synchronize()
+        return max(1e-9, float(first.elapsed_time(last)) / 1e3)

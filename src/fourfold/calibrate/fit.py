@@ -1,6 +1,6 @@
 """Costs of single operators, from the time of full segments: memory-bound kernels, launches, the optimizer, a step's frame."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fourfold.cost.calibration import ContentionProfile
-from fourfold.model.work import Attention, Elementwise, Gemm
+from fourfold.model.work import Attention, Elementwise, Gemm, Work
 from fourfold.program.instruction import Op
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_view
@@ -46,20 +46,15 @@ def fit_segments(
     measured."""
     rows, totals, updates, update_times, frames = [], [], [], [], []
     for spec, seconds in zip(specs, measured, strict=True):
-        view = rank_view(spec)
-        for name, (kind, op) in PHASES.items():
-            segment = next(s for s in view.segments if s.kind == kind)
-            phase = view.footprints.work(segment, view.stages.policies[segment.name], op)
+        for phase, taken in timed_passes(spec, seconds):
             known = sum(profile.kernel(item) for item in phase.items if isinstance(item, Gemm | Attention))
             passes = [item for item in phase.items if isinstance(item, Elementwise)]
-            rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, seconds[name]])
+            rows.append([sum(p.launches for p in passes), sum(p.bytes for p in passes), known, taken])
         totals.append(seconds["step"])
         frames.append(max(0.0, seconds["step"] - _instructions(spec, seconds)))
-        for unit, flat in view.flats.items():
-            kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
-            if f"update {kind}" in seconds:
-                updates.append(spec.update_bytes(flat.shard_numel))
-                update_times.append(seconds[f"update {kind}"])
+        for size, taken in timed_updates(spec, seconds):
+            updates.append(size)
+            update_times.append(taken)
     table = np.array(rows)
     large = table[:, 2] > 0  # rows of the embedding are too short to count
     share = _gemm_share(table[large])
@@ -81,6 +76,23 @@ def fit_segments(
         gemm_share=share,
         error=float(np.mean(np.abs(predicted - table[:, 3]) / table[:, 3])),
     )
+
+
+def timed_passes(spec: StepSpec, seconds: Mapping[str, float]) -> Iterator[tuple[Work, float]]:
+    """The passes over segments of one rank's step, and the seconds of each. `seconds`: by kind of instruction."""
+    view = rank_view(spec)
+    for name, (kind, op) in PHASES.items():
+        segment = next(s for s in view.segments if s.kind == kind)
+        yield view.footprints.work(segment, view.stages.policies[segment.name], op), seconds[name]
+
+
+def timed_updates(spec: StepSpec, seconds: Mapping[str, float]) -> Iterator[tuple[int, float]]:
+    """Bytes that its updates read and write, and the seconds of each."""
+    view = rank_view(spec)
+    for unit, flat in view.flats.items():
+        kind = view.stages.segments[unit].kind if unit in view.stages.segments else unit
+        if f"update {kind}" in seconds:
+            yield spec.update_bytes(flat.shard_numel), seconds[f"update {kind}"]
 
 
 def _gemm_share(table: Any) -> float:

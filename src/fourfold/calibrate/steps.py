@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fourfold.calibrate.clock import synchronize
+from fourfold.calibrate.clock import own_time, synchronize
 from fourfold.config import parse_run
 from fourfold.data.batches import Batch
 from fourfold.huggingface import resolve_model
@@ -20,8 +20,9 @@ from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.spec import StepSpec, Transport, resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
-from fourfold.runtime.collectives import Links, make_groups
+from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.executor import Executor
+from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
@@ -42,7 +43,15 @@ def table_spec(table: Mapping[str, Any], ranks: int, device: str) -> StepSpec:
 class StepRunner:
     """One rank's executor for a run table; `ranks`: those that train together, the caller being number `rank` of them."""
 
-    def __init__(self, table: Mapping[str, Any], ranks: int, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        table: Mapping[str, Any],
+        ranks: int,
+        rank: int,
+        device: torch.device,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._now = now
         config, spec = parse_run(dict(table)), table_spec(table, ranks, device.type)
         self.view = rank_view(spec, spec.layout.coordinates(rank)["pp"])
         self.program = lower_step(self.view)
@@ -57,7 +66,7 @@ class StepRunner:
     def step(self, clock: StepClock | None = None) -> float:
         """Seconds of one step, its batch's preparation included. `clock`: times its instructions too."""
         synchronize(self.device)
-        start = time.perf_counter()
+        start = self._now()
         layout = self.view.spec.layout
         rows = self.batch.select(rank_rows(layout, self.rank))
         positions = own_positions(layout, self.rank)
@@ -66,7 +75,7 @@ class StepRunner:
             clock.begin(0)
         self.executor.run(self.program, feed, 1e-4, clock)
         synchronize(self.device)
-        seconds = time.perf_counter() - start
+        seconds = self._now() - start
         if clock is not None:
             clock.finish(seconds)
         return seconds
@@ -119,15 +128,18 @@ def measure_layouts(
     return answers
 
 
-def measure_steps(rank: int, device: torch.device, tables: list[dict[str, Any]], window: float) -> list[dict[str, Any]]:
+def measure_steps(
+    rank: int, device: torch.device, tables: list[dict[str, Any]], window: float, alone: bool = False
+) -> list[dict[str, Any]]:
     """Median seconds of a step and of each kind of instruction, for each run table on one rank of its own. All ranks run it at the
-    same time, each for itself."""
+    same time, each for itself. `alone`: by the device's own time."""
     answers: list[dict[str, Any]] = []
+    now = own_time(device) if alone else time.perf_counter
     for table in tables:
-        runner = StepRunner(table, 1, 0, device)
+        runner = StepRunner(table, 1, 0, device, now)
         runner.step()
         dist.barrier()
-        clock = StepClock(device)
+        clock = StepClock(device, now)
         steps: list[float] = []
         kinds: dict[str, list[float]] = defaultdict(list)
         begun = time.perf_counter()

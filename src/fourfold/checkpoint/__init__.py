@@ -1,19 +1,23 @@
 """Checkpoints: saved so that a half-written one is never seen, verified before they are loaded, and Hugging Face weights."""
 
 from fourfold.checkpoint.convert import export_checkpoint
-from fourfold.checkpoint.folders import checkpoints, latest_checkpoint
+from fourfold.checkpoint.folders import checkpoints, latest_checkpoint, step_folders, step_of
 from fourfold.checkpoint.huggingface import write_huggingface
 from fourfold.checkpoint.initial import fill_from_folder
 from fourfold.checkpoint.load import load_checkpoint
 from fourfold.checkpoint.manifest import Manifest, read_manifest
-from fourfold.checkpoint.reader import ParameterReader, read_parameters
-from fourfold.checkpoint.save import save_checkpoint
+from fourfold.checkpoint.reader import ParameterReader, newest_readable, read_parameters
+from fourfold.checkpoint.reshard import reshard_checkpoint
+from fourfold.checkpoint.save import SaveFailure, save_checkpoint
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import UnitShard, is_first_of_stage, unit_shard
 from fourfold.checkpoint.weight_folder import WeightFolder
 
 __all__ = [
+    "DamagedCheckpoint",
     "Manifest",
     "ParameterReader",
+    "SaveFailure",
     "UnitShard",
     "WeightFolder",
     "checkpoints",
@@ -22,9 +26,13 @@ __all__ = [
     "is_first_of_stage",
     "latest_checkpoint",
     "load_checkpoint",
+    "newest_readable",
     "read_manifest",
     "read_parameters",
+    "reshard_checkpoint",
     "save_checkpoint",
+    "step_folders",
+    "step_of",
     "unit_shard",
     "write_huggingface",
 ]

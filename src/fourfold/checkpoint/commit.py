@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import box_numel
+from fourfold.checkpoint.digests import FileDigest
 from fourfold.checkpoint.manifest import (
     NAME,
     VERSION,
@@ -21,19 +22,16 @@ from fourfold.checkpoint.manifest import (
     UnitRecord,
     unit_inconsistency,
 )
-from fourfold.checkpoint.tensor_file import FileDigest, dtype_name
+from fourfold.checkpoint.tensor_file import dtype_name
 from fourfold.checkpoint.unit_shard import UnitShard, extra_name, tensor_name
 from fourfold.config import RunFailure
 
 
 def rank_tensors(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a rank's file. Raises `ValueError` for a shard of another size than its layout says."""
-    tensors = {}
-    for unit, shard in shards.items():
-        for role, tensor in shard.tensors.items():
-            if tuple(tensor.shape) != (shard.flat.shard_numel,):
-                raise ValueError(f"{unit}.{role} has shape {tuple(tensor.shape)}, not ({shard.flat.shard_numel},)")
-            tensors[tensor_name(unit, role)] = tensor
+    tensors = {
+        tensor_name(unit, role): piece for unit, shard in shards.items() for role, piece in shard.pieces().items()
+    }
     for name, tensor in extras.items():
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name of an extra tensor; allowed: letters, digits, '_', '.', '-'")
@@ -44,7 +42,7 @@ def rank_tensors(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor]) 
 def rank_record(shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], file: FileDigest, attempt: str) -> str:
     """The JSON text of a writer's record."""
     units = {
-        unit: {"index": shard.index, "part": shard.part, **asdict(_describe(shard))} for unit, shard in shards.items()
+        unit: {"index": shard.piece, "part": shard.part, **asdict(_describe(shard))} for unit, shard in shards.items()
     }
     described = {
         name: {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)} for name, tensor in extras.items()
@@ -61,7 +59,7 @@ def _describe(shard: UnitShard) -> UnitRecord:
         PartParameter(box, start, start + box_numel(box)) for box, start in zip(shard.boxes, starts, strict=True)
     )
     dtypes = {role: dtype_name(tensor.dtype) for role, tensor in shard.tensors.items()}
-    return UnitRecord(dtypes, full, {shard.part: PartRecord(flat.padded_numel, flat.num_shards, boxes, ())})
+    return UnitRecord(dtypes, full, {shard.part: PartRecord(flat.padded_numel, shard.num_pieces, boxes, ())})
 
 
 class Composer:

@@ -7,6 +7,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from fourfold.config.remote_path import RemotePath, is_remote
+
 MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = ".tmp-"
@@ -20,25 +22,30 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def aside(folder: Path) -> Path:
-    """Where a folder is written before it is renamed into place: beside it, so that the rename is one atomic step."""
+    """Where a folder is written before it is renamed into place: beside it, so that the rename is one atomic step. A remote folder
+    is written in place: it is a checkpoint once its manifest, the last object written, is there."""
+    if is_remote(folder):
+        return folder
     return folder.with_name(_ASIDE + folder.name)
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in a checkpoint folder's name, or None where the name is not of that form."""
+    """The step in a checkpoint folder's name, or None where `step_folder` gives no such name."""
     match = _STEP.fullmatch(folder.name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and folder.name == step_folder(folder, int(match[1])).name else None
+
+
+def step_folders(root: Path) -> list[Path]:
+    """The folders below `root` that are named as a checkpoint, oldest step first, whatever they hold."""
+    found = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = [(step, path) for path in root.iterdir() if (step := step_of(path)) is not None and path.is_dir()]
+    return [path for _, path in sorted(found)]
 
 
 def checkpoints(root: Path) -> list[Path]:
     """The complete checkpoints below `root`, oldest step first. A folder without a manifest is no checkpoint."""
-    found = []
-    with suppress(FileNotFoundError, NotADirectoryError):
-        for path in root.iterdir():
-            step = step_of(path)
-            if step is not None and (path / MANIFEST).is_file():
-                found.append((step, path))
-    return [path for _, path in sorted(found)]
+    return [path for path in step_folders(root) if (path / MANIFEST).is_file()]
 
 
 def latest_checkpoint(root: Path) -> Path | None:
@@ -49,13 +56,21 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 def remove_leftovers(root: Path) -> None:
     """Removes what a crashed save or an interrupted deletion left below `root`. Raises `OSError`."""
-    for path in list(root.iterdir()):
-        if path.name.startswith((_ASIDE + "step-", _REPLACED + "step-")):
+    entries: list[Path] = []
+    with suppress(FileNotFoundError):  # an object store has no empty folders
+        entries = list(root.iterdir())
+    for path in entries:
+        unfinished = is_remote(path) and step_of(path) is not None and not (path / MANIFEST).is_file()
+        if path.name.startswith((_ASIDE + "step-", _REPLACED + "step-")) or unfinished:
             remove_tree(path)
 
 
 def remove_tree(path: Path) -> None:
     """Deletes a folder (or file, or link) that nobody reads any more. Raises `OSError`."""
+    if isinstance(path, RemotePath):
+        (path / MANIFEST).unlink(missing_ok=True)  # first: a deletion cut short must not look like a checkpoint
+        path.remove_tree()
+        return
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -64,6 +79,8 @@ def remove_tree(path: Path) -> None:
 
 def move_into_place(folder: Path) -> None:
     """Renames `aside(folder)`, whose files are on disk, into place; what stood there before goes. Raises `OSError`."""
+    if is_remote(folder):
+        return
     old = folder.with_name(_REPLACED + folder.name)
     replaces = folder.exists()
     if replaces:
@@ -81,11 +98,16 @@ def move_into_place(folder: Path) -> None:
 
 
 def prune(root: Path, keep: int, written: Path) -> None:
-    """Deletes all but the `keep` newest checkpoints, never `written`. One that cannot be deleted is left for the next save."""
-    for path in checkpoints(root)[: -max(keep, 1)]:
-        if path == written:
-            continue
+    """Deletes all but the `keep` newest checkpoints up to `written`. One that cannot be deleted is left for the next save.
+
+    One of a later step is no part of this run's past (a copy, or one too damaged to resume): it neither goes nor counts.
+    """
+    past = [path for path in checkpoints(root) if (step_of(path) or 0) <= (step_of(written) or 0)]
+    for path in past[: -max(keep, 1)]:
         with suppress(OSError):
+            if is_remote(path):
+                remove_tree(path)
+                continue
             old = path.with_name(_REPLACED + path.name)
             os.rename(path, old)  # first out of sight: a deletion cut short must not look like a checkpoint
             shutil.rmtree(old)
@@ -93,6 +115,9 @@ def prune(root: Path, keep: int, written: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a small file and waits until it is on disk. Raises `OSError`."""
+    if is_remote(path):
+        path.write_text(text, encoding="utf-8")
+        return
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -101,6 +126,8 @@ def write_text(path: Path, text: str) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Waits until the folder's entries are on disk. Raises `OSError`, but not where a folder cannot be synced at all."""
+    if is_remote(folder):
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,7 +147,7 @@ def free_bytes(folder: Path) -> int:
 
 def require_space(folder: Path, needed_bytes: int) -> None:
     """Raises the `OSError` of a full disk before anything is written, where the disk cannot hold `needed_bytes`."""
-    if free_bytes(folder) < needed_bytes:
+    if not is_remote(folder) and free_bytes(folder) < needed_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 

@@ -1,19 +1,16 @@
-"""Loading: everything is checked, names, shapes, layout and checksums, before the first element is copied."""
+"""Loading under any layout: everything is checked, names, shapes, formats and digests, before the first element is copied."""
 
-import hashlib
-from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fourfold.checkpoint.boxes import box_numel
 from fourfold.checkpoint.fit import check_extras, check_fits
-from fourfold.checkpoint.manifest import Manifest, how_to_go_on, read_manifest
-from fourfold.checkpoint.tensor_file import TensorFile
-from fourfold.checkpoint.unit_shard import UnitShard, extra_name, tensor_name
-from fourfold.config import RunFailure
-from fourfold.layout import Layout
+from fourfold.checkpoint.manifest import read_manifest
+from fourfold.checkpoint.saved_state import SavedState, TensorRead
+from fourfold.checkpoint.unit_shard import UnitShard
 
 
 def load_checkpoint(
@@ -22,67 +19,52 @@ def load_checkpoint(
     *,
     units: Collection[str] | None = None,
     extras: Mapping[str, Tensor] | None = None,
-    layout: Layout | None = None,
 ) -> dict[str, Any]:
     """Fills the tensors of `shards` and `extras` in place and returns the `info` that was saved.
 
-    `shards`: this rank's shard of its part of every unit that it holds; replicas load the same shard. The roles asked for may be
-    fewer than those saved. `units`: the names of all units of the model; by default those in `shards`. `layout`: as in
-    `save_checkpoint`. Raises `RunFailure`, with the tensors untouched, when the checkpoint is incomplete or damaged, or was saved
-    by another model or layout.
+    `shards`: this rank's shard of its part of every unit that it holds, under whatever layout; replicas load the same shard. Only
+    the chunks of 256 KiB that hold some of them are read. The roles asked for may be fewer than those saved. `units`: the names of
+    all units of the model; by default those in `shards`. Raises, with the tensors untouched, `DamagedCheckpoint` when the
+    checkpoint is not whole, and another `RunFailure` when it was saved by another model.
     """
     manifest = read_manifest(path)
     extras = extras or {}
-    check_fits(path, manifest, shards, set(shards) if units is None else set(units), layout)
+    check_fits(path, manifest, shards, set(shards) if units is None else set(units))
     check_extras(path, manifest, extras)
-    places = {unit: manifest.units[unit].parts[shard.part].shards[shard.index] for unit, shard in shards.items()}
-    needed = {*places.values(), *(manifest.extras[name].file for name in extras)}
-    files = open_files(path, manifest, needed)
-    for unit, shard in shards.items():
-        for role, tensor in shard.tensors.items():
-            tensor.copy_(files[places[unit]].read(tensor_name(unit, role)))
-    for name, tensor in extras.items():
-        tensor.copy_(files[manifest.extras[name].file].read(extra_name(name)))
+    saved = SavedState(path, manifest)
+    fill_shards(saved, shards, extras)
     return manifest.info
 
 
-def open_files(path: Path, manifest: Manifest, needed: AbstractSet[str]) -> dict[str, TensorFile]:
-    """Checks the lengths of all files, checksums and tensors of the needed ones, and opens these.
-
-    Raises `RunFailure` naming the file and what to do.
-    """
-    advice = how_to_go_on(path)
-    for name, record in manifest.files.items():
-        try:
-            size_bytes = (path / name).stat().st_size
-        except OSError as error:
-            raise RunFailure(f"{path / name} is missing or unreadable ({error.strerror}); {advice}") from None
-        if size_bytes != record.size_bytes:
-            raise RunFailure(f"{path / name} has {size_bytes} bytes, not the {record.size_bytes} saved; {advice}")
-    files = {}
-    for name in sorted(needed):
-        try:
-            with open(path / name, "rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except OSError as error:
-            raise RunFailure(f"{path / name} is unreadable ({error.strerror}); {advice}") from None
-        if found != manifest.files[name].sha256:
-            raise RunFailure(f"{path / name} is corrupt: its SHA-256 is not the one saved; {advice}")
-        files[name] = TensorFile(path / name, advice)
-    for unit, described in manifest.units.items():
-        for part in described.parts.values():
-            for name in needed & set(part.shards):
-                for role, dtype in described.dtypes.items():
-                    _check_tensor(files[name], tensor_name(unit, role), (part.shard_numel,), dtype, advice)
-    for name, extra in manifest.extras.items():
-        if extra.file in needed:
-            _check_tensor(files[extra.file], extra_name(name), extra.shape, extra.dtype, advice)
-    return files
+def fill_shards(saved: SavedState, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor] | None = None) -> None:
+    """Fills the shards of a rank of any layout, and tensors beside the units. Raises `RunFailure`, with the tensors untouched."""
+    reads = [read for shard in shards.values() for read in shard_reads(saved, shard)]
+    reads += [saved.extra(name, tensor) for name, tensor in (extras or {}).items()]
+    saved.fill(reads)
+    for shard in shards.values():
+        for start, end in padding(shard):
+            for tensor in shard.tensors.values():
+                tensor[start:end] = 0
 
 
-def _check_tensor(file: TensorFile, name: str, shape: tuple[int, ...], dtype: str, advice: str) -> None:
-    if name not in file.names:
-        raise RunFailure(f"{file.path} lacks the tensor {name}; {advice}")
-    found, expected = (file.shape(name), file.dtype(name)), (shape, dtype)
-    if found != expected:
-        raise RunFailure(f"{file.path}: {name} is {found}, the manifest says {expected}; {advice}")
+def shard_reads(saved: SavedState, shard: UnitShard) -> Iterator[TensorRead]:
+    """How every parameter's elements come to the shard, each role of it."""
+    low, high = shard.flat.shard_range(shard.index)
+    for (parameter, start, _), box in zip(shard.flat.ranges(), shard.boxes, strict=True):
+        first, last = max(start, low), min(start + box_numel(box), high)
+        if first < last:
+            for role, tensor in shard.tensors.items():
+                out = tensor[first - low : last - low]
+                yield from saved.reads(parameter.name, role, box, first - start, out)
+
+
+def padding(shard: UnitShard) -> Iterator[tuple[int, int]]:
+    """Elements [start, end) of the shard that belong to no parameter, which are zero under every layout."""
+    low, high = shard.flat.shard_range(shard.index)
+    edge = low
+    for (_, start, _), box in zip(shard.flat.ranges(), shard.boxes, strict=True):
+        if edge < min(start, high):
+            yield edge - low, min(start, high) - low
+        edge = max(edge, start + box_numel(box))
+    if edge < high:
+        yield edge - low, high - low

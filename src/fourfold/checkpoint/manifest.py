@@ -12,12 +12,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from fourfold.checkpoint.boxes import Box, box_numel, tiling_problem
+from fourfold.checkpoint.digests import CHUNK_HASHES, FileDigest
 from fourfold.checkpoint.folders import MANIFEST, checkpoints, step_of
-from fourfold.checkpoint.tensor_file import FileDigest
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.config import RunFailure
 
-VERSION = 2
-_MAX_MANIFEST_BYTES = 1 << 28
+VERSION = 3
+_MANIFEST_BYTES, _BYTES_PER_FILE, _MAX_MANIFEST_BYTES = 1 << 22, 1 << 17, 1 << 27
 _FILE_NAME = re.compile(r"rank-\d{5,10}\.safetensors")
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,200}")
 _DTYPES = frozenset(("fp64", "fp32", "bf16"))
@@ -47,7 +48,8 @@ class PartParameter:
 @with_config(_STRICT)
 @dataclass(frozen=True)
 class PartRecord:
-    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards.
+    """One model-parallel rank's part of a unit: a flat buffer of `padded_numel` elements, cut into `num_shards` equal shards, one
+    for each data-parallel rank that wrote.
 
     `parameters`: one for each of the unit's, in their order. `shards`: the file that holds shard 0, 1, ...; in it the tensor
     `UNIT.ROLE` is that shard, [padded_numel / num_shards].
@@ -106,36 +108,54 @@ class Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Reads and checks `checkpoint/manifest.json`. Raises `RunFailure` when it is missing, changed or inconsistent."""
+    """Reads and checks `checkpoint/manifest.json`.
+
+    Raises `DamagedCheckpoint` when it is missing, changed, inconsistent or of another step than its folder, and another
+    `RunFailure` when another version wrote it.
+    """
     path = checkpoint / MANIFEST
-    advice = how_to_go_on(checkpoint)
     try:
-        if path.stat().st_size > _MAX_MANIFEST_BYTES:
-            raise RunFailure(f"{path} has {path.stat().st_size} bytes, more than a manifest can have; {advice}")
-        document = json.loads(path.read_bytes())
+        document = json.loads(_bounded_text(path))
+        signed = isinstance(document, dict) and document.pop("sha256", None) == _digest(document)
     except FileNotFoundError:
-        raise RunFailure(f"{path} does not exist: {_not_a_checkpoint(checkpoint)}") from None
+        raise DamagedCheckpoint(f"{path} does not exist", _not_a_checkpoint(checkpoint)) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise RunFailure(f"{path} is not readable JSON ({error}); {advice}") from None
+        raise _damaged(path, f"is not readable JSON ({error})") from None
     if not isinstance(document, dict):
-        raise RunFailure(f"{path} holds no JSON object; {advice}")
+        raise _damaged(path, "holds no JSON object")
     version = document.get("version")
     if isinstance(version, int) and version != VERSION:
         other = "a newer" if version > VERSION else "an older"
-        cure = "update it" if version > VERSION else advice
+        cure = "update it" if version > VERSION else how_to_go_on(checkpoint)
         raise RunFailure(f"{path}: version = {version} was written by {other} fourfold; allowed: {VERSION}; {cure}")
-    if document.pop("sha256", None) != _digest(document):
-        raise RunFailure(f"{path} was changed after it was written (its checksum does not match); {advice}")
+    if not signed:
+        raise _damaged(path, "was changed after it was written (its checksum does not match)")
     try:
         manifest = TypeAdapter(Manifest).validate_json(json.dumps(document))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise RunFailure(f"{path}: {key}: {first['msg']}; {advice}") from None
+        raise _damaged(path, f"is malformed: {key}: {first['msg']}") from None
     problem = _inconsistency(manifest)
     if problem is not None:
-        raise RunFailure(f"{path}: {problem}; {advice}")
+        raise _damaged(path, f"is inconsistent: {problem}")
+    if step_of(checkpoint) not in (None, manifest.step):
+        raise _damaged(path, f"is of step {manifest.step}: the folder was copied or renamed to {checkpoint.name}")
     return manifest
+
+
+def _bounded_text(path: Path) -> bytes:
+    """The file's bytes. Raises `OSError`, and `ValueError` where so few files beside it cannot need so long a manifest."""
+    with path.open("rb") as file:
+        allowed = min(_MANIFEST_BYTES + _BYTES_PER_FILE * len(list(path.parent.iterdir())), _MAX_MANIFEST_BYTES)
+        text = file.read(allowed + 1)
+    if len(text) > allowed:
+        raise ValueError(f"it is longer than {allowed} bytes, more than the manifest of these files can have")
+    return text
+
+
+def _damaged(path: Path, what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{path} {what}", how_to_go_on(path.parent))
 
 
 def how_to_go_on(checkpoint: Path) -> str:
@@ -169,7 +189,7 @@ def _inconsistency(manifest: Manifest) -> str | None:
     for name, file in manifest.files.items():
         if not _FILE_NAME.fullmatch(name):
             return f"files: {name!r} is not a rank's file name such as 'rank-00000.safetensors'"
-        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256):
+        if file.size_bytes < 8 or not re.fullmatch(r"[0-9a-f]{64}", file.sha256) or file.chunk_hash not in CHUNK_HASHES:
             return f"files.{name}: size or checksum is malformed"
     seen: set[str] = set()
     for name, unit in manifest.units.items():

@@ -1,17 +1,18 @@
 """A checkpoint's parameters as full tensors, put together from all parts and shards, one at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fourfold.checkpoint.boxes import Box, box_shape
-from fourfold.checkpoint.load import open_files
-from fourfold.checkpoint.manifest import PartRecord, how_to_go_on, read_manifest
-from fourfold.checkpoint.unit_shard import MASTER, extra_name, tensor_name
+from fourfold.checkpoint.manifest import how_to_go_on, read_manifest
+from fourfold.checkpoint.saved_state import SavedState
+from fourfold.checkpoint.tensor_file import DamagedCheckpoint
+from fourfold.checkpoint.unit_shard import MASTER, extra_name
 from fourfold.config import RunFailure
+from fourfold.model.torch_operations import torch_dtype
 
 
 class ParameterReader:
@@ -27,16 +28,13 @@ class ParameterReader:
         for unit, record in manifest.units.items():
             if MASTER not in record.dtypes:
                 raise RunFailure(f"{path}: unit {unit} has no {MASTER} tensor; {how_to_go_on(path)}")
-        self._manifest = manifest
-        self._files = open_files(path, manifest, manifest.files.keys())
-        self._places: dict[str, tuple[str, dict[Box, tuple[PartRecord, int]]]] = {}
+        self._saved = SavedState(path, manifest)
+        self._saved.verify_all()
+        self._dtypes: dict[str, torch.dtype] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for unit, record in manifest.units.items():
-            for index, parameter in enumerate(record.parameters):
-                boxes = {
-                    part.parameters[index].box: (part, part.parameters[index].start) for part in record.parts.values()
-                }
-                self._places[parameter.name] = (unit, boxes)
+        for record in manifest.units.values():
+            for parameter in record.parameters:
+                self._dtypes[parameter.name] = torch_dtype(record.dtypes[MASTER])
                 self.shapes[parameter.name] = parameter.shape
         self.extras = {name: record.shape for name, record in manifest.extras.items()}
         self.step = manifest.step
@@ -52,37 +50,17 @@ class ParameterReader:
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
         """Rows [start, end) along dim 0 of the parameter, in memory of their own; no other is read."""
-        unit, boxes = self._places[name]
-        result: Tensor | None = None
-        for box, (part, offset) in boxes.items():
-            (first, last), *rest = box
-            low, high = max(first, start), min(last, end)
-            if low >= high:
-                continue
-            inner = box_shape(box)[1:]
-            row = prod(inner)
-            piece = self._flat(unit, part, offset + (low - first) * row, offset + (high - first) * row)
-            if result is None:
-                result = torch.empty((end - start, *self.shapes[name][1:]), dtype=piece.dtype)
-            places = (slice(low - start, high - start), *(slice(*interval) for interval in rest))
-            result[places] = piece.view(high - low, *inner)
-        if result is None:
-            raise ValueError(f"{name} has {self.shapes[name][0]} rows; there are no rows [{start}, {end})")
+        shape = self.shapes[name]
+        if not 0 <= start < end <= shape[0]:
+            raise ValueError(f"{name} has {shape[0]} rows; there are no rows [{start}, {end})")
+        result = torch.empty((end - start, *shape[1:]), dtype=self._dtypes[name])
+        box = ((start, end), *((0, size) for size in shape[1:]))
+        self._saved.fill(self._saved.reads(name, MASTER, box, 0, result.view(-1)))
         return result
-
-    def _flat(self, unit: str, part: PartRecord, start: int, end: int) -> Tensor:
-        """Elements [start, end) of a part's flat buffer."""
-        size = part.shard_numel
-        pieces = []
-        for index in range(start // size, -(-end // size)):
-            first, last = max(start, index * size), min(end, (index + 1) * size)
-            file = self._files[part.shards[index]]
-            pieces.append(file.read_range(tensor_name(unit, MASTER), first - index * size, last - index * size))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def extra(self, name: str) -> Tensor:
         """A tensor beside the units. Raises `KeyError` for a name it has not."""
-        return self._files[self._manifest.extras[name].file].read(extra_name(name))
+        return self._saved.file(self._saved.manifest.extras[name].file).read_checked(extra_name(name))
 
     def pieces(self, max_bytes: int = 1 << 30) -> Iterator[tuple[str, Tensor]]:
         """(name, rows of it, in order) of every parameter, at most `max_bytes` at a time or one row: experts one after another."""
@@ -101,3 +79,13 @@ class ParameterReader:
 def read_parameters(path: Path) -> ParameterReader:
     """Opens a checkpoint, `root/step-NNNNNN`, to read its parameters. Raises `RunFailure` when it is damaged."""
     return ParameterReader(path)
+
+
+def newest_readable(paths: Iterable[Path], report: Callable[[str], None]) -> ParameterReader | None:
+    """The first checkpoint of `paths` that can be read, or None; `report` is told of each before it, and why not."""
+    for path in paths:
+        try:
+            return ParameterReader(path)
+        except DamagedCheckpoint as error:
+            report(f"{path.name} is not used: {error.problem}")
+    return None

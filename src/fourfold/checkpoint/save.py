@@ -1,11 +1,12 @@
 """Saving: every writer rank writes one file aside, rank 0 writes the manifest and renames the folder into place.
 
-The ranks share nothing but the folder and a barrier, and pass the same four barriers whatever fails:
+The ranks share nothing but the folder and a barrier, and pass the same five barriers whatever fails:
 
     rank 0: make the folder aside, mark it sound   | barrier |
     writers: tensor file, then its record          | barrier |
     rank 0: records -> manifest, rename into place | barrier |
-    all: was it renamed?                           | barrier | rank 0: tidy up
+    writers: read back, if one is to be deleted    | barrier |
+    all: is it there?                              | barrier | rank 0: delete old ones, tidy up
 
 A rank that fails removes the mark: deleting works where the disk is too full to write a word. A record that is missing, for
 whatever reason, is a failure too.
@@ -21,13 +22,23 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint import folders
+from fourfold.checkpoint.checked_file import CheckedFile, write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
-from fourfold.checkpoint.tensor_file import write_tensors
-from fourfold.checkpoint.unit_shard import UnitShard
-from fourfold.config import RunFailure
+from fourfold.checkpoint.file_bytes import drop_from_cache
+from fourfold.checkpoint.manifest import read_manifest
+from fourfold.checkpoint.unit_shard import UnitShard, file_metadata
+from fourfold.config import FinalFailure, RunFailure
 from fourfold.layout import Layout
 
 _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
+
+
+class SaveFailure(RunFailure):
+    """A checkpoint that was not saved; every rank of the run raises it, with the same message but for the writers' own errors."""
+
+
+class FullDisk(SaveFailure, FinalFailure):
+    """A checkpoint for which the disk, or a quota, has no room."""
 
 
 def save_checkpoint(
@@ -44,18 +55,21 @@ def save_checkpoint(
     extras: Mapping[str, Tensor] | None = None,
     layout: Layout | None = None,
     total_bytes: int | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
     `shards`: by unit name, this rank's shards of the units that it holds; those whose `is_writer` is False another rank writes.
     `info`: whatever JSON the caller needs to resume; rank 0's is kept. `is_writer` False: this rank writes nothing at all.
     `units`: the names of all units of the model, which must all be written by some rank. `extras`: tensors beside the units
-    that this rank, and no other, writes. `layout`: what the run is laid out as, so that a run of another layout is told which
-    key to set back. `total_bytes`: of all ranks' files together; by default those of the units that rank 0 holds.
-    `synchronize`: a barrier over all ranks. `root` lies on a file system that all ranks share. Afterwards all but the `keep`
-    newest checkpoints are deleted, so the disk holds `keep` + 1 for a while. Raises `RunFailure`, on every rank, when any of
-    them could not write its part, or when parts are missing: then nothing has appeared, and the checkpoints before are as
-    they were.
+    that this rank, and no other, writes. `layout`: what the run is laid out as, for the manifest. `total_bytes`: of all ranks'
+    files together; by default those of the units that rank 0 holds. `tensors`: copies of the tensors that this rank writes
+    (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `root` lies on a file
+    system that all ranks share.
+
+    Afterwards all but the `keep` newest checkpoints are deleted, once this one was read back, so the disk holds `keep` + 1 for a
+    while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are missing: then nothing
+    has appeared, and the checkpoints before are as they were.
     """
     folder = folders.step_folder(root, step)
     needed_bytes = _total_bytes(shards) if total_bytes is None else total_bytes
@@ -63,14 +77,17 @@ def save_checkpoint(
     extras = extras if extras is not None and is_writer else {}
     failure = _Failure(folder, rank)
     if rank == 0:
-        failure.guard(lambda: _prepare(folder, needed_bytes))
+        failure.guard(lambda: prepare(folder, needed_bytes))
     synchronize()
-    attempt = _attempt(folder)
+    attempt = attempt_of(folder)
     if (own or extras) and attempt is not None:
-        failure.guard(lambda: _write_part(folder, rank, own, extras, attempt))
+        failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors))
     synchronize()
-    if rank == 0 and attempt is not None and _attempt(folder) == attempt:
-        failure.guard(lambda: _commit(folder, step, info, attempt, layout_degrees(layout), units))
+    if rank == 0 and attempt is not None and attempt_of(folder) == attempt:
+        failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units))
+    synchronize()
+    if (own or extras) and _is_committed(folder, attempt) and len(folders.checkpoints(root)) > keep:
+        failure.guard(lambda: _read_back(folder, rank))  # before another is deleted
     synchronize()
     complaint = None if _is_committed(folder, attempt) else _complain(folder, failure, needed_bytes)
     synchronize()
@@ -80,7 +97,7 @@ def save_checkpoint(
         with suppress(OSError):
             folders.remove_tree(folders.aside(folder))
     if complaint is not None:
-        raise RunFailure(complaint) from failure.error
+        raise complaint from failure.error
     return folder
 
 
@@ -88,7 +105,7 @@ class _Failure:
     """A save's first error on this rank, and the file by which the other ranks hear of it."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.aside = folders.aside(folder)
+        self.folder, self.aside = folder, folders.aside(folder)
         self.rank = rank
         self.error: Exception | None = None
 
@@ -102,7 +119,8 @@ class _Failure:
                 (self.aside / _SOUND).unlink(missing_ok=True)
             with suppress(OSError):
                 kind = _FULL if self.is_full else _FAILED
-                (self.aside / f"{kind}{self.rank:05d}").write_text(self.text, encoding="utf-8")
+                place = self.aside if self.aside.exists() else self.folder
+                (place / f"{kind}{self.rank:05d}").write_text(self.text, encoding="utf-8")
 
     @property
     def is_full(self) -> bool:
@@ -140,36 +158,46 @@ def layout_degrees(layout: Layout | None) -> dict[str, int]:
     return {} if layout is None else {axis: int(getattr(layout, axis)) for axis in _AXES}
 
 
-def _prepare(folder: Path, needed_bytes: int) -> None:
+def prepare(folder: Path, needed_bytes: int) -> None:
+    """Makes the folder aside and draws the name of this save. Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folders.remove_leftovers(folder.parent)
+    if folders.aside(folder) == folder:
+        folders.remove_tree(folder)
     folders.aside(folder).mkdir()
     folders.require_space(folder.parent, needed_bytes)
     folders.write_text(folders.aside(folder) / _SOUND, secrets.token_hex(8))
 
 
-def _attempt(folder: Path) -> str | None:
+def attempt_of(folder: Path) -> str | None:
     """The name of this save, which rank 0 drew; None where it could not."""
     with suppress(OSError, ValueError):
         return (folders.aside(folder) / _SOUND).read_text(encoding="utf-8") or None
     return None
 
 
-def _write_part(
-    folder: Path, rank: int, shards: Mapping[str, UnitShard], extras: Mapping[str, Tensor], attempt: str
+def write_part(
+    folder: Path,
+    step: int,
+    rank: int,
+    shards: Mapping[str, UnitShard],
+    extras: Mapping[str, Tensor],
+    attempt: str,
+    tensors: Mapping[str, Tensor] | None,
 ) -> None:
     """This rank's tensors, then the record of them."""
-    tensors = rank_tensors(shards, extras)
+    tensors = rank_tensors(shards, extras) if tensors is None else tensors
     path = folders.aside(folder) / _file_name(rank)
     try:
-        file = write_tensors(path, tensors)
+        held = {unit: (shard.part, shard.piece) for unit, shard in shards.items()}
+        file = write_tensors(path, tensors, file_metadata(step, held))
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise
     folders.write_text(folders.aside(folder) / _record_name(rank), rank_record(shards, extras, file, attempt))
 
 
-def _commit(
+def commit(
     folder: Path,
     step: int,
     info: Mapping[str, Any],
@@ -184,11 +212,24 @@ def _commit(
     for path in records:
         composer.add(path)
     manifest = composer.manifest(step, info, layout, units)
-    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
     for path in (*records, aside / _SOUND):
         path.unlink()
+    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
     folders.sync_folder(aside)
     folders.move_into_place(folder)
+
+
+def _read_back(folder: Path, rank: int) -> None:
+    """Checks this rank's file as the disk has it. Where it is not as it was written, the folder is no checkpoint any more."""
+    path = folder / _file_name(rank)
+    try:
+        drop_from_cache(path)
+        file = CheckedFile(path, read_manifest(folder).files[path.name], "it was written a moment ago")
+        file.verify(file.all_chunks)
+    except RunFailure:
+        with suppress(OSError):
+            (folder / folders.MANIFEST).rename(folder / "damaged-manifest.json")
+        raise
 
 
 def _is_committed(folder: Path, attempt: str | None) -> bool:
@@ -199,12 +240,13 @@ def _is_committed(folder: Path, attempt: str | None) -> bool:
     return False
 
 
-def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> str:
-    """One message for all ranks: which failed and why, the bytes needed and free, what stands, what helps."""
+def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> SaveFailure:
+    """One error for all ranks: which failed and why, the bytes needed and free, what stands, what helps."""
     texts = [failure.text] if failure.error is not None else []
     full, held_bytes = failure.is_full, 0
+    aside = folders.aside(folder)
     with suppress(OSError):
-        for path in sorted(folders.aside(folder).iterdir()):
+        for path in sorted((aside if aside.exists() else folder).iterdir()):
             if path.name.startswith((_FAILED, _FULL)):
                 texts.append(path.read_text(encoding="utf-8"))
                 full = full or path.name.startswith(_FULL)
@@ -221,7 +263,7 @@ def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> str:
     cure = "free space there, or set checkpoint.directory to a folder on a larger disk"
     if not full:
         cure = "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
-    return (
+    return (FullDisk if full else SaveFailure)(
         f"checkpoint {folder} was not saved: {'; '.join(texts)}. It needs {folders.format_bytes(needed_bytes)}, and {free} "
         f"in {folder.parent}; {standing}; {cure}"
     )

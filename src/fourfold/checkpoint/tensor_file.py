@@ -1,11 +1,9 @@
-"""Writing safetensors files in pieces: a tensor goes to disk, and into the checksum, without a second copy of it.
+"""Safetensors files: the header, a tensor's bytes in pieces without a second copy of it, and reading.
 
 Format: 8 bytes little-endian header length N; N bytes of JSON, name -> {dtype, shape, data_offsets}; the tensors' bytes.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,16 +17,17 @@ from torch import Tensor
 from fourfold.config import RunFailure
 
 PIECE_BYTES = 1 << 23
-_CODES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
 _FP = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """A file's length and SHA-256, lower-case hex."""
+class DamagedCheckpoint(RunFailure):
+    """A checkpoint that is not what was saved. `problem`: the message without its advice."""
 
-    size_bytes: int
-    sha256: str
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}; {advice}")
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,14 @@ class TensorEntry:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`torch.float32` -> `fp32`. Raises `ValueError` for a format that checkpoints do not hold."""
-    if dtype not in _CODES:
+    if _CODES.get(dtype) not in _FP:
         raise ValueError(f"a checkpoint holds fp64, fp32 and bf16 tensors, not {dtype}")
     return _FP[_CODES[dtype]]
 
 
-def header(entries: Sequence[TensorEntry]) -> tuple[bytes, dict[str, int]]:
+def header(entries: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, int]]:
     """The bytes before the tensors' own, and where in the file each tensor starts."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    table: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     starts, offset = {}, 0
     for entry in entries:
         end = offset + entry.size_bytes
@@ -75,28 +74,11 @@ def emit(tensor: Tensor, write: Callable[[bytes | memoryview], Any]) -> None:
         write(piece.view(torch.uint8).numpy().data)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileDigest:
-    """Writes one safetensors file, waits until it is on disk, and returns its length and SHA-256. Raises `OSError`."""
-    entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    digest = hashlib.sha256()
-    with open(path, "wb") as file:
-
-        def write(data: bytes | memoryview) -> None:
-            file.write(data)
-            digest.update(data)
-
-        write(header(entries)[0])
-        for tensor in tensors.values():
-            emit(tensor, write)
-        file.flush()
-        os.fsync(file.fileno())
-        return FileDigest(file.tell(), digest.hexdigest())
-
-
 class TensorFile:
     """A safetensors file opened for reading; its header is checked here, its tensors are read when asked for.
 
-    Raises `RunFailure` when the file is missing, truncated or no safetensors file; `advice` ends that message.
+    `metadata`: what the file says of itself. Raises `DamagedCheckpoint` when the file is missing, truncated or no safetensors
+    file; `advice` ends that message.
     """
 
     def __init__(self, path: Path, advice: str) -> None:
@@ -105,10 +87,11 @@ class TensorFile:
         try:
             self._handle = safe_open(path, framework="pt", device="cpu")
         except FileNotFoundError:
-            raise RunFailure(f"{path} is missing; {advice}") from None
+            raise DamagedCheckpoint(f"{path} is missing", advice) from None
         except (OSError, SafetensorError) as error:
-            raise RunFailure(f"{path} is truncated or corrupt ({error}); {advice}") from None
+            raise DamagedCheckpoint(f"{path} is truncated or corrupt ({error})", advice) from None
         self.names: tuple[str, ...] = tuple(self._handle.keys())
+        self.metadata: dict[str, str] = self._handle.metadata() or {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._handle.get_slice(name).get_shape())
@@ -138,4 +121,4 @@ class TensorFile:
         try:
             return read()
         except (OSError, SafetensorError) as error:
-            raise RunFailure(f"{self.path}: {name} cannot be read ({error}); {self._advice}") from None
+            raise DamagedCheckpoint(f"{self.path}: {name} cannot be read ({error})", self._advice) from None

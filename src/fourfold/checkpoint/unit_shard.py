@@ -1,5 +1,6 @@
 """One rank's shard of its part of a unit: what a checkpoint saves and fills."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,8 +17,9 @@ class UnitShard:
     """Shard `index` of the flat buffer of this rank's part of a unit.
 
     `tensors`: by role (`master`, and the names of the optimizer states), each [flat.shard_numel], on any device. `coordinates`:
-    the rank's, by axis (`Layout.coordinates`); they say which part of a split parameter it has. `is_writer` False: another rank
-    holds the same shard of the same part and writes it.
+    the rank's, by axis (`Layout.coordinates`); they say which part of a split parameter it has. `copy`: (which, of how many) of the
+    data-parallel ranks that hold the same shard; each writes an equal piece of it. `is_writer` False: another rank holds the same
+    piece of the same part and writes it.
     """
 
     flat: FlatLayout
@@ -25,6 +27,29 @@ class UnitShard:
     tensors: Mapping[str, Tensor]
     coordinates: Mapping[str, int] = field(default_factory=dict)
     is_writer: bool = True
+    copy: tuple[int, int] = (0, 1)
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of the part's flat buffer, each written by one rank."""
+        return self.flat.num_shards * self.copy[1]
+
+    @property
+    def piece(self) -> int:
+        """Which of them this rank writes."""
+        return self.index * self.copy[1] + self.copy[0]
+
+    def pieces(self) -> dict[str, Tensor]:
+        """The piece of each role that this rank writes, [padded_numel / num_pieces]. Raises `ValueError` for a tensor
+        of another size."""
+        which, count = self.copy
+        for role, tensor in self.tensors.items():
+            if tuple(tensor.shape) != (self.flat.shard_numel,):
+                raise ValueError(
+                    f"{self.flat.unit}.{role} has shape {tuple(tensor.shape)}, not ({self.flat.shard_numel},)"
+                )
+        size = self.flat.shard_numel // count
+        return {role: tensor[which * size : (which + 1) * size] for role, tensor in self.tensors.items()}
 
     @property
     def part(self) -> str:
@@ -49,16 +74,22 @@ def part_name(flat: FlatLayout, coordinates: Mapping[str, int]) -> str:
     return ".".join(f"{axis}{coordinates[axis]}" for axis in part_axes(flat))
 
 
+def data_copy(flat: FlatLayout, layout: Layout, rank: int) -> tuple[int, int]:
+    """(which, of how many) of the data-parallel ranks that hold the same shard of the same part of a unit."""
+    own, which, count = layout.coordinates(rank), 0, 1
+    unsharded = ("dp_shard", "cp") if flat.domain == "dense" else ("edp",)
+    for axis in ("dp_replicate", *(unsharded if flat.num_shards == 1 else ())):
+        which, count = which * layout.degree(axis) + own[axis], count * layout.degree(axis)
+    return which, count
+
+
 def is_writer(flat: FlatLayout, layout: Layout, rank: int) -> bool:
-    """Whether `rank` is the first of the ranks that hold the same shard of the same part of a unit.
+    """Whether `rank` is the first of the model-parallel ranks that hold the same part of a unit.
 
     The first stage writes a tied embedding, although the last stage holds a replica.
     """
     own = layout.coordinates(rank)
-    copies = ["dp_replicate"]
-    copies += [axis for axis in (("tp",) if flat.domain == "dense" else ("ep", "etp")) if axis not in part_axes(flat)]
-    if flat.num_shards == 1:
-        copies += ["dp_shard", "cp"] if flat.domain == "dense" else ["edp"]
+    copies = [axis for axis in (("tp",) if flat.domain == "dense" else ("ep", "etp")) if axis not in part_axes(flat)]
     replica = flat.unit == "embed" and own["pp"] != layout.tied_ranks[0]
     return not replica and not any(own[axis] for axis in copies)
 
@@ -70,13 +101,19 @@ def is_first_of_stage(layout: Layout, rank: int) -> bool:
 
 
 def unit_shard(flat: FlatLayout, index: int, tensors: Mapping[str, Tensor], layout: Layout, rank: int) -> UnitShard:
-    """The part of a unit that `rank` holds: it saves this part, and fills it on loading."""
-    return UnitShard(flat, index, tensors, layout.coordinates(rank), is_writer(flat, layout, rank))
+    """The part of a unit that `rank` holds: it saves its piece of this part, and fills all of it on loading."""
+    coordinates, copy = layout.coordinates(rank), data_copy(flat, layout, rank)
+    return UnitShard(flat, index, tensors, coordinates, is_writer(flat, layout, rank), copy)
 
 
 def tensor_name(unit: str, role: str) -> str:
     """The tensor's name in a rank's file: `b0.exp_avg`."""
     return f"{unit}.{role}"
+
+
+def file_metadata(step: int, held: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """The note inside a rank's file on its own place: its step, and the (part, index) of each unit's shard in it."""
+    return {"step": str(step), "shards": json.dumps(held, sort_keys=True)}
 
 
 def extra_name(name: str) -> str:

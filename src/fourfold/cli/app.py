@@ -5,7 +5,9 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
+    "explore": ("explore", "explore"),
     "compare": ("compare", "compare"),
     "show": ("show", "show"),
     "list": ("list", "list_"),
@@ -32,6 +35,7 @@ COMMANDS = {
     "job": ("job", "job"),
     "data": ("data", "data"),
     "sample": ("sample", "sample"),
+    "checkpoint": ("checkpoint", "checkpoint"),
     "export": ("huggingface", "export"),
     "import": ("huggingface", "import_"),
 }
@@ -74,12 +78,23 @@ def summary(command: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and leaves with its exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    code = FAILURE
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, TextIOWrapper) and stream.encoding.lower() != "utf-8":
+            stream.reconfigure(errors="replace")  # a locale without our characters is no reason to fail
     try:
         code = run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except BrokenPipeError:  # `fourfold show ... | head`: the reader has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILURE
+    except (
+        OSError
+    ):  # the terminal is gone, or the disk that the text went to is full: the exit code still says how it went
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     gc.freeze()  # the process ends: nothing is gained by a last look at every object for garbage
     sys.exit(code)
 
@@ -94,6 +109,9 @@ def run(arguments: list[str]) -> int:
     )  # to look for them reads the metadata of every installed package
     try:
         words = arguments or ["--help"]
+        for word in words:
+            if not word.isascii() and word.encode(errors="replace") != word.encode(errors="surrogatepass"):
+                return _say(f"{word!a} is no UTF-8; what works: names in UTF-8, or PYTHONUTF8=1", USAGE)
         with without_collection():
             app = build_app(words[0])
         result = app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -112,7 +130,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     from cyclopts import CycloptsError
 
     from fourfold.cli.usage import usage_message
-    from fourfold.config.errors import UserError
+    from fourfold.config.errors import UserError, open_files_advice
 
     match error:
         case CycloptsError():
@@ -125,12 +143,14 @@ def _explained(error: Exception) -> tuple[str, int]:
             return f"this command needs the package {error.name}, which is not installed; what works: {works}", USAGE
         case OSError():
             where = f"{error.filename}: " if error.filename else ""
-            return f"{where}{error.strerror or error}; free the disk or name another place", FAILURE
+            works = open_files_advice(error) or "free the disk or name another place"
+            return f"{where}{error.strerror or error}; {works}", FAILURE
         case MemoryError():
             return "there is too little memory; use fewer ranks, or smaller data", FAILURE
     raise error
 
 
 def _say(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    with suppress(OSError):  # nobody is there to read it
+        print(f"error: {message}", file=sys.stderr)
     return code

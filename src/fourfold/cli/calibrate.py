@@ -1,4 +1,4 @@
-"""`fourfold calibrate`: measures this machine and writes a cluster file of it."""
+"""`fourfold calibrate`: measures this machine and writes a cluster file of it, or one device and writes its file."""
 
 import json as json_text
 import os
@@ -14,8 +14,8 @@ import tomli_w
 from cyclopts import Parameter
 
 from fourfold.api.numbers import parse_number
-from fourfold.config import RunFailure, UserError
-from fourfold.config.whole_file import write_whole
+from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.config import UserError
 from fourfold.hardware import parse_cluster
 from fourfold.launch.machine import memory_bytes, require_packages
 
@@ -29,36 +29,55 @@ DISTURBED = 0.1
 
 def calibrate(
     *,
-    out: Path = Path("this-machine.toml"),
-    ranks: str = "1,2,4",
+    out: Path | None = None,
+    device: str | None = None,
+    ranks: str | None = None,
     seconds: str = "120",
-    dtype: str = "fp32",
+    dtype: str | None = None,
     json: Flag = False,
 ) -> int:
-    """Measure this machine and write it as a cluster file, for --cluster or the run file's [cluster] preset.
+    """Measure this machine, or one device of it, and write a file for --cluster or the run file's [cluster] preset.
 
-    Matmuls and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with each
-    of the given numbers of ranks running at once. Stop everything else first.
+    The machine: matmuls and attention by shape, whole segments, the optimizer, collectives and transfers by size and group, with
+    each of the given numbers of ranks running at once. One device: the same kernels in larger shapes, peaks, memory, launches, and
+    the constants that describe them, for a cluster of such devices. Stop everything else first.
 
     Parameters
     ----------
     out
-        The file to write.
+        The new file to write. Default: this-machine.toml, of one device this-device.toml.
+    device
+        Measure one device alone, cuda or cpu, and write its file.
     ranks
-        Numbers of ranks that run at once, with commas between. More than there are cores share them.
+        Numbers of ranks that run at once, with commas between. More than there are cores share them. Default: 1,2,4. With --device
+        cpu one number: the device is one rank's share of the cores and the memory. Default: 1.
     seconds
-        How long the measurements may take: rounds that would end later are left out. The first cannot be.
+        How long the measurements may take: what would end later is left out. The first of each kind cannot be.
     dtype
-        The number format to compute in: fp32, bf16 or fp64.
+        The number format to compute in: fp32, bf16 or fp64. Default: fp32, with --device cuda bf16.
     json
         Print one JSON document and nothing else.
     """
-    counts = _counts(ranks)
+    name = "this-machine" if device is None else "this-device"
+    out = out or Path(f"{name}.toml")
+    counts = _counts(("1,2,4" if device is None else "1") if ranks is None else ranks)
     budget = parse_number(seconds, "--seconds", "120", LEAST_SECONDS, MOST_SECONDS)
+    dtype = dtype or ("bf16" if device == "cuda" else "fp32")
     if dtype not in FORMATS:
         raise UserError(f"--dtype {dtype[:40]}: allowed: {', '.join(FORMATS)}; a value that works: --dtype fp32")
-    _check_out(out)
+    if device is not None:
+        _check_device(device, counts)
+    check_new_file(out, f"{name}.toml", f"{out.stem}-2.toml", ".toml")
     require_packages("calibrate", "torch")
+    if device is not None:
+        from fourfold.cli.calibrate_device import calibrate_device
+
+        with stopped_by_signals():
+            return calibrate_device(device, counts[0], budget, dtype, out, _cores(), json)
+    return _calibrate_machine(counts, budget, dtype, out, json)
+
+
+def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, json: bool) -> int:
     from fourfold.calibrate.budget import TimeAccount
 
     account = TimeAccount(budget, counts)
@@ -71,7 +90,7 @@ def calibrate(
     kind = "cuda" if devices else "cpu"
     if devices and counts[-1] > devices:
         raise UserError(
-            f"--ranks {ranks}: this machine has {devices} CUDA devices; a value that works: --ranks "
+            f"--ranks {','.join(map(str, counts))}: this machine has {devices} CUDA devices; a value that works: --ranks "
             + ",".join(str(n) for n in (1, 2, 4, 8, 16) if n <= devices)
         )
 
@@ -86,10 +105,7 @@ def calibrate(
     table = describe(found.calibration, kind, memory, dtype, name)
     text = tomli_w.dumps(table)
     machine = parse_cluster(text, out.name)
-    try:
-        write_whole(out, text)
-    except OSError as error:
-        raise RunFailure(f"--out {out}: cannot be written: {error.strerror}; name another place with --out") from None
+    write_new_file(out, text)
     if found.drift > DISTURBED:
         print(
             f"note: the same steps took {100 * found.drift:.0f} % longer in one round than in the other: something else runs on "
@@ -142,11 +158,15 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _check_out(out: Path) -> None:
-    if out.is_dir() or out.suffix != ".toml":
-        raise UserError(f"--out {out}: should name a .toml file; a value that works: --out this-machine.toml")
-    if not out.absolute().parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist; a value that works: --out {out.name}")
+def _check_device(device: str, counts: list[int]) -> None:
+    """Raises `UserError` for a device that is none, and for ranks that cannot share it."""
+    if device not in ("cuda", "cpu"):
+        raise UserError(f"--device {device[:40]}: allowed: cuda, cpu; a value that works: --device cpu")
+    if len(counts) > 1 or (device == "cuda" and counts != [1]):
+        allowed = (
+            "leave it out: a GPU is one rank's" if device == "cuda" else "one number; a value that works: --ranks 2"
+        )
+        raise UserError(f"--ranks {','.join(map(str, counts))} with --device {device}: allowed: {allowed}")
 
 
 def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:

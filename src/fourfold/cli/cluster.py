@@ -39,7 +39,7 @@ def cluster(
     nodes
         Number of nodes.
     device
-        NAME:DEVICES, the devices of a node, for example a100-40gb:8. fourfold list devices prints the names.
+        NAME:DEVICES, the devices of a node, for example a100-40gb:8, or FILE.toml:DEVICES. fourfold list devices prints the names.
     network
         A node's ports to the other nodes: 8x400G, 2x100GbE, 1x200Gb-IB, 8xndr, 4x100G-EFA. Rates are in bits per second.
     link

@@ -5,13 +5,13 @@ from typing import Literal
 
 import tomli_w
 
+from fourfold.api.checkpoints import SavedCheckpoint, chosen_checkpoint
 from fourfold.config import RunConfig, RunFailure, UserError, parse_run
 from fourfold.config.whole_file import write_whole
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import end_of_text, load_config
 from fourfold.launch.machine import require_packages
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RUN_FILE, RunFolder
 from fourfold.report.units import format_count
 
 _MAX_SEQUENCE = 1024
@@ -108,46 +108,25 @@ def export(run: Path, /, *, out: Path, step: int | None = None, dtype: Literal["
     dtype
         The number format that is written.
     """
-    root, step = _run_of(run, step)
-    folder = RunFolder(root)
-    config = folder.require_config()
-    saved = folder.saved_steps(config)
-    if not saved:
-        raise UserError(
-            f"{root}: this run has saved no checkpoint yet; let it finish, or save more often (checkpoint.every_steps=100)"
-        )
-    if step is not None and step not in saved:
-        raise UserError(
-            f"--step {step}: the checkpoints are of steps {', '.join(map(str, saved))}; allowed: one of these"
-        )
     require_packages("export", "torch", "safetensors")
+    write_export(chosen_checkpoint(run, step), out, dtype)
+    return 0
+
+
+def write_export(found: SavedCheckpoint, out: Path, dtype: str) -> None:
+    """Writes a checkpoint as a Hugging Face folder, and says so. The tokenizer comes from the folder of its run."""
     from fourfold.checkpoint import export_checkpoint
     from fourfold.data.prepared import open_prepared
 
     tokenizer_file, eos = None, None
-    try:
-        prepared = open_prepared(str(folder.data().get("prepared")))
-        tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
-    except RunFailure as error:
-        print(f"warning: the tokenizer is not written: {error}")
-    chosen = step if step is not None else saved[-1]
-    checkpoint = folder.checkpoint_root(config) / f"step-{chosen:06d}"
-    model = resolve_model(config.model)
-    export_checkpoint(checkpoint, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
-    print(f'{out}: step {chosen} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')
-    return 0
-
-
-def _run_of(path: Path, step: int | None) -> tuple[Path, int | None]:
-    """(the run's folder, the step) of a run's folder, or of a checkpoint in it."""
-    name = path.name.removeprefix("step-")
-    if (path / RUN_FILE).is_file() or name == path.name or not name.isdecimal():
-        return path, step
-    if step is not None and step != int(name):
-        raise UserError(f"--step {step}: {path} is of step {int(name)}; leave --step out, or name the run's folder")
-    root = path.absolute().parent.parent
-    if not (root / RUN_FILE).is_file():
-        raise UserError(
-            f"{path}: {root} holds no {RUN_FILE}; name the run's folder and the step, for example runs/tiny --step {int(name)}"
-        )
-    return root, int(name)
+    if found.folder is None:
+        print("warning: the tokenizer is not written: a checkpoint has none; name the folder of its run to write it")
+    else:
+        try:
+            prepared = open_prepared(str(found.folder.data().get("prepared")))
+            tokenizer_file, eos = prepared.tokenizer_path, prepared.eos
+        except RunFailure as error:
+            print(f"warning: the tokenizer is not written: {error}")
+    model = resolve_model(found.config.model)
+    export_checkpoint(found.path, model, out, dtype=dtype, tokenizer_file=tokenizer_file, eos=eos)
+    print(f'{out}: step {found.step} in {dtype}; in transformers: AutoModelForCausalLM.from_pretrained("{out}")')

@@ -57,6 +57,7 @@ def plan(
     keep: int = 5,
     budget: float = BUDGET,
     memory_share: float = MEMORY_SHARE,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Find the fastest layout of a model on a cluster, by simulating the programs that would run; without torch or the cluster.
@@ -118,6 +119,8 @@ def plan(
         Work of the search; 1 is about a second of one core. It is counted: a request has the same answer on every machine.
     memory_share
         Of a device's memory that a layout may fill.
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
@@ -151,6 +154,7 @@ def plan(
             keep=keep,
             budget=budget,
             memory_share=memory_share,
+            trust=trust,
             progress=progress,
         )
     request, training = planned.request, planned.training

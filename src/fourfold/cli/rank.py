@@ -5,13 +5,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from fourfold.api.training import check_request, run_info, write_plain
+from fourfold.api.training import check_request, run_info, say_what_is_imported, write_plain
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.config import RunConfig, UserError
+from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
-from fourfold.launch.processes import STOPPED
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
+from fourfold.launch.rendezvous_file import find_store, serving
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay
@@ -22,7 +23,7 @@ _TICK_SECONDS = 0.5
 _SIGTERM_CODE = 143
 
 
-def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank) -> int:
+def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, external: ExternalRank, change: bool) -> int:
     """Trains as one rank of those that another launcher started; the exit code."""
     check_request(config, command.ranks)
     if command.ranks is not None and command.ranks != external.world_size:
@@ -37,18 +38,22 @@ def train_as_rank(config: RunConfig, folder: RunFolder, command: Command, extern
         if finished_at(folder, config) is not None:
             return 0
         wait_for_start(folder, token, external.rank, config.run.timeout_seconds)
+        os.environ.update(find_store(folder, external, token, config.run.timeout_seconds))
         return _run_worker(folder)
+    say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
-        ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks)
+        ready = prepare_run(config, external.world_size, folder, write_plain, external.local_ranks, change)
         if stands and finished_at(folder, config) is not None:
             say_finished(RunState(run_info(ready, folder), begun=0.0), folder, command)
             return 0
         folder.write(ready.resolved.config, ready.data_table(token))
         if not stands:
             locks.enter_context(folder.locked())
-        return _train_first(ready, folder, command)
+        with serving(folder, external, token) as place:
+            os.environ.update(place)
+            return _train_first(ready, folder, command)
 
 
 def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
@@ -56,6 +61,7 @@ def _train_first(ready: ReadyRun, folder: RunFolder, command: Command) -> int:
     for warning in ready.warnings:
         write_plain(warning)
     state = RunState(run_info(ready, folder))
+    begin_changes(folder, ready.changes, ready.step)
     with _plain_lines(state):
         code = _run_worker(folder)
     if code in (0, _SIGTERM_CODE):
@@ -85,7 +91,7 @@ def _plain_lines(state: RunState) -> Iterator[None]:
 
 def _run_worker(folder: RunFolder) -> int:
     """The rank's exit code; a stop by request is that of SIGTERM, so that no launcher takes it for the end."""
-    from fourfold.train.worker import run_worker
+    from fourfold.train.worker import STOPPED, run_worker
 
     code = run_worker(folder.path)
     return _SIGTERM_CODE if code == STOPPED else code

@@ -1,5 +1,6 @@
 """`fourfold sample`: lets the model of a run write."""
 
+import sys
 from pathlib import Path
 
 from fourfold.config import UserError
@@ -37,5 +38,9 @@ def sample(run: Path, /, *, prompt: str = "", tokens: int = 200, temperature: fl
     require_packages("sample", "torch")
     from fourfold.train.sample import generate
 
-    print(generate(run, prompt, tokens, temperature, seed))
+    print(generate(run, prompt, tokens, temperature, seed, _warn))
     return 0
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -41,6 +41,7 @@ def show(
     from_: Annotated[str | None, Parameter(name="--from")] = None,
     to: str | None = None,
     pp_ranks: str | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Print the program of a rank's step: every instruction, with bytes sent, live memory and arithmetic.
@@ -86,12 +87,14 @@ def show(
         Draw up to this time, or to the end of a microbatch.
     pp_ranks
         Draw these pipeline ranks, as 0-3,63. Default: all, or a sample of many.
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
-    resolved = compiled_run(run, overrides, ranks, cluster)
+    resolved = compiled_run(run, overrides, ranks, cluster, trust)
     where = cluster or "this machine"
     if progress:
         return _progress(run, resolved, json)

@@ -55,6 +55,7 @@ def simulate(
     restart_seconds: str | None = None,
     repair_seconds: str | None = None,
     price: str | None = None,
+    trust: Flag = False,
     json: Flag = False,
 ) -> int:
     """Predict a step of a run on a cluster: time, MFU, what waits for what, communication, memory; and the run's length and cost.
@@ -100,6 +101,8 @@ def simulate(
         Until a failed node is replaced, without spares. Default: 14400.
     price
         Dollars for a device hour. Default: the cluster's, if it has one.
+    trust
+        Import the Python code that the run names (layout.schedule, model.block = python:...). train imports it in any case.
     json
         Print one JSON document and nothing else.
     """
@@ -118,6 +121,7 @@ def simulate(
         restart_seconds=restart_seconds,
         repair_seconds=repair_seconds,
         price=price,
+        trust=trust,
     )
     resolved, machine, summary, length = found.resolved, found.cluster, found.summary, found.campaign
     _check_rank(pp_rank, resolved.layout.pp)

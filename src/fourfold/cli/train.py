@@ -2,21 +2,37 @@
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from fourfold.api.training import train_locally
+from cyclopts import Parameter
+
+from fourfold.api.training import check_request, train_locally
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.cli.rank import train_as_rank
 from fourfold.config import load_run
 from fourfold.launch.external import external_rank
+from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
+from fourfold.report.format_run import layout_line, model_line, transport_lines
+from fourfold.report.screen import print_screen
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
-def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | None = None) -> int:
+def train(
+    run: Path,
+    /,
+    *overrides: str,
+    ranks: int | None = None,
+    out: Path | None = None,
+    change: Flag = False,
+    rehearse: Flag = False,
+) -> int:
     """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 
-    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there. Under torchrun or srun the command is one of
-    the ranks itself.
+    Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there, also with other ranks and another layout.
+    Under torchrun or srun the command is one of the ranks itself.
 
     Parameters
     ----------
@@ -28,18 +44,40 @@ def train(run: Path, /, *overrides: str, ranks: int | None = None, out: Path | N
         How many processes to start on this machine. Default: as many as the layout asks for, or one a CUDA device.
     out
         The run's folder. Default: runs/NAME for a run file NAME.toml.
+    change
+        Go on with other values of [optimizer] than the folder's run began with, for example optimizer.lr=1e-4.
+    rehearse
+        Start nothing. Run one step of every class of ranks as if on CUDA devices, on tensors without data, and print what each
+        pipeline rank allocates, sends and launches. Needs no device and no corpus. Exit code 1 where a device would reject it.
     """
-    return train_with(Command(run, overrides, ranks, out))
+    if rehearse:
+        return _rehearse(run, overrides, ranks)
+    return train_with(Command(run, overrides, ranks, out), change=change)
 
 
-def train_with(command: Command, worker: tuple[str, ...] | None = None, grace_seconds: float = 10.0) -> int:
+def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
+    config = load_run(run, overrides)
+    check_request(config, ranks)
+    from fourfold.rehearse.run import rehearse
+    from fourfold.report.format_rehearsal import rehearsal_lines
+
+    resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), "native")
+    results = rehearse(resolved.spec, config.optimizer)
+    lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, "a rehearsal"), ""]
+    print_screen([*lines, *rehearsal_lines(results, resolved.layout.world_size)])
+    return 0
+
+
+def train_with(
+    command: Command, worker: tuple[str, ...] | None = None, grace_seconds: float = 10.0, change: bool = False
+) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
     external = external_rank(os.environ)
     if external is not None:
-        return train_as_rank(config, folder, command, external)
-    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds)
+        return train_as_rank(config, folder, command, external, change)
+    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds, change=change)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

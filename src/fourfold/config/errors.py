@@ -1,5 +1,6 @@
 """The one error a person can cause: what is wrong, what is allowed, and a value that works."""
 
+import errno
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,7 +39,27 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def error_text(error: BaseException) -> str:
+    """An error of the person's code on one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def open_files_advice(error: BaseException) -> str | None:
+    """The cure where a process, or the machine, has opened as many files and sockets as it may; None for any other error."""
+    if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE) and "Too many open files" not in str(error):
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"a process may open {limit} files and sockets here; what works: ulimit -n 65536, or fewer ranks"
+
+
 class RunFailure(UserError):
     """Something outside the request failed (a full disk, a lost rank, a corrupt file). Exit code 1."""
 
     exit_code = 1
+
+
+class FinalFailure(RunFailure):
+    """A failure that the same run would meet again, such as divergence: its ranks are not started again."""

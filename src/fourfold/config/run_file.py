@@ -10,12 +10,16 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fourfold.config.errors import UserError, did_you_mean, nearest
+from fourfold.config.errors import UserError, did_you_mean, nearest, shortened
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
 from fourfold.config.schema import RunConfig
+from fourfold.config.small_toml import SmallToml
 
 AUTO = "auto"
+_FILES = SmallToml("a run file", "run.toml", "name a run file or preset:NAME", line_dots=400)
+_MAX_OVERRIDE = 20_000
+"""Characters."""
 
 
 def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -30,23 +34,17 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def load_table(path: Path) -> dict[str, Any]:
     """The table of a TOML file, or of the run `preset:NAME`, as it stands. Raises `UserError`."""
     text = run_preset_text(str(path)) if str(path).startswith(RUN_PRESET) else _text(path)
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid TOML: {str(error)[:200]}") from None
+    return _FILES.table(text, str(path))
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
-        near = nearest(path.name, there) or next(iter(there), None)
-        hint = did_you_mean(str(path), [RUN_PRESET + each for each in run_preset_names()]) if not path.suffix else ""
-        hint = hint.strip() or (f"there is {path.parent / near}" if near else "")
-        raise UserError(f"{path}: no such run file{hint and '; '}{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a UTF-8 text file: {error}") from None
+    if path.exists() or path.is_symlink():
+        return _FILES.read(path)
+    there = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+    near = nearest(path.name, there) or next(iter(there), None)
+    hint = did_you_mean(str(path), [RUN_PRESET + each for each in run_preset_names()]) if not path.suffix else ""
+    hint = hint.strip() or (f"there is {path.parent / near}" if near else "")
+    raise UserError(f"{path}: no such run file{hint and '; '}{hint}")
 
 
 def parse_run(table: Mapping[str, Any], source: str = "run") -> RunConfig:
@@ -75,6 +73,8 @@ def apply_override(table: dict[str, Any], override: str) -> None:
     """Sets `section.key=value` in a table of sections. Raises `UserError`."""
     key, equals, raw = override.partition("=")
     parts = key.strip().split(".")
+    if len(override) > _MAX_OVERRIDE:
+        raise UserError(f"override {override[:40]}...: has {len(override)} characters; allowed: {_MAX_OVERRIDE}")
     if parts == ["layout"] and raw.strip().strip('"') == AUTO:
         table["layout"] = AUTO
         return
@@ -89,15 +89,17 @@ def apply_override(table: dict[str, Any], override: str) -> None:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
             raise UserError(f"override {override!r}: {part!r} is a value, not a section")
-    target[parts[-1]] = _parse_value(raw.strip())
+    target[parts[-1]] = _parse_value(raw.strip(), key.strip())
 
 
-def _parse_value(raw: str) -> Any:
+def _parse_value(raw: str, key: str) -> Any:
     """A TOML value where it parses as one (3, true, "x", [1, 2]), else the bare text."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         return raw
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"override {key}={raw[:40]}...: not a TOML value: {shortened(str(error))[1:-1]}") from None
 
 
 def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.section import Dtype, Section
 
 GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
+Attention = Literal["flash", "unfused", "recomputed"]
 """Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
 FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
 """How model FLOPs are counted (`model.spec.step_flops_per_token`)."""
@@ -134,8 +135,12 @@ class CheckpointSection(Section):
     """Steps between two checkpoints. Left out: one at the end."""
     keep: PositiveInt = 2
     """How many of the latest checkpoints are kept."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
+    allocated."""
     directory: str | None = None
-    """Folder of the checkpoints. Left out: `checkpoints` in the run's folder."""
+    """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. Left out: `checkpoints` in the
+    run's folder."""
 
 
 class ClusterSection(Section):
@@ -148,6 +153,9 @@ class ClusterSection(Section):
     """The software profile that predictions take: `fourfold`, or the name of another profile (`megatron`). Left out: fourfold."""
     gemm_dtype: GemmDtype | None = None
     """The format that predictions take for matmuls but the head's. Left out: `precision.compute`."""
+    attention: Attention | None = None
+    """Attention that predictions take of other software than fourfold: `flash`; `unfused`: the matrix of scores is written and
+    saved, as before 2022; `recomputed`: it is written, and again in the backward. Left out: as the software profile has it."""
 
 
 class PublishedSection(Section):
@@ -185,6 +193,8 @@ class RunSection(Section):
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Seconds after which a collective that nobody joins ends the run."""
+    max_skipped_steps: PositiveInt = 20
+    """Steps in a row that are skipped, because their gradients are not finite, before the run ends. None of them is saved."""
     sample_tokens: Annotated[int, Field(ge=0)] = 200
     """Tokens that the model writes when training ends. 0: none."""
 

@@ -15,18 +15,22 @@ MAX_LINE_DOTS = 50
 @dataclass(frozen=True)
 class SmallToml:
     """Files of one kind, in the words of its messages. `holds`: whose text is never as long; `example`: a file's name; `missing`:
-    said where there is no file; `works`: said where the text is no TOML."""
+    said where there is no file; `works`: said where the text is no TOML; `line_dots`: most dots of a line that is no list of
+    numbers."""
 
     holds: str
     example: str
     missing: str
     works: str = ""
+    line_dots: int = MAX_LINE_DOTS
 
     def read(self, path: Path) -> str:
         """The text of a file. Raises `UserError`."""
         try:
             if path.exists() and not path.is_file():
-                raise UserError(f"{path}: not a file; give the path of a .toml file, for example {self.example}")
+                raise UserError(
+                    f"{path}: cannot be read, not a file; give the path of a .toml file, for example {self.example}"
+                )
             with path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
             if len(data) > MAX_FILE_BYTES:
@@ -45,9 +49,9 @@ class SmallToml:
         if len(text) > MAX_FILE_BYTES:
             raise UserError(f"{where}: larger than {MAX_FILE_BYTES} characters; {self.holds} takes a few thousand")
         for number, line in enumerate(text.split("\n"), start=1):
-            if line.count(".") > MAX_LINE_DOTS and not _is_list_of_numbers(line):
+            if line.count(".") > self.line_dots and not _is_list_of_numbers(line):
                 raise UserError(
-                    f"{where}: line {number}: more than {MAX_LINE_DOTS} dots; allowed: that many, or a list of numbers"
+                    f"{where}: line {number}: more than {self.line_dots} dots; allowed: that many, or a list of numbers"
                 )
         try:
             return tomllib.loads(text)

@@ -1,10 +1,23 @@
-"""A text file that is there in full or not at all."""
+"""Files read or written in one piece: never half of one, and never without end."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+MAX_BYTES = 64 * 2**20
+
+
+def bounded(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """The bytes of a regular file. Raises `OSError`, and `ValueError` where it is none or longer than it may be."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
+    with path.open("rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is longer than {max_bytes} bytes")
+    return data
 
 
 @contextmanager

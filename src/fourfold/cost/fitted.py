@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 from fourfold.cost.collectives import Links
 from fourfold.cost.kernels import Kernels
 from fourfold.cost.software import SoftwareProfile
 
+NONE: Mapping[str, float] = MappingProxyType({})
 LINK_SHARE = 0.8
 """Share of a level's bandwidth that collectives reach where nothing was fitted."""
 
@@ -60,13 +62,13 @@ class Fitted:
         known = [(abs(months - wanted), -months, each) for each, months in same.items() if months is not None]
         return min(known, default=(0, 0, ""))[2]
 
-    def device(self, name: str) -> Kernels:
-        """A device's kernels, whether or not it has an entry."""
-        return Kernels(**{**self.devices.get("default", {}), **self.devices.get(name, {})})
+    def device(self, name: str, measured: Mapping[str, float] = NONE) -> Kernels:
+        """A device's kernels, whether or not it has an entry. `measured`: constants of its own file, in place of fitted ones."""
+        return Kernels(**{**self.devices.get("default", {}), **self.devices.get(name, {}), **measured})
 
-    def kernels(self, device: str, software: SoftwareProfile) -> Kernels:
-        """A device's kernels as a software profile runs them."""
-        kernels = self.device(device)
+    def kernels(self, device: str, software: SoftwareProfile, measured: Mapping[str, float] = NONE) -> Kernels:
+        """A device's kernels as a software profile runs them. `measured`: as for `device`."""
+        kernels = self.device(device, measured)
         gemm_share = min(1.0, kernels.gemm_share * software.gemm_speed)
         low_share = kernels.low_share * (kernels.fine_share if software.fine_scales else 1.0) * software.low_speed
         return replace(

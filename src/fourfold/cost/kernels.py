@@ -2,10 +2,12 @@
 
 A GEMM of [m, k] x [k, n] reaches
 
-    peak x gemm_share x t / (t + gemm_half_tiles x units) x k / (k + gemm_half_inner),   t = ceil(m / 128) x ceil(n / 128)
+    peak x gemm_share x t / (t + gemm_half_tiles x units) x k / (k + gemm_half_inner) x min(1, m / gemm_full_rows),
+    t = ceil(m / 128) x ceil(n / 128)
 
 or the memory's speed, whichever is slower: tiles must fill the device's units in whole waves, and each tile's inner loop has a
-start and an end. The constants are fitted to measured shapes, by device (`fitted.toml`) or on this machine (`fourfold calibrate`).
+start and an end. The constants are fitted to published runs by device (`fitted.toml`), or to measured shapes, which a device's own
+file states (`fourfold calibrate --device`).
 """
 
 from collections.abc import Callable
@@ -29,6 +31,8 @@ class Kernels:
     gemm_share: float = 0.8
     gemm_half_tiles: float = 0.3
     gemm_half_inner: float = 120.0
+    gemm_full_rows: float = 128.0
+    """Rows that fill a tile."""
     grouped_share: float = 0.85
     """Share of a GEMM's speed that is left where its tokens are divided among experts."""
     low_share: float = 0.9
@@ -66,7 +70,7 @@ def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, eleme
     share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
     share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
     share *= inner / (inner + kernels.gemm_half_inner)
-    share *= min(1.0, rows / TILE) if rows < TILE else 1.0
+    share *= min(1.0, rows / kernels.gemm_full_rows)
     arithmetic = gemm.flops / (device.peak(dtype) * share)
     adds_itself = gemm.accumulates and not kernels.gradient_bytes
     moved = memory_seconds(_gemm_bytes(gemm, rows, inner, element_bytes, adds_itself), device, kernels)

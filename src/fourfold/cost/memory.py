@@ -8,6 +8,7 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.model.work import SavedParts
 from fourfold.program import Program
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.program import BufferKind, Buffers
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 
@@ -25,29 +26,29 @@ BLOCKS = 4
 def held_program(program: Program, view: RankView, software: SoftwareProfile) -> Program:
     """The program with its buffers as large as the software's: for memory alone."""
     extra = block_bytes(view.spec, software)
-    buffers = {**program.buffers, **dict(_changed(program, view.spec, software, extra))}
-    steps, resident = program.instructions, program.resident
+    buffers = [*_changed(program, view.spec, software, extra)]
+    steps, resident = program.steps, program.resident
     if software.unit_bytes and (units := units_bytes(view, software)):
-        buffers[UNITS], resident = units, (*resident, UNITS)
+        buffers, resident = [*buffers, BufferKind(UNITS, units)], (*resident, UNITS)
     if software.logits_bytes or extra:
         logits = logits_bytes(view.spec, software)
-        steps = tuple(_held(step, logits, extra) for step in steps)
-    return replace(program, buffers=buffers, instructions=steps, resident=resident)
+        steps = steps.mapped(lambda step: _held(step, logits, extra))
+    return replace(program, buffers=Buffers(buffers), instructions=steps, resident=resident)
 
 
-def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra: int) -> Iterator[tuple[str, int]]:
-    """Buffers that the software has in other sizes."""
+def _changed(program: Program, spec: StepSpec, software: SoftwareProfile, extra: int) -> Iterator[BufferKind]:
+    """Buffers, as large as the software has them."""
     shares = _state_shares(spec, software)
-    if not extra and software.saved_share == 1 and not software.narrow_operands and not shares:
-        return
-    for name, size in program.buffers.items():
-        kind, _, rest = name.partition("/")
+    for buffer in program.buffer_kinds:
+        kind, _, rest = buffer.text.partition("/")
+        size = buffer.bytes
         if kind == "saved":
-            yield name, kept_bytes(size, program.saved_parts[rest.partition("/")[0]], software) + extra
+            size = kept_bytes(size, program.saved_parts[rest], software) + extra
         elif kind == "deferred":
-            yield name, int(size * _operand_share(software))
+            size = int(size * _operand_share(software))
         elif kind in shares:
-            yield name, int(size * shares[kind])
+            size = int(size * shares[kind])
+        yield replace(buffer, bytes=size)
 
 
 def _state_shares(spec: StepSpec, software: SoftwareProfile) -> dict[str, float]:

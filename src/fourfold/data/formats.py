@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from fourfold.config import UserError
-from fourfold.data.source import Source, open_decompressed, open_stored
+from fourfold.data.source import MAX_DOCUMENT_BYTES, Source, open_decompressed, open_stored
 
 Kind = Literal["text", "jsonl", "parquet"]
 
@@ -59,7 +59,8 @@ def _is_json_lines(source: Source, text_key: str) -> bool:
 
 def _text(source: Source, compression: str) -> Iterator[str]:
     with open_decompressed(source, compression) as stream:
-        content = stream.read()
+        content = stream.read(MAX_DOCUMENT_BYTES + 1) if compression else stream.read()
+    _check_length(content, source.location, compression)
     if b"\0" in content:
         raise NotTextError(source.location)
     try:
@@ -68,12 +69,27 @@ def _text(source: Source, compression: str) -> Iterator[str]:
         raise NotTextError(source.location) from None
 
 
+def _lines(stream: BinaryIO, compression: str) -> Iterator[bytes]:
+    """The lines; in a compressed file none is read further than `_check_length` needs."""
+    return iter(lambda: stream.readline(MAX_DOCUMENT_BYTES + 1), b"") if compression else iter(stream)
+
+
+def _check_length(document: bytes, where: str, compression: str) -> None:
+    """Raises `UserError` for a document in a compressed file that would fill the memory."""
+    if compression and len(document) > MAX_DOCUMENT_BYTES:
+        raise UserError(
+            f"{where}: one document of more than {MAX_DOCUMENT_BYTES} bytes once decompressed; what works: decompress the file, "
+            f"or put the documents in JSON Lines, one a line"
+        )
+
+
 def _json_lines(source: Source, compression: str, text_key: str) -> Iterator[str]:
     with open_decompressed(source, compression) as stream:
-        for number, line in enumerate(stream, start=1):
+        for number, line in enumerate(_lines(stream, compression), start=1):
             if not line.strip():
                 continue
             where = f"{source.location}: line {number}"
+            _check_length(line, where, compression)
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:

@@ -12,7 +12,13 @@ from typing import Any, BinaryIO, cast
 from fourfold.config import UserError
 
 _HASH_CHUNK_BYTES = 1 << 20
-_ZSTD_CHUNK_BYTES = 1 << 16
+_CHUNK_BYTES = 1 << 16
+_ZSTD_INPUT_BYTES = 1 << 12
+"""The library gives out in one piece what so much decompresses to, 128 MiB at most."""
+MAX_DOCUMENT_BYTES = 1 << 30
+"""The most that one document in a compressed file has."""
+_MAX_RATIO, _FREE_BYTES = 2000, 1 << 26
+"""A compressed file may grow by this factor, above so many bytes. Text shrinks to a tenth or so; gzip can do 1,032."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,29 @@ def open_decompressed(source: Source, compression: str) -> Iterator[BinaryIO]:
         try:
             if compression == ".gz":
                 with gzip.GzipFile(fileobj=stored) as unzipped:
-                    yield cast(BinaryIO, unzipped)
+                    yield _bounded_stream(iter(lambda: unzipped.read(_CHUNK_BYTES), b""), source, stored)
             elif compression == ".zst":
-                chunks = _ChunkStream(_decompress_zstd(stored, _zstandard(source)))
-                yield cast(BinaryIO, io.BufferedReader(chunks, _ZSTD_CHUNK_BYTES))
+                yield _bounded_stream(_decompress_zstd(stored, _zstandard(source)), source, stored)
             else:
                 yield stored
         except damage as error:
             raise UserError(f"{source.location}: cannot be decompressed to its end: {error}") from None
+
+
+def _bounded_stream(chunks: Iterator[bytes], source: Source, stored: BinaryIO) -> BinaryIO:
+    """A compressed file's content as a stream. Reading it raises `UserError` where that is out of all proportion to the file."""
+
+    def bounded() -> Iterator[bytes]:
+        total = 0
+        for chunk in chunks:
+            total += len(chunk)
+            if total > _FREE_BYTES + _MAX_RATIO * stored.tell():
+                raise UserError(
+                    f"{source.location}: decompresses to more than {_MAX_RATIO} times its size; what works: decompress it first"
+                )
+            yield chunk
+
+    return cast(BinaryIO, io.BufferedReader(_ChunkStream(bounded()), _CHUNK_BYTES))
 
 
 def _zstandard(source: Source) -> Any:
@@ -77,13 +98,15 @@ def _zstandard(source: Source) -> Any:
 def _decompress_zstd(stored: BinaryIO, zstandard: Any) -> Iterator[bytes]:
     """One frame after another. The library's own stream reader takes a file that is cut short for one that ends."""
     decoder = None
-    while chunk := stored.read(_ZSTD_CHUNK_BYTES):
-        while chunk:
-            decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
-            yield decoder.decompress(chunk)
-            chunk = b""
-            if decoder.eof:
-                chunk, decoder = decoder.unused_data, None
+    while piece := stored.read(_CHUNK_BYTES):
+        for start in range(0, len(piece), _ZSTD_INPUT_BYTES):
+            chunk = piece[start : start + _ZSTD_INPUT_BYTES]
+            while chunk:
+                decoder = decoder or zstandard.ZstdDecompressor().decompressobj()
+                yield decoder.decompress(chunk)
+                chunk = b""
+                if decoder.eof:
+                    chunk, decoder = decoder.unused_data, None
     if decoder is not None:
         raise EOFError("it ends in the middle of a frame")
 

@@ -1,7 +1,10 @@
 """Text to token ids and back: bytes, a byte-level BPE, or any tokenizer.json."""
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from fourfold.config import UserError
+from fourfold.config.errors import shortened
+from fourfold.config.whole_file import bounded
 from fourfold.data.tokenizer_spec import BYTES_VOCAB_SIZE, SPEC_ALLOWED
 
 END_OF_TEXT = "<|endoftext|>"
@@ -16,6 +21,8 @@ END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<|eot_id|>", "<|im
 """Names under which an existing tokenizer may hold its end-of-text token, in the order in which they are tried."""
 
 _PIECE_CHARS = 1 << 18
+_MAX_FILE_BYTES = 1 << 29
+_MAX_VOCAB = 1 << 27
 
 
 class Tokenizer(Protocol):
@@ -70,6 +77,10 @@ class LibraryTokenizer:
         inner.no_truncation()
         inner.no_padding()
         self._vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        if self._vocab_size > _MAX_VOCAB:
+            raise UserError(
+                f"data.tokenizer: it has a token of the id {self._vocab_size - 1}; allowed: below {_MAX_VOCAB}"
+            )
 
     @property
     def vocab_size(self) -> int:
@@ -84,18 +95,19 @@ class LibraryTokenizer:
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Token ids of each text, int32 [length]. Long texts are encoded in pieces, to bound the memory."""
         pieces = [split_at_lines(text) for text in texts]
-        encoded = self._inner.encode_batch_fast(
-            [piece for group in pieces for piece in group], add_special_tokens=False
-        )
+        with _library_errors("data.tokenizer: it cannot encode the texts of the corpus"):
+            encoded = self._inner.encode_batch_fast(
+                [piece for group in pieces for piece in group], add_special_tokens=False
+            )
         ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encoded]
         ends = np.cumsum([0, *map(len, pieces)])
         return [np.concatenate(ids[start:end]) for start, end in pairwise(ends)]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of token ids, without special tokens."""
-        text: str = self._inner.decode(
-            [int(i) for i in ids if 0 <= int(i) < self._vocab_size], skip_special_tokens=True
-        )
+        known = [int(i) for i in ids if 0 <= int(i) < self._vocab_size]
+        with _library_errors("data.tokenizer: it cannot decode what it encoded"):
+            text: str = self._inner.decode(known, skip_special_tokens=True)
         return text
 
     def save(self, path: Path) -> None:
@@ -111,25 +123,22 @@ def load_tokenizer(path: Path | str, eos: int | None = None) -> Tokenizer:
     file = Path(path).expanduser()
     file = file / "tokenizer.json" if file.is_dir() else file
     try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"data.tokenizer = {str(path)!r}: cannot be read: {error.strerror}; allowed: {SPEC_ALLOWED}"
-        ) from None
+        content = bounded(file, _MAX_FILE_BYTES)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"data.tokenizer = {str(path)!r}: cannot be read: {reason}; allowed: {SPEC_ALLOWED}") from None
     try:
         table = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UserError(f"data.tokenizer: {file} is not valid JSON ({error}); allowed: {SPEC_ALLOWED}") from None
     if table == _bytes_as_bpe():
         return ByteTokenizer()
-    try:
-        inner = tokenizers_library().Tokenizer.from_str(content.decode("utf-8"))
-    except UserError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(
-            f"data.tokenizer: {file} is not a tokenizer of the tokenizers library ({error}); allowed: {SPEC_ALLOWED}"
-        ) from None
+    library = tokenizers_library()
+    with (
+        _library_errors(f"data.tokenizer: {file} is not a tokenizer of the tokenizers library"),
+        _without_panic_output(),
+    ):
+        inner = library.Tokenizer.from_str(content.decode("utf-8"))
     if eos is not None:
         if inner.id_to_token(eos) is None:
             size = inner.get_vocab_size(with_added_tokens=True)
@@ -155,6 +164,35 @@ def tokenizers_library() -> Any:
             "'fourfold[train]'; tokenizer = \"bytes\" works without it"
         ) from None
     return tokenizers
+
+
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turns the library's errors into a `UserError`: it raises bare `Exception`, and a Rust panic is no `Exception` at all."""
+    try:
+        yield
+    except (UserError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise UserError(f"{what} ({shortened(str(error))[1:-1]}); allowed: {SPEC_ALLOWED}") from None
+
+
+@contextmanager
+def _without_panic_output() -> Iterator[None]:
+    """Keeps off standard error what Rust writes there when it panics."""
+    sys.stderr.flush()
+    try:
+        kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # standard error is closed
+        yield
+        return
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def split_at_lines(text: str, piece_chars: int = _PIECE_CHARS) -> list[str]:

@@ -33,8 +33,9 @@ class Interval:
 
 def interval(quantity: Quantity, prices: Prices) -> Interval | None:
     """The interval of a step's seconds or of a device's bytes, for what is known of the software and the device that `prices` are
-    of. None on a machine that was measured (`cluster.calibration`): no published run tells how far predictions are off there."""
-    if prices.cluster.calibration:
+    of. None on a machine that was measured (`cluster.calibration`) and on a processor, whose file states no `units`: no published
+    run tells how far predictions are off there."""
+    if prices.cluster.calibration or prices.cluster.device.units is None:
         return None
     table = _table()
     found = table[quantity][known(prices.software.name, prices.cluster.device.key, table)]

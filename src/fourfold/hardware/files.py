@@ -47,9 +47,14 @@ def load_device(name: str) -> Device:
     return parse_device(text, where)
 
 
+def read_device_table(name: str) -> dict[str, Any]:
+    """The table of a device's file. Raises `UserError`."""
+    return _FILES.table(_FILES.read(Path(name)), name)
+
+
 def load_cluster(name: str) -> Cluster:
     """The cluster `name`: one of `cluster_names` or the path of a `.toml` file, either with `:DEVICES` behind it for another
-    number of its devices.
+    number of its devices. A device's own file is a cluster of that one device.
 
     Fewer devices: blocks of the network that are not needed fall away. More: where the outermost level is `scalable`. See `resize`.
     Raises `UserError` for an unknown name (with the nearest), a file that is wrong (with the key), a number that does not fit."""
@@ -90,12 +95,22 @@ def _device(table: DeviceTable, key: str) -> Device:
         peak_flops_per_second=peaks,
         units=table.units,
         power_watts=table.power_watts,
+        kernels={name: table.kernels[name] for name in table.kernels},
+        host_launch_seconds=table.host_launch_seconds,
+        context_bytes=table.context_bytes,
     )
 
 
 def _cluster(text: str, where: str, devices: int | None) -> Cluster:
     table = _FILES.table(text, where)
     key = PurePath(where).stem
+    if "peak_flops_per_second" in table and "levels" not in table:
+        if devices not in (None, 1):
+            raise UserError(
+                f"{where}:{devices}: the file describes one device; what works: fourfold cluster new --device {where}:{devices} "
+                "--link nvlink4 --out my-cluster.toml"
+            )
+        return one_device(parse_device(text, where))
     stated = {name: value for name, value in table.items() if name not in CLUSTER_EXTRA}
     cluster = check(ClusterTable, stated, where, CLUSTER_EXTRA)
     check_levels(cluster.levels, where)
@@ -118,6 +133,12 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
     )
 
 
+def one_device(device: Device) -> Cluster:
+    """A device as a cluster of it alone."""
+    alone = (Level("node", "switch", 1, 1e9, 0.0),)
+    return Cluster(device.key, device.name, device.source, device, 1, alone, full_levels=alone)
+
+
 def resized(cluster: Cluster, devices: int) -> Cluster:
     """The same cluster with another number of its devices, as `load_cluster` gives it. Raises `UserError` as `resize` does."""
     base = cluster.key.partition(":")[0]
@@ -135,7 +156,8 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     if not isinstance(device, str) or device not in device_names():
         hint = did_you_mean(str(device), devices_like(str(device)) or device_names(), repr)
         raise UserError(
-            f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or one of {', '.join(device_names())}"
+            f"{where}: device = {shortened(device)}: {hint}allowed: a table [device], or a name that `fourfold list devices` "
+            'prints; a value that works: device = "h100-sxm"'
         )
     return load_device(device)
 

@@ -3,8 +3,18 @@
 import re
 from dataclasses import dataclass
 
+import tomli_w
+
 from fourfold.config.errors import UserError, did_you_mean
-from fourfold.hardware.files import cluster_names, device_names, devices_like, load_cluster, load_device
+from fourfold.hardware.files import (
+    cluster_names,
+    device_names,
+    devices_like,
+    is_path,
+    load_cluster,
+    load_device,
+    read_device_table,
+)
 from fourfold.hardware.network import NODE_LINKS, Network, NodeLink, parse_link, parse_network
 from fourfold.hardware.schema import MAX_DEVICES
 from fourfold.hardware.types import Device
@@ -34,10 +44,12 @@ class NewCluster:
 def new_cluster(
     nodes: int, device: str, network: str | None, link: str | None = None, price: float | None = None
 ) -> NewCluster:
-    """`device`: NAME or NAME:DEVICES of a node, as `a100-40gb:8`. `network`: as `parse_network` reads it. `link`: in the node, as
-    `parse_link` reads it; left out, as in a cluster that comes with fourfold, PCIe 4 for cards. Raises `UserError`."""
+    """`device`: NAME or NAME:DEVICES of a node, as `a100-40gb:8`; NAME may be a device's file. `network`: as `parse_network` reads
+    it. `link`: in the node, as `parse_link` reads it; left out, as in a cluster that comes with fourfold, PCIe 4 for cards. Raises
+    `UserError`."""
     name, a_node = _device(device)
-    found, others = _chosen(name)
+    is_file = is_path(name)
+    found, others = (load_device(name), []) if is_file else _chosen(name)
     if not 1 <= nodes * a_node <= MAX_DEVICES or nodes < 1:
         raise UserError(
             f"--nodes {nodes}: allowed: 1 to {MAX_DEVICES // a_node} nodes of {a_node}; a value that works: 4"
@@ -45,8 +57,9 @@ def new_cluster(
     if nodes > 1 and network is None:
         raise UserError("--network is missing: the ports of a node to the others; a value that works: --network 8x400G")
     beside = f"; {name} may also be {' or '.join(others)}" if others else ""
-    memory, peak = f"{found.memory_bytes / 2**30:.0f} GiB", f"{found.peak('bf16') / 1e12:.0f} TFLOP/s in bf16"
-    figures = [Figure("device", found.key, f"{found.name}: {memory}, {peak}; fourfold list devices{beside}")]
+    memory, peak = f"{found.memory_bytes / 2**30:.0f} GiB", f"{_tera(found.peak('bf16'))} TFLOP/s in bf16"
+    where = "all its figures are in this file" if is_file else f"fourfold list devices{beside}"
+    figures = [Figure("device", found.key, f"{found.name}: {memory}, {peak}; {where}")]
     levels: list[str] = []
     if a_node > 1 or nodes == 1:
         joined = parse_link(link) if link is not None else _usual_link(found)
@@ -66,14 +79,20 @@ def new_cluster(
     if price is not None:
         figures.append(Figure("price", f"{price:g} $/h", "of a device, as stated"))
     title = f"{nodes} node{'s' if nodes > 1 else ''} of {a_node} x {found.name}"
-    head = [
-        f'name = "{title}"',
-        'source = "fourfold cluster new: a preset device; link rates as stated or usual; latencies estimated"',
-    ]
-    head += [f'device = "{found.key}"', f"devices = {nodes * a_node}"]
-    head += [] if price is None else [f"dollars_per_device_hour = {price:g}"]
+    kind = f"the device of {found.key}.toml" if is_file else "a preset device"
+    head = {
+        "name": title,
+        "source": f"fourfold cluster new: {kind}; link rates as stated or usual; latencies estimated",
+        "devices": nodes * a_node,
+        **({} if price is None else {"dollars_per_device_hour": price}),
+        "device": read_device_table(name) if is_file else found.key,
+    }
     comments = [f"# {each.what}: {each.value}. {each.source}" for each in figures]
-    return NewCluster(title, "\n".join([*comments, "", *head, *levels, ""]), tuple(figures))
+    return NewCluster(title, "\n".join([*comments, "", tomli_w.dumps(head), *levels, ""]), tuple(figures))
+
+
+def _tera(rate: float) -> str:
+    return f"{rate / 1e12:.0f}" if rate >= 1e12 else f"{rate / 1e12:.2g}"
 
 
 def _device(text: str) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
@@ -37,6 +37,22 @@ Flops = Annotated[float, Field(ge=1e6, le=1e21)]
 Devices = Annotated[int, BeforeValidator(_integer), Field(ge=1, le=MAX_DEVICES)]
 Positive = Annotated[float, Field(ge=1e-3, le=1e12)]
 Format = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4"]
+KernelConstant = Literal[
+    "gemm_share",
+    "gemm_half_tiles",
+    "gemm_half_inner",
+    "gemm_full_rows",
+    "low_share",
+    "attention_share",
+    "attention_backward_share",
+    "attention_half_keys",
+    "attention_half_width",
+    "attention_half_blocks",
+    "memory_share",
+    "launch_seconds",
+]
+"""Constants of `cost.kernels.Kernels` that a measured device states."""
+Constant = Annotated[float, Field(ge=1e-9, le=1e5)]
 
 
 class DeviceTable(Section):
@@ -49,6 +65,9 @@ class DeviceTable(Section):
     peak_flops_per_second: Annotated[dict[Format, Flops], Field(min_length=1)]
     units: Annotated[int, BeforeValidator(_integer), Field(ge=1, le=1_000_000)] | None = None
     power_watts: Positive | None = None
+    kernels: Annotated[dict[KernelConstant, Constant], Field(default_factory=dict)]
+    host_launch_seconds: Annotated[float, Field(ge=0, le=1)] | None = None
+    context_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=0, le=10**12)] | None = None
 
 
 class LevelTable(Section):
@@ -96,6 +115,10 @@ _EXAMPLES: dict[str, str] = {
     **dict.fromkeys(PEAK_BITS, "989e12"),
     "units": "132",
     "power_watts": "700",
+    "kernels": "{ gemm_share = 0.8 }",
+    "launch_seconds": "3e-6",
+    "host_launch_seconds": "5e-6",
+    "context_bytes": "500_000_000",
     "kind": '"switch"',
     "devices": "8",
     "bytes_per_second": "450e9",
@@ -133,6 +156,10 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         return f"unknown key {shortened(key)}; {hint}"
     example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
     if "[key]" in item["loc"]:
+        if location[-2] == "kernels":
+            constants = get_args(KernelConstant)
+            hint = did_you_mean(last, constants)
+            return f"unknown constant {shortened(key)}; {hint}allowed: {', '.join(constants)}; for example gemm_share = 0.8"
         hint = did_you_mean(last, PEAK_BITS)
         return (
             f"unknown number format {shortened(key)}; {hint}allowed: {', '.join(PEAK_BITS)}; for example bf16 = 989e12"

@@ -35,7 +35,11 @@ class Device:
     multiply-add counts 2. `fp32` is the rate without reduction to tf32; `fp64` that of tensor or matrix units where they have it.
 
     `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matmul are spread over.
-    `power_watts`: the maker's thermal or board limit of the device alone."""
+    `power_watts`: the maker's thermal or board limit of the device alone.
+
+    A device that `fourfold calibrate --device` measured has three more figures. `kernels`: constants of `cost.kernels.Kernels` in
+    place of fitted ones, shares of these peaks. `host_launch_seconds`: of the host, to start a kernel. `context_bytes`: memory that
+    a process takes beside its tensors."""
 
     key: str
     name: str
@@ -45,6 +49,9 @@ class Device:
     peak_flops_per_second: Mapping[str, float] = field(hash=False)
     units: int | None = None
     power_watts: float | None = None
+    kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
+    host_launch_seconds: float | None = None
+    context_bytes: int | None = None
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a matmul whose operands are `dtype`.

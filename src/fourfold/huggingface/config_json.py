@@ -6,6 +6,7 @@ from typing import Any
 
 from fourfold.config.errors import UserError
 from fourfold.config.model_config import ModelConfig
+from fourfold.config.whole_file import bounded
 from fourfold.huggingface.families import FAMILIES, nearest_family
 from fourfold.huggingface.key import require
 from fourfold.huggingface.rope import read_rope, write_rope
@@ -20,10 +21,10 @@ def load_config(folder: Path) -> dict[str, Any]:
     """The object in `folder/config.json`. Raises `UserError`."""
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(bounded(path))
     except FileNotFoundError:
         raise UserError(f"model.hf: {path} does not exist; name a folder that holds a config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"model.hf: {path} is not readable JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UserError(f"model.hf: {path} holds no JSON object")

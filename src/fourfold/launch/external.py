@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run
 from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.server import LOOPBACK, loopback_interface
 
-_BASE_PORT = 20000
+_BASE_PORT, _LAST_PORT = 20000, 65535
 _POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class ExternalRank:
-    """This process among the ranks that another launcher started. `local_ranks`: those on this machine. `cpus`: this rank's own,
-    where the launcher says so. `launch` names that launch as far as it tells."""
+    """This process among the ranks that another launcher started. `local_ranks`: those on this machine; `is_alone`: all are, and
+    the launcher says so. `cpus`: this rank's own, where the launcher says so. `launch` names that launch as far as it tells."""
 
     rank: int
     world_size: int
     local_rank: int
     local_ranks: int
+    is_alone: bool
     cpus: int | None
     master_address: str
     master_port: int
@@ -29,11 +31,13 @@ class ExternalRank:
 
     def environment(self) -> dict[str, str]:
         """The variables that a worker reads."""
+        own = loopback_interface() if self.is_alone else {}
         return {
+            **own,
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": self.master_address,
+            "MASTER_ADDR": LOOPBACK if self.is_alone else self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
 
@@ -59,15 +63,21 @@ def external_rank(environment: Mapping[str, str]) -> ExternalRank | None:
     rank, world_size = _number(environment, names[0]), _number(environment, names[1])
     if rank >= world_size:
         raise UserError(f"{names[0]} = {rank} in the environment must be below {names[1]} = {world_size}")
+    port = _number(environment, "MASTER_PORT", _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000)
+    if port > _LAST_PORT:
+        raise UserError(
+            f"MASTER_PORT = {port} in the environment: allowed: 0 to {_LAST_PORT}; a value that works: 29500"
+        )
     local_ranks = on_this_machine or world_size
     return ExternalRank(
         rank=rank,
         world_size=world_size,
         local_rank=_number(environment, names[2], rank % local_ranks),
         local_ranks=local_ranks,
+        is_alone=on_this_machine == world_size,
         cpus=cpus or None,
         master_address=environment.get("MASTER_ADDR") or _first_host(environment),
-        master_port=_number(environment, "MASTER_PORT", _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000),
+        master_port=port,
         launch="/".join(environment.get(name, "") for name in launch),
     )
 
@@ -106,7 +116,7 @@ def _tasks_on_node(environment: Mapping[str, str]) -> int:
 def start_token(config: RunConfig, external: ExternalRank) -> str:
     """The same on every rank of one launch of one run; another for another run, size or (where it is told) launch."""
     told = f"{external.launch}\n{external.world_size}\n{dump_run(config)}"
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def wait_for_start(folder: RunFolder, token: str, rank: int, timeout_seconds: float) -> None:

@@ -1,7 +1,9 @@
 """After a rank has failed: which ranks did, why, and which of them only noticed."""
 
+import os
 import re
 import signal
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +16,15 @@ _NOTICED = re.compile(
 _TAIL_LINES = 6
 _TAIL_BYTES = 1 << 16
 _MARK = "error: "
+MISTAKEN, FINAL = 2, 4
+"""Exit codes of a worker: a mistake in the run, and a failure that would come again."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
     """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
-    `killed` by a signal, `exit`, or a watch's word. `instruction`: where, as far as it is known. `still_seconds`: how long
-    the rank had stood still."""
+    `killed` by a signal, `exit`, `log` that cannot be written, or a watch's word. `instruction`: where, as far as it is
+    known. `still_seconds`: how long the rank had stood still."""
 
     rank: int
     exit_code: int
@@ -33,6 +37,11 @@ class RankFailure:
     def only_noticed(self) -> bool:
         """Whether it merely lost its connection to another rank."""
         return self.cause == "exit" and bool(_NOTICED.search(self.message))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether ranks that are started again would meet it again: a mistake in the run, divergence, a full disk."""
+        return self.exit_code in (MISTAKEN, FINAL) or self.cause == "log"
 
 
 def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> RankFailure:
@@ -53,6 +62,14 @@ def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> Ra
         stated = text.removeprefix(_MARK)
     if stated.strip():
         return RankFailure(rank, exit_code, stated.strip())
+    if (reason := _cannot_be_written(log)) is not None:
+        return RankFailure(
+            rank,
+            exit_code,
+            f"rank {rank} ended with exit code {exit_code} and could not say why: its log {log} cannot be written ({reason}); "
+            f"free space there, or name another folder with --out",
+            "log",
+        )
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
     if exit_code == 0:
         return RankFailure(
@@ -60,6 +77,18 @@ def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> Ra
         )
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
+
+
+def _cannot_be_written(log: Path) -> str | None:
+    """Why the folder of a log takes no more text, as on a full disk; None where it does."""
+    try:
+        with tempfile.TemporaryFile(dir=log.parent) as file:
+            file.write(bytes(_TAIL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def log_tail(path: Path, since: int = 0) -> str:
@@ -81,4 +110,4 @@ def summarize(failures: Iterable[RankFailure]) -> tuple[str, int]:
     seen = list(failures)
     causes = [failure for failure in seen if not failure.only_noticed] or seen[:1]
     messages = list(dict.fromkeys(failure.message for failure in causes))
-    return "\n".join(messages), 2 if causes[0].exit_code == 2 else 1
+    return "\n".join(messages), 2 if causes[0].exit_code == MISTAKEN else 1

@@ -11,13 +11,13 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def require_packages(command: str, *names: str) -> None:
-    """Raises `UserError` where a package that a command needs is not installed."""
+def require_packages(command: str, *names: str, extra: str = "train") -> None:
+    """Raises `UserError` where a package that a command needs is not installed; `extra` brings it."""
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(
             f"fourfold {command} needs the package {missing[0]}, which is not installed; what works: "
-            f"pip install 'fourfold[train]'"
+            f"pip install 'fourfold[{extra}]'"
         )
 
 

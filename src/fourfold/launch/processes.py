@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.launch.failures import RankFailure, describe_failure
 from fourfold.launch.rank_process import RankProcess, Spawner, kill_session, signal_process
 from fourfold.launch.run_folder import RunFolder
@@ -37,17 +37,16 @@ class LocalRanks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def start(self, ranks: int, threads: int, generation: int) -> None:
-        """Starts all ranks. `generation`: how many starts came before. Raises `RunFailure`."""
-        port = str(_free_port())
+    def start(self, ranks: int, threads: int, generation: int, rendezvous: Mapping[str, str]) -> None:
+        """Starts all ranks. `generation`: how many starts came before. `rendezvous`: the variables by which they find each other.
+        Raises `RunFailure`."""
         for rank in range(ranks):
             environment: Mapping[str, str] = {
+                **rendezvous,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "LOCAL_WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
                 "OMP_NUM_THREADS": str(threads),
                 "FOURFOLD_PARENT": str(os.getpid()),
                 "FOURFOLD_GENERATION": str(generation),
@@ -58,9 +57,8 @@ class LocalRanks:
                     self._log_begins.append(log.tell())
                     self._processes.append(self._spawner.spawn(environment, log))
             except OSError as error:
-                raise RunFailure(
-                    f"rank {rank} of {ranks} cannot be started ({error}); use fewer ranks with --ranks, or free memory and disk"
-                ) from None
+                works = open_files_advice(error) or "use fewer ranks with --ranks, or free memory and disk"
+                raise RunFailure(f"rank {rank} of {ranks} cannot be started ({error}); {works}") from None
 
     @property
     def is_ending(self) -> bool:
@@ -104,9 +102,3 @@ class LocalRanks:
             kill_session(process)
         for process in self._processes:
             process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,9 +9,10 @@ from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
+from fourfold.launch.changes import Change, allowed_changes
 from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RunFolder, check_same_run
+from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks
 
@@ -24,17 +25,24 @@ _SHOWN_FAULTS = 5
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run."""
+    """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run.
+    `changes`: keys in which it differs from the run that stands in the folder, which goes on from step `step` under them.
+    `former_roots`: folders of checkpoints that it saved to before."""
 
     resolved: ResolvedRun
     prepared: PreparedData
     num_steps: int
     peak_bytes: int
     warnings: tuple[str, ...]
+    changes: tuple[Change, ...] = ()
+    step: int = 0
+    former_roots: tuple[Path, ...] = ()
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
-        table = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
+        table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
+        if self.former_roots:
+            table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
 
 
@@ -50,11 +58,17 @@ def finished_at(folder: RunFolder, config: RunConfig) -> int | None:
 
 
 def prepare_run(
-    config: RunConfig, ranks: int | None, folder: RunFolder, report: Report, local_ranks: int | None = None
+    config: RunConfig,
+    ranks: int | None,
+    folder: RunFolder,
+    report: Report,
+    local_ranks: int | None = None,
+    change: bool = False,
 ) -> ReadyRun:
     """Checks what needs no data first, then prepares the data, then checks the rest. Writes nothing but the data's cache.
 
-    A run that stands in `folder` must be the same one. `local_ranks`: those on this machine, all by default. Raises
+    A run that stands in `folder` must be the same one (`allowed_changes`, which `change` is for). `local_ranks`: those on this
+    machine, all by default. Raises
     `UserError` and `RunFailure`.
     """
     steps = num_steps(config)
@@ -69,10 +83,11 @@ def prepare_run(
     local = local_ranks if local_ranks is not None else resolved.layout.world_size
     check_devices(config, cuda_devices, local)
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
+    changes: tuple[Change, ...] = ()
     if old is not None and has_begun:
         if known is None and old.data == config.data:
             resolved = resolve_run(config, ranks, old.model.vocab_size, transport)
-        check_same_run(folder.path, old, resolved.config)
+        changes = allowed_changes(folder.path, old, resolved.config, change)
     weights = _open_initial(resolved)
     prepared = known if known is not None and has_begun else prepare(config.data, report)
     corpus_id = folder.data().get("corpus_id", prepared.corpus_id)
@@ -87,8 +102,12 @@ def prepare_run(
     if weights is not None:
         weights.check_against(resolved.spec.segments)
     peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
-    warning = _memory_warning(peak, local) if cuda_devices == 0 else None
-    return ReadyRun(resolved, prepared, steps, peak, (warning,) if warning else ())
+    warning = _memory_warning(peak + _copy_bytes(resolved), local) if cuda_devices == 0 else None
+    saved = folder.saved_steps(old) if old is not None else []
+    roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
+    former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
+    warnings = (warning,) if warning else ()
+    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, saved[-1] if saved else 0, former)
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:
@@ -124,6 +143,14 @@ def _open_initial(resolved: ResolvedRun) -> "WeightFolder | None":
     from fourfold.checkpoint import WeightFolder
 
     return WeightFolder(Path(initial))
+
+
+def _copy_bytes(resolved: ResolvedRun) -> int:
+    """A rank's copy of the state that it saves beside training."""
+    section = resolved.config.checkpoint
+    if not section.asynchronous or section.every_steps is None:
+        return 0
+    return resolved.spec.checkpoint_bytes // resolved.layout.world_size
 
 
 def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:

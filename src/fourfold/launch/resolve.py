@@ -53,7 +53,7 @@ class ResolvedRun:
         return lower_step(view) if kind == "train" else lower_evaluation(view)
 
     def _by_rank(self, programs: list[Program]) -> dict[int, Program]:
-        return {r: programs[self.layout.coordinates(r)["pp"]] for r in range(self.layout.world_size)}
+        return {r: programs[self.layout.pp_rank(r)] for r in range(self.layout.world_size)}
 
     @property
     def num_parameters(self) -> int:
@@ -62,7 +62,7 @@ class ResolvedRun:
     def with_program(self, program: Program) -> dict[int, Program]:
         """The programs of all ranks, with the given one in place of those of its pipeline coordinate."""
         programs = self.train_programs if program.kind == "train" else self.evaluate_programs
-        own = [rank for rank in programs if self.layout.coordinates(rank)["pp"] == program.pp_rank]
+        own = [rank for rank in programs if self.layout.pp_rank(rank) == program.pp_rank]
         return {**programs, **dict.fromkeys(own, program)}
 
     def faults(self) -> list[Fault]:

@@ -1,4 +1,4 @@
-"""A run's folder before and between its launches: made whole or not at all, locked while in use, resumed only as itself."""
+"""A run's folder before and between its launches: made whole or not at all, and locked while in use."""
 
 import fcntl
 import json
@@ -11,43 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run, num_steps
+from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
+from fourfold.config.remote_path import place
 from fourfold.config.whole_file import write_whole
 from fourfold.train.metrics import read_jsonl
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
-_ORDER = (
-    "data",
-    "batch",
-    "layout",
-    "precision",
-    "optimizer",
-    "model",
-    "checkpoint",
-    "cluster",
-    "run",
-    "faults",
-    "published",
-)
-_MAY_CHANGE = frozenset(
-    (
-        "batch.steps",
-        "batch.tokens",
-        "checkpoint.every_steps",
-        "checkpoint.keep",
-        "data.document_tokens",
-        "faults.attempts",
-        "faults.restarts",
-        "faults.stall_seconds",
-        "faults.straggler_ratio",
-        "run.evaluate_every",
-        "run.evaluate_sequences",
-        "run.log",
-        "run.sample_tokens",
-        "run.timeout_seconds",
-    )
-)
+FORMER_ROOTS = "former_checkpoints"
+"""The key of `data.json` that lists where the run saved before."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +50,28 @@ class RunFolder:
     def checkpoint_root(self, config: RunConfig) -> Path:
         """Where the run's checkpoints lie: `checkpoint.directory`, or the folder's own."""
         stated = config.checkpoint.directory
-        return Path(stated).expanduser() if stated is not None else self.path / "checkpoints"
+        return place(stated) if stated is not None else self.path / "checkpoints"
+
+    def checkpoint_roots(self, config: RunConfig) -> list[Path]:
+        """The folders that hold the run's checkpoints: the one that it saves to, and those that it saved to before
+        `checkpoint.directory` was changed."""
+        former = self.data().get(FORMER_ROOTS)
+        roots = [place(str(path)) for path in former] if isinstance(former, list) else []
+        return list(dict.fromkeys((self.checkpoint_root(config), *roots)))
+
+    def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
+        """The complete checkpoints by step, rising."""
+        found = {}
+        for root in reversed(self.checkpoint_roots(config)):
+            for path in root.glob("step-*/manifest.json"):
+                name = path.parent.name.removeprefix("step-")
+                if name.isdecimal():
+                    found[int(name)] = path.parent
+        return dict(sorted(found.items()))
 
     def saved_steps(self, config: RunConfig) -> list[int]:
         """Steps of the complete checkpoints, rising."""
-        found = self.checkpoint_root(config).glob("step-*/manifest.json")
-        names = [path.parent.name.removeprefix("step-") for path in found]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return list(self.saved_checkpoints(config))
 
     def config(self) -> RunConfig | None:
         """The config of the run that stands here; None for a folder that is new, empty or absent.
@@ -136,9 +123,10 @@ class RunFolder:
         """Makes the folder with both files, or replaces them. Raises `RunFailure` when the disk does not take them."""
         texts = {RUN_FILE: dump_run(config), DATA_FILE: json.dumps(data, indent=1) + "\n"}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self.path.is_dir() or not any(self.path.iterdir()):
-                _create_at_once(self.path, texts)
+            place = Path(os.path.realpath(self.path))  # a link to a folder cannot be replaced by one
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if not place.is_dir() or not any(place.iterdir()):
+                _create_at_once(place, texts)
                 return
             for name, text in texts.items():  # data.json last: other ranks wait for it
                 write_whole(self.path / name, text)
@@ -182,42 +170,3 @@ def _create_at_once(path: Path, texts: dict[str, str]) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def check_same_run(path: Path, old: RunConfig, new: RunConfig) -> None:
-    """Raises `UserError` naming the first key in which a repeated command differs from the run that stands in `path`."""
-    for key, before, now in _differences(old, new):
-        if key not in _MAY_CHANGE:
-            raise UserError(
-                f"--out {path}: holds another run: {key} = {_show(now)} here, {_show(before)} there; name another folder, for "
-                f"example --out {path}-2{_how_to_agree(key, before, old)}"
-            )
-    if (steps := num_steps(new)) < num_steps(old):
-        raise UserError(
-            f"--out {path}: batch.steps = {steps} is fewer than the {num_steps(old)} of the run that stands there; allowed: "
-            f"at least {num_steps(old)}, or another folder with --out"
-        )
-
-
-def _differences(old: RunConfig, new: RunConfig) -> list[tuple[str, Any, Any]]:
-    before, now = (config.model_dump(mode="json") for config in (old, new))
-    return [
-        (f"{section}.{key}", before[section].get(key), value)
-        for section in _ORDER
-        for key, value in now[section].items()
-        if value != before[section].get(key)
-    ]
-
-
-def _show(value: Any) -> str:
-    return "not stated" if value is None else json.dumps(value)
-
-
-def _how_to_agree(key: str, value: Any, old: RunConfig) -> str:
-    if value is None or isinstance(value, (list, dict)):
-        return ""
-    if key == "layout.dp_shard":
-        layout = old.layout
-        ranks = layout.pp * layout.dp_replicate * value * layout.cp * layout.tp
-        return f", or use --ranks {ranks} to go on with that run"
-    return f", or state {key}={value if isinstance(value, str) else json.dumps(value)} to go on with that run"

@@ -94,6 +94,11 @@ def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
     return replace(flat, sums=_sums(flat, layout)) if layout.tp > 1 else flat
 
 
+def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
+    """The index of the rank's shard of the unit."""
+    return layout.group_of(rank, flat.shard_axes).index(rank) if flat.zero > 0 else 0
+
+
 def flat_layouts(segments: Iterable[Segment], layout: Layout) -> dict[str, FlatLayout]:
     """Every unit's flat buffer, by unit name."""
     return {unit.name: flat_layout(unit, layout) for segment in segments for unit in segment.own}

@@ -134,6 +134,12 @@ class Layout:
                 rest, result[axis] = divmod(rest, self.degree(axis))
         return {axis: result[axis] for axis in ALL_AXES if axis in result}
 
+    def pp_rank(self, rank: int) -> int:
+        """The pp coordinate of a rank."""
+        order = ORDERS[self.outermost]
+        inner = self.group_size(order[order.index("pp") + 1 :])
+        return rank // inner % self.pp
+
     def rank_of(self, coordinates: dict[str, int], view: tuple[str, ...] = AXES) -> int:
         place = 0
         for axis in view:
@@ -165,9 +171,15 @@ class Layout:
             if axis in axes or tied:
                 base -= rank // stride % degree * stride
                 places = sorted(set(self.tied_ranks)) if tied else range(degree)
-                offsets = [offset + place * stride for offset in offsets for place in places]
+                steps = [place * stride for place in places]
+                if view != VIEWS[1]:  # the axes of experts alone cross those of the mesh: their sums carry
+                    steps = [self._renumbered(step, AXES, order) for step in steps]
+                offsets = [offset + step for offset in offsets for step in steps]
         if order == AXES:
             return tuple(base + offset for offset in offsets)
+        if view != VIEWS[1]:
+            base = self._renumbered(base, AXES, order)
+            return tuple(sorted(base + offset for offset in offsets))
         return tuple(sorted(self._renumbered(base + offset, AXES, order) for offset in offsets))
 
     def groups(self, axes: tuple[str, ...]) -> list[tuple[int, ...]]:

@@ -22,6 +22,15 @@ _SEARCHED = 100_000
 """Degrees up to this one are tried for a value that works."""
 CP_METHODS = ("ring", "all_gather", "ulysses", "ring+ulysses:U")
 
+_MAX_RANKS = 10_000_000
+
+
+def check_ranks(ranks: int | None) -> None:
+    """Raises `UserError` for a number of ranks that no run has."""
+    if ranks is not None and not 1 <= ranks <= _MAX_RANKS:
+        shown = ranks if abs(ranks) < 10**30 else f"of {len(str(abs(ranks)))} digits"
+        raise UserError(f"--ranks {shown}: allowed: 1 or more, up to {_MAX_RANKS}; a value that works: --ranks 2")
+
 
 def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = None) -> Layout:
     """Completes and checks the layout. `ranks`: the ranks there are; None: as many as the layout asks for.
@@ -30,6 +39,7 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     where the run file states none; one stands here.
     """
     section, batch = config.layout, config.batch
+    check_ranks(ranks)
     dp_shard = _dp_shard(config, ranks)
     data_degree = section.dp_replicate * dp_shard
     per_microbatch = data_degree * section.microbatch_sequences

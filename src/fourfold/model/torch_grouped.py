@@ -1,4 +1,4 @@
-"""Grouped matmuls: consecutive groups of rows with a matrix each, all experts' tokens at once."""
+"""Matmuls of weight gradients, and grouped ones: consecutive groups of rows with a matrix each, all experts' tokens at once."""
 
 import torch
 from torch import Tensor
@@ -7,6 +7,24 @@ from fourfold.model.operations import Groups
 
 GRADIENT_CHUNK_ELEMENTS = 2**27
 """Elements of the experts' weight gradients that exist at once where they cannot be added in place."""
+
+
+def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
+    """grad [out, in] += grad_output [T, out]^T @ inputs [T, in]; assigned where `fresh`. CUDA adds bf16 products to fp32 as they
+    are, without rounding their sum first; a processor has no such matmul."""
+    left, dtype = grad_output.t(), grad.dtype
+    if grad.is_cuda and dtype == torch.float32 and inputs.dtype == torch.bfloat16:
+        if fresh:
+            torch.mm(left, inputs, out_dtype=dtype, out=grad)
+        else:
+            torch.addmm(grad, left, inputs, out_dtype=dtype, out=grad)
+    elif dtype != inputs.dtype:
+        update = torch.mm(left, inputs)
+        grad.copy_(update) if fresh else grad.add_(update)
+    elif fresh:
+        torch.mm(left, inputs, out=grad)
+    else:
+        grad.addmm_(left, inputs)
 
 
 def grouped_matmul(rows: Tensor, matrices: Tensor, groups: Groups) -> Tensor:
@@ -36,17 +54,7 @@ def grouped_accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, groups
         _add_by_kernel(grad, grad_output, inputs, groups, fresh)
         return
     for expert, start, end in groups.ranges():
-        _add_one(grad[expert], grad_output[start:end], inputs[start:end], fresh)
-
-
-def _add_one(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
-    if grad.dtype != inputs.dtype:
-        update = torch.mm(grad_output.t(), inputs)
-        grad.copy_(update) if fresh else grad.add_(update)
-    elif fresh:
-        torch.mm(grad_output.t(), inputs, out=grad)
-    else:
-        grad.addmm_(grad_output.t(), inputs)
+        accumulate(grad[expert], grad_output[start:end], inputs[start:end], fresh)
 
 
 def _add_by_kernel(grads: Tensor, grad_output: Tensor, inputs: Tensor, groups: Groups, fresh: bool) -> None:

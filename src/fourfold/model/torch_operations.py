@@ -12,6 +12,7 @@ from fourfold.model.own.autograd import run_own as run_own
 from fourfold.model.own.autograd import run_own_backward as run_own_backward
 from fourfold.model.torch_attention import attend as attend
 from fourfold.model.torch_attention import attend_backward as attend_backward
+from fourfold.model.torch_grouped import accumulate as accumulate
 from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulate
 from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
 
@@ -33,16 +34,6 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mm(a, b, out=out)
-
-
-def accumulate(grad: Tensor, grad_output: Tensor, inputs: Tensor, fresh: bool) -> None:
-    if grad.dtype != inputs.dtype:
-        update = torch.mm(grad_output.t(), inputs)
-        grad.copy_(update) if fresh else grad.add_(update)
-    elif fresh:
-        torch.mm(grad_output.t(), inputs, out=grad)
-    else:
-        grad.addmm_(grad_output.t(), inputs)
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from itertools import starmap
 from fourfold.model.footprint import Footprint, Halves
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
-from fourfold.program.instruction import Instruction
+from fourfold.program.pattern import Step
 from fourfold.program.schedule import Orders, StageTimes, find_schedule, schedule_orders
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap, stage_map
@@ -25,7 +25,7 @@ class CompiledStages:
         self.stages = stage_map(spec)
         self.footprints = Footprints(spec.model, spec.shape)
         self._orders: dict[int, Orders] = {}
-        self._instructions: dict[tuple[int, int], list[Instruction]] = {}
+        self._instructions: dict[tuple[int, int], list[Step]] = {}
 
     @property
     def num_instructions(self) -> int:
@@ -43,7 +43,7 @@ class CompiledStages:
             self._orders[number] = compute_orders(spec, self.stages, self.footprints)
         return self._orders[number]
 
-    def instructions(self, views: Sequence[RankView]) -> Iterator[list[Instruction]]:
+    def instructions(self, views: Sequence[RankView]) -> Iterator[list[Step]]:
         """The computation and transfers of every pipeline rank, each compiled when it is asked for."""
         plan = None
         for view in views:
@@ -55,7 +55,7 @@ class CompiledStages:
             yield self._instructions[key]
 
 
-def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Instruction]:
+def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Step]:
     """The computation and transfers of one pipeline rank."""
     steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
     return insert_loads(insert_recompute(steps, view))

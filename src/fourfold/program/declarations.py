@@ -4,58 +4,62 @@ The other walks follow the names declared here; a program that hid a read, a sma
 otherwise fool them.
 """
 
-from collections.abc import Hashable
-
 from fourfold.layout.mesh import ALL_AXES, axes_name
 from fourfold.model.work import Collective
 from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op, Program
-from fourfold.program.sizes import BufferSizes, saved_parts
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
+from fourfold.program.pattern import Pattern
+from fourfold.program.program import Program
+from fourfold.program.sizes import buffer_bytes, saved_parts
 from fourfold.program.view import RankView
 
 
 def check_declarations(rank: int, program: Program, view: RankView) -> list[Fault]:
     """Residents, buffer sizes, and every instruction against what it must declare. Instructions that differ by their microbatch
-    alone must declare the same: the first of them is checked for all."""
+    alone must declare the same: the first of a pattern is checked for all, and where it is wrong, they are."""
     faults = _check_buffers(rank, program, view)
-    right = set[Hashable]()
-    for index, step in enumerate(program.instructions):
-        shape = _shape(step)
-        if shape in right and _known_microbatch(step, view):
-            continue
-        before = len(faults)
-        for collective in step.collectives:
-            for axis in collective.axes.split("+"):
-                if axis not in ALL_AXES:
-                    message = f"a collective over unknown axis {axis!r} of {collective.axes!r}"
-                    faults.append(Fault(rank, index, step, message, f"name axes of the mesh: {', '.join(ALL_AXES)}"))
-        if step.op in (Op.WAIT, Op.FREE):
-            allowed = [Declared()]
-        elif not _known_segment(step, view) or not _known_microbatch(step, view):
-            faults.append(Fault(rank, index, step, "names a segment or a microbatch that the run has not", "drop it"))
-            continue
-        else:
-            allowed = declared(step, program.kind, view)
-        problem = _difference(step, allowed) or _stream_problem(step, view)
-        if problem:
-            faults.append(Fault(rank, index, step, *problem))
-        if len(faults) == before:
-            right.add(shape)
+    wrong = {
+        pattern
+        for pattern, microbatches in program.steps.microbatches.items()
+        if _problems(pattern.of(microbatches[0]), program.kind, view)
+        or not _known_microbatches(pattern, microbatches, view)
+    }
+    if wrong:
+        for index, (pattern, m) in enumerate(program.steps.steps):
+            if pattern in wrong:
+                step = program.instructions[index]
+                faults += [
+                    Fault(rank, index, step, *problem) for problem in _problems(pattern.of(m), program.kind, view)
+                ]
     return faults
 
 
-def _shape(step: Instruction) -> Hashable:
-    """The same for all microbatches of what `declared` reads, and for nothing else. Work is compared as an object: equal work of
-    another object is looked at once more. Names of other microbatches' buffers stand in tuples, which no shortened name equals."""
-    op, segment, m, peer, _, reads, writes, _, work, workspace, stream = step
-    if m is None:
-        return op, segment, peer, reads, writes, id(work), workspace, stream
-    mark = f"/m{m}"
-    size = len(mark)
-    own = [tuple([name[:-size] if name.endswith(mark) else (name,) for name in names]) for names in (reads, writes)]
-    return op, segment, peer, *own, id(work), workspace, stream, True
+def _problems(step: Instruction, kind: str, view: RankView) -> list[tuple[str, str]]:
+    """The problems of the instruction's declaration, and their repairs."""
+    problems = [
+        (
+            f"a collective over unknown axis {axis!r} of {collective.axes!r}",
+            f"name axes of the mesh: {', '.join(ALL_AXES)}",
+        )
+        for collective in step.collectives
+        for axis in collective.axes.split("+")
+        if axis not in ALL_AXES
+    ]
+    if step.op in (Op.WAIT, Op.FREE):
+        allowed = [Declared()]
+    elif not _known_segment(step, view) or not _known_microbatch(step, view):
+        return [*problems, ("names a segment or a microbatch that the run has not", "drop it")]
+    else:
+        allowed = declared(step, kind, view)
+    problem = _difference(step, allowed) or _stream_problem(step, view)
+    return [*problems, *([problem] if problem else [])]
+
+
+def _known_microbatches(pattern: Pattern, microbatches: list[int | None], view: RankView) -> bool:
+    number = view.spec.layout.num_microbatches
+    return pattern.op is Op.WAIT or microbatches[0] is None or max(m or 0 for m in microbatches) < number
 
 
 def resident_buffers(kind: str, view: RankView) -> set[str]:
@@ -66,15 +70,17 @@ def resident_buffers(kind: str, view: RankView) -> set[str]:
 
 
 def _check_buffers(rank: int, program: Program, view: RankView) -> list[Fault]:
-    faults, sizes = [], BufferSizes(view)
-    for buffer, size in program.buffers.items():
+    faults = []
+    for kind in program.buffer_kinds:
         try:
-            expected = sizes.of(buffer)
+            expected = buffer_bytes(view, kind.example)
         except KeyError:
-            faults.append(Fault(rank, 0, None, f"buffer {buffer} belongs to no segment of the model", "remove it"))
+            problem = f"buffer {kind.example} belongs to no segment of the model"
+            faults.append(Fault(rank, 0, None, problem, "remove it"))
             continue
-        if size != expected:
-            faults.append(Fault(rank, 0, None, f"buffer {buffer} is declared with {size} bytes", f"it has {expected}"))
+        if kind.bytes != expected:
+            problem = f"buffer {kind.example} is declared with {kind.bytes} bytes"
+            faults.append(Fault(rank, 0, None, problem, f"it has {expected}"))
     if program.saved_parts != saved_parts(view, program.kind):
         problem = "states other parts of what segments save than they have"
         faults.append(Fault(rank, 0, None, problem, "write the lines `saves` as lowering does"))
@@ -83,13 +89,27 @@ def _check_buffers(rank: int, program: Program, view: RankView) -> list[Fault]:
         faults.append(Fault(rank, 0, None, f"{buffer} outlives the step", "declare it `resident`"))
     for buffer in sorted(set(program.resident) - resident):
         faults.append(Fault(rank, 0, None, f"{buffer} does not outlive the step", "drop its line `resident`"))
-    named = set[str]()
-    for step in program.instructions:
-        named.update(step.reads, step.writes, step.frees)
-    for buffer in sorted((named | set(program.resident)) - program.buffers.keys()):
+    for buffer in _undeclared(program):
         index, user = _first_user(program, buffer)
         faults.append(Fault(rank, index, user, f"{buffer} has no declared size", f"declare `buffer {buffer} BYTES`"))
     return faults
+
+
+def _undeclared(program: Program) -> list[str]:
+    """Buffers that are named, and whose bytes are not stated."""
+    kinds = program.buffer_kinds
+    alone = {kind.text for kind in kinds if kind.microbatches is None}
+    own: dict[str, set[int]] = {}
+    for kind in kinds:
+        own.setdefault(kind.text, set()).update(kind.microbatches or ())
+    found = {buffer for buffer in program.resident if buffer not in alone and buffer not in program.buffers}
+    for pattern, microbatches in program.steps.microbatches.items():
+        for buffer in {*pattern.reads, *pattern.writes, *pattern.frees}:
+            if buffer.own and not own.get(buffer.text, set()).issuperset(microbatches):
+                found.update(name for m in microbatches if (name := buffer.of(m)) not in program.buffers)
+            elif not buffer.own and buffer.text not in alone and buffer.text not in program.buffers:
+                found.add(buffer.text)
+    return sorted(found)
 
 
 def _first_user(program: Program, buffer: str) -> tuple[int, Instruction | None]:

@@ -5,46 +5,27 @@ from collections.abc import Iterable
 from fourfold.model.spec import Segment
 from fourfold.program import buffers as name
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.schedule import Compute
 from fourfold.program.view import RankView
 
 
-def expand_segments(order: Iterable[Compute], view: RankView, training: bool = True) -> list[list[Instruction]]:
-    """Stage -> its segments; backward in reverse. One list of instructions for every entry of the order.
+def expand_segments(order: Iterable[Compute], view: RankView, training: bool = True) -> list[list[Step]]:
+    """Stage -> its segments; backward in reverse. One list of steps for every entry of the order.
 
     The head has no forward of its own in training: its backward does both, the weight gradient too, whole even where the schedule
     takes the halves apart (its input gradient is made from the logits' gradient chunk by chunk, which nobody keeps). The
     embedding has no input gradient: its backward stands where the weight gradients do.
     """
-    patterns: dict[tuple[Op, int], list[_Pattern]] = {}
-    groups = []
+    patterns: dict[tuple[Op, int], list[Pattern]] = {}
+    groups: list[list[Step]] = []
     for op, stage, m in order:
         found = patterns.get((op, stage))
         if found is None:
             first = _expand(view, Compute(op, stage, 0), training)
-            found = patterns[op, stage] = [_Pattern(step) for step in first]
-        groups.append([pattern.of(m) for pattern in found])
+            found = patterns[op, stage] = list(map(Pattern.of_first, first))
+        groups.append([(pattern, m) for pattern in found])
     return groups
-
-
-class _Pattern:
-    """A pass over a segment for any microbatch, from that for the first: they differ in the names of buffers alone."""
-
-    def __init__(self, first: Instruction) -> None:
-        self._first = first
-        self._names = [[_split(each) for each in names] for names in (first.reads, first.writes, first.frees)]
-
-    def of(self, m: int) -> Instruction:
-        op, segment, _, peer, handle, *_, work, workspace, stream = self._first
-        mark = name.mark(m)
-        reads, writes, frees = (tuple([each + mark if own else each for each, own in names]) for names in self._names)
-        return Instruction(op, segment, m, peer, handle, reads, writes, frees, work, workspace, stream)
-
-
-def _split(buffer: str) -> tuple[str, bool]:
-    """A buffer's name without its microbatch; whether it has one."""
-    without = buffer.removesuffix(name.mark(0))
-    return without, without != buffer
 
 
 def _expand(view: RankView, compute: Compute, training: bool) -> list[Instruction]:
@@ -150,17 +131,19 @@ def _backward_weight(view: RankView, segment: Segment, m: int) -> Instruction:
     )
 
 
-def insert_recompute(steps: list[Instruction], view: RankView) -> list[Instruction]:
+def insert_recompute(steps: list[Step], view: RankView) -> list[Step]:
     """Before the backward of a segment whose forward kept nothing: its forward again (Chen et al. 2016)."""
-    again = {s.name: _Pattern(_recompute(view, s)) for s in view.segments if view.stages.policies[s.name] == "full"}
-    if not again:
+    full = {
+        s.name: Pattern.of_first(_recompute(view, s)) for s in view.segments if view.stages.policies[s.name] == "full"
+    }
+    if not full:
         return steps
+    halves = (Op.BACKWARD, Op.BACKWARD_INPUT)
+    again = {p: full[p.segment] for p in {p for p, _ in steps} if p.op in halves and p.segment in full}
     result = []
     for step in steps:
-        if step.op is Op.BACKWARD or step.op is Op.BACKWARD_INPUT:
-            pattern = again.get(step.segment or "")
-            if pattern is not None and step.microbatch is not None:
-                result.append(pattern.of(step.microbatch))
+        if step[0] in again:
+            result.append((again[step[0]], step[1]))
         result.append(step)
     return result
 
@@ -180,28 +163,28 @@ def _recompute(view: RankView, segment: Segment) -> Instruction:
     )
 
 
-def insert_loads(steps: list[Instruction]) -> list[Instruction]:
+def insert_loads(steps: list[Step]) -> list[Step]:
     """Each microbatch is fetched before the first instruction that reads it and dropped after the last."""
-    batches: dict[int, str] = {}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for index, step in enumerate(steps):
-        m = step.microbatch
-        if m is None or step.op not in COMPUTE_OPS:
-            continue
-        batch = batches.get(m) or batches.setdefault(m, name.batch(m))
-        if batch in step.reads:
+    batch = Name("batch", True)
+    load = Pattern.of_first(Instruction(Op.LOAD, microbatch=0, writes=(name.batch(0),)))
+    readers = {pattern for pattern, _ in steps if pattern.op in COMPUTE_OPS and batch in pattern.reads}
+    dropping: dict[Pattern, Pattern] = {}
+    first: dict[int | None, int] = {}
+    last: dict[int | None, int] = {}
+    for index, (pattern, m) in enumerate(steps):
+        if pattern in readers:
             last[m] = index
             first.setdefault(m, index)
-    loads: dict[int, list[Instruction]] = {}
-    for m, index in first.items():
-        loads.setdefault(index, []).append(Instruction(Op.LOAD, microbatch=m, writes=(batches[m],)))
-    drops: dict[int, list[str]] = {}
-    for m, index in last.items():
-        drops.setdefault(index, []).append(batches[m])
-    result: list[Instruction] = []
+    loads, drops = set(first.values()), set(last.values())
+    result: list[Step] = []
     for index, step in enumerate(steps):
+        pattern, m = step
         if index in loads:
-            result += loads[index]
-        result.append(step._replace(frees=(*step.frees, *drops[index])) if index in drops else step)
+            result.append((load, m))
+        if index in drops:
+            if pattern not in dropping:
+                kept = pattern.first
+                dropping[pattern] = pattern.like(kept._replace(frees=(*kept.frees, name.batch(0))))
+            step = dropping[pattern], m
+        result.append(step)
     return result

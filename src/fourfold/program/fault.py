@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fourfold.program.instruction import Instruction, Program
+from fourfold.program.instruction import Instruction
+from fourfold.program.program import Program
 
 
 @dataclass(frozen=True)

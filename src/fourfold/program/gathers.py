@@ -3,20 +3,22 @@
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import sends
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.update import over
 from fourfold.program.view import RankView
 
 
-def insert_gathers(steps: list[Instruction], view: RankView) -> list[Instruction]:
+def insert_gathers(steps: list[Step], view: RankView) -> list[Step]:
     """Gather `prefetch` computations ahead, Wait at the use, Free after it; a unit needed again within that distance stays."""
     if view.spec.layout.zero < 3:
         return steps
     distance = view.spec.layout.prefetch
-    computes = [i for i, step in enumerate(steps) if step.op in COMPUTE_OPS]
+    computes = [i for i, (pattern, _) in enumerate(steps) if pattern.op in COMPUTE_OPS]
+    units = {pattern: _gathered_units(pattern, view) for pattern in {steps[i][0] for i in computes}}
     uses: dict[str, list[int]] = {}
     for position, index in enumerate(computes):
-        for unit in _gathered_units(steps[index], view):
+        for unit in units[steps[index][0]]:
             uses.setdefault(unit, []).append(position)
     gather_at: dict[int, list[str]] = {}
     wait_at: dict[int, list[str]] = {}
@@ -29,20 +31,22 @@ def insert_gathers(steps: list[Instruction], view: RankView) -> list[Instruction
     if not uses:
         return steps
     order = {unit: i for i, unit in enumerate(view.flats)}
-    gathers = {unit: _gather(view, unit) for unit in uses}
-    result: list[Instruction] = []
+    gathers = {unit: Pattern.of_first(_gather(view, unit)) for unit in uses}
+    waits = {unit: gather.joined() for unit, gather in gathers.items()}
+    drops = {unit: Pattern.of_first(Instruction(Op.FREE, unit, frees=(f"params/{unit}",))) for unit in uses}
+    result: list[Step] = []
     for index, step in enumerate(steps):
         wanted = sorted(gather_at.get(index, ()), key=lambda u: (u not in wait_at.get(index, ()), order[u]))
-        result += [gathers[unit] for unit in wanted]
-        result += [Instruction(Op.WAIT, handle=f"G {unit}") for unit in wait_at.get(index, ())]
+        result += [(gathers[unit], None) for unit in wanted]
+        result += [(waits[unit], None) for unit in wait_at.get(index, ())]
         result.append(step)
-        result += [Instruction(Op.FREE, unit, frees=(f"params/{unit}",)) for unit in free_after.get(index, ())]
+        result += [(drops[unit], None) for unit in free_after.get(index, ())]
     return result
 
 
-def _gathered_units(step: Instruction, view: RankView) -> list[str]:
+def _gathered_units(pattern: Pattern, view: RankView) -> list[str]:
     """Units that the computation reads and that the rank does not hold whole."""
-    units = [read.removeprefix("params/") for read in step.reads if read.startswith("params/")]
+    units = [text.removeprefix("params/") for text, _ in pattern.reads if text.startswith("params/")]
     return [unit for unit in units if view.flats[unit].zero == 3]
 
 

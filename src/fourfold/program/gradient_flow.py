@@ -2,23 +2,36 @@
 data axis exactly once, then used once.
 
 A contribution is (segment, microbatch, operation): a backward in two halves makes two. Each is followed from the backward that
-makes it through the buffers it moves in, with a count of the reductions over each axis that it has been through.
+makes it through the buffers it moves in, with a count of the reductions over each axis that it has been through. Contributions of
+different microbatches that have been through the same are kept as one set of microbatches, an integer with a bit for each.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op, Program
+from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Op
+from fourfold.program.pattern import Pattern
+from fourfold.program.program import Program
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
-Contribution = tuple[str, int, str]
-Held = dict[Contribution, tuple[str, ...]]
-"""The axes that a contribution has been summed over."""
+Source = tuple[str, str]
+"""The segment that contributes, and the operation."""
+Held = dict[tuple[Source, tuple[str, ...]], int]
+"""Contributions by the axes that they have been summed over: their microbatches."""
 _SILENT = SENDS | RECEIVES | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
+
+
+def _bits(microbatches: int) -> Iterator[int]:
+    """The microbatches of a set, ascending."""
+    while microbatches:
+        lowest = microbatches & -microbatches
+        yield lowest.bit_length() - 1
+        microbatches ^= lowest
 
 
 @dataclass
@@ -28,7 +41,8 @@ class _Flow:
     view: RankView
     full: dict[str, Held] = field(default_factory=dict)
     shard: dict[str, Held] = field(default_factory=dict)
-    passed: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    passed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(operation, segment) -> the microbatches that have passed."""
     counts: int = 0
     counted: bool = False
     loss_sums: int = 0
@@ -39,6 +53,9 @@ class _Flow:
     updated: Counter[str] = field(default_factory=Counter)
     gathered_updates: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.every = (1 << self.view.spec.layout.num_microbatches) - 1
 
     def fault(self, index: int, message: str, fix: str) -> None:
         self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
@@ -52,12 +69,8 @@ class _Flow:
     def _has_head(self) -> bool:
         return any(segment.kind == "head" for segment in self.view.segments)
 
-    def step(self, index: int, step: Instruction) -> None:
-        if step.op in COMPUTE_OPS:
-            self._compute(index, step)
-        elif step.op in _SILENT:
-            pass
-        elif step.op is Op.WAIT:
+    def step(self, index: int, step: Pattern, m: int | None) -> None:
+        if step.op is Op.WAIT:
             self.counted |= step.handle == Op.COUNT.value
         elif step.op is Op.REDUCE:
             self._reduce(index, step)
@@ -82,53 +95,62 @@ class _Flow:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
             self._sum_loss(index)
-        for freed in step.frees:
-            if freed.startswith("grad"):
-                kind, _, unit = freed.partition("/")
-                if kind in ("grad", "grad_shard"):
-                    (self.full if kind == "grad" else self.shard).pop(unit, None)
+        elif step.op in COMPUTE_OPS and m is not None:
+            self.compute(index, step, m)
+        for freed, _ in step.frees:
+            kind, _, unit = freed.partition("/")
+            if kind in ("grad", "grad_shard"):
+                (self.full if kind == "grad" else self.shard).pop(unit, None)
+
+    def _has(self, op: Op, segment: str) -> int:
+        """The microbatches that this operation has taken through the segment."""
+        return self.passed.get((op.value, segment), 0)
+
+    def _routed(self, segment: str) -> int:
+        """Microbatches whose loads and auxiliary losses the segment has recorded, as its backward does."""
+        return self._has(Op.BACKWARD, segment) | self._has(Op.BACKWARD_INPUT, segment)
 
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
-        for m in range(self.view.spec.layout.num_microbatches):
-            if self._has_head and not self.passed[self._loss_op, "head", m]:
-                self.fault(
-                    index, f"the loss is summed without that of m{m}", f"move it after `{self._loss_op} head m{m}`"
-                )
-            for segment in self.view.moe_segments if self.program.kind == "train" else ():
-                if not self._routed(segment.name, m):
-                    fix = f"move it after the backward of {segment.name} m{m}"
-                    self.fault(index, f"the loss is summed without the auxiliary losses of {segment.name} m{m}", fix)
-
-    def _routed(self, segment: str, m: int) -> bool:
-        """Whether the segment has recorded the microbatch's loads and auxiliary losses, as its backward does."""
-        return bool(self.passed[Op.BACKWARD.value, segment, m] or self.passed[Op.BACKWARD_INPUT.value, segment, m])
+        if self._has_head:
+            for m in _bits(self.every & ~self.passed.get((self._loss_op, "head"), 0)):
+                fix = f"move it after `{self._loss_op} head m{m}`"
+                self.fault(index, f"the loss is summed without that of m{m}", fix)
+        if self.program.kind == "train":
+            self._check_routed(index, "the loss is summed without the auxiliary losses of")
 
     def _balance(self, index: int) -> None:
         self.balances += 1
-        for segment in self.view.moe_segments:
-            for m in range(self.view.spec.layout.num_microbatches):
-                if not self._routed(segment.name, m):
-                    fix = f"move it after the backward of {segment.name} m{m}"
-                    self.fault(index, f"the experts' loads are summed without those of {segment.name} m{m}", fix)
+        self._check_routed(index, "the experts' loads are summed without those of")
 
-    def _compute(self, index: int, step: Instruction) -> None:
-        segment, m = step.segment or "", step.microbatch if step.microbatch is not None else -1
-        op = step.op.value
-        times = self.passed[op, segment, m] = self.passed.get((op, segment, m), 0) + 1
-        if times > 1:
-            self.fault(index, f"{step.short} runs twice", "drop one")
+    def _check_routed(self, index: int, problem: str) -> None:
+        for segment in self.view.moe_segments:
+            for m in _bits(self.every & ~self._routed(segment.name)):
+                fix = f"move it after the backward of {segment.name} m{m}"
+                self.fault(index, f"{problem} {segment.name} m{m}", fix)
+
+    def compute(self, index: int, step: Pattern, m: int) -> None:
+        """A pass of a microbatch over a segment."""
+        segment, op, bit = step.segment or "", step.op.value, 1 << m
+        seen = self.passed.get((op, segment), 0)
+        self.passed[op, segment] = seen | bit
+        if seen & bit:
+            self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
+        if step.op is Op.FORWARD or step.op is Op.RECOMPUTE:
+            return
         if step.op is Op.BACKWARD and segment == "head" and data_axes(self.view.spec.layout) and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
-        if step.op is Op.BACKWARD_WEIGHT and not self.passed[Op.BACKWARD_INPUT.value, segment, m]:
-            self.fault(index, f"{step.short} runs before its input gradient", f"move it after `I {segment} m{m}`")
-        for written in step.writes:
+        if step.op is Op.BACKWARD_WEIGHT and not self._has(Op.BACKWARD_INPUT, segment) & bit:
+            self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
+        for written, _ in step.writes:
             if written.startswith("grad/"):
-                self.full.setdefault(written.removeprefix("grad/"), {})[segment, m, op] = ()
+                held = self.full.setdefault(written[5:], {})
+                key = (segment, op), ()
+                held[key] = held.get(key, 0) | bit
 
-    def _reduce(self, index: int, step: Instruction) -> None:
+    def _reduce(self, index: int, step: Pattern) -> None:
         unit = step.segment or ""
         held = self.full.get(unit)
         if not held:
@@ -136,33 +158,34 @@ class _Flow:
                 index, f"reduces {unit}, which has no gradient to reduce", "move it after the last Backward of the unit"
             )
             return
-        into_shard = any(name.startswith("grad_shard/") for name in step.writes)
+        into_shard = any(name.startswith("grad_shard/") for name, _ in step.writes)
         target = held
-        for collective in step.collectives:
+        for collective in step.work.collectives:
+            more = tuple(collective.axes.split("+"))
             if into_shard and collective.kind == "reduce_scatter":
                 target = self.shard.setdefault(unit, {})
-                for key, axes in held.items():
-                    if key in target:
-                        self.fault(
-                            index, f"{key[0]} m{key[1]} is added to the shard of {unit} twice", "drop one Reduce"
-                        )
-                    target[key] = (*axes, *collective.axes.split("+"))
+                there = _sources(target)
+                for (source, axes), numbers in held.items():
+                    for m in _bits(there.get(source, 0) & numbers):
+                        self.fault(index, f"{source[0]} m{m} is added to the shard of {unit} twice", "drop one Reduce")
+                    key = source, axes + more
+                    target[key] = target.get(key, 0) | numbers
             else:
-                more = tuple(collective.axes.split("+"))
-                for key, axes in target.items():
-                    target[key] = axes + more
+                summed = {(source, axes + more): numbers for (source, axes), numbers in target.items()}
+                target.clear()
+                target.update(summed)
 
-    def _reduce_tied(self, index: int, step: Instruction) -> None:
+    def _reduce_tied(self, index: int, step: Pattern) -> None:
         """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
         held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
-        full = {key for key, axes in held.items() if Counter(axes) == before}
-        for key, axes in held.items():
-            held[key] = (*axes, "tied")
+        full = _sources({key: numbers for key, numbers in held.items() if Counter(key[1]) == before})
+        marked = {(source, (*axes, "tied")): numbers for (source, axes), numbers in held.items()}
+        held.clear()
+        held.update(marked)
         self.tied += 1
-        lacking = self._expected(unit) - full
-        if lacking:
-            segment, m, op = min(lacking)
+        if lacking := self._lacking(unit, full):
+            segment, m, op = lacking[0]
             fix = f"move it after the reductions of {unit}, of which `{op} {segment} m{m}` is a part"
             self.fault(index, f"the stages' gradients of {unit} are added without the whole of {segment} m{m}", fix)
 
@@ -176,7 +199,7 @@ class _Flow:
         sums = [axis for axis, _, _ in flat.sums]
         return Counter([*flat.gradient_axes, *sums, *(["tied"] if unit == self.view.tied_unit else [])])
 
-    def _update(self, index: int, step: Instruction) -> None:
+    def _update(self, index: int, step: Pattern) -> None:
         unit = step.segment or ""
         self.updated[unit] += 1
         if self.updated[unit] > 1:
@@ -192,38 +215,36 @@ class _Flow:
             return
         before = len(self.faults)
         held = self._final(unit)
-        for segment, m, op in sorted(self._expected(unit) - held.keys()):
+        for segment, m, op in self._lacking(unit, _sources(held)):
             self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `{op} {segment} m{m}`")
         wanted = self._wanted(unit)
-        seen = {axes: Counter(axes) for axes in set(held.values())}
-        for (segment, m, _), summed in held.items():
-            axes = seen[summed]
-            if axes != wanted:
+        for ((segment, _), summed), numbers in held.items():
+            axes = Counter(summed)
+            if numbers and axes != wanted:
                 wrong = sorted((wanted - axes) or (axes - wanted))[0]
                 how = "is not summed" if (wanted - axes)[wrong] else "is summed more than once"
                 self.fault(
                     index,
-                    f"the gradient of {unit} from {segment} m{m} {how} over {wrong}",
+                    f"the gradient of {unit} from {segment} m{next(_bits(numbers))} {how} over {wrong}",
                     f"reduce {unit} exactly once over {' and '.join(wanted) or 'nothing'} after its last Backward",
                 )
                 break
         if len(self.faults) > before:
             self.reported.add(unit)
 
-    def _expected(self, unit: str) -> set[Contribution]:
-        users = [s.name for s in self.view.segments if unit in s.units]
-        runs = [(name, m) for name in users for m in range(self.view.spec.layout.num_microbatches)]
-        return {(name, m, op) for name, m in runs for op in self._backward_ops(name, m)}
-
-    def _backward_ops(self, segment: str, m: int) -> str:
-        """`B`, or `IW` where either half has run."""
-        return "IW" if self.passed["I", segment, m] or self.passed["W", segment, m] else "B"
+    def _lacking(self, unit: str, there: dict[Source, int]) -> list[tuple[str, int, str]]:
+        """Contributions (segment, microbatch, operation) that the unit's gradient is made of and that are not there."""
+        found = []
+        for segment in (s.name for s in self.view.segments if unit in s.units):
+            halved = self._has(Op.BACKWARD_INPUT, segment) | self._has(Op.BACKWARD_WEIGHT, segment)
+            for op, wanted in (("B", self.every & ~halved), ("I", self.every & halved), ("W", self.every & halved)):
+                found += [(segment, m, op) for m in _bits(wanted & ~there.get((segment, op), 0))]
+        return sorted(found)
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1
         for segment in self.view.segments:
-            for m in range(self.view.spec.layout.num_microbatches):
-                self._check_passed(last, segment, m)
+            self._check_passed(last, segment)
         counts, sums = int(bool(data_axes(self.view.spec.layout))), int(bool(loss_axes(self.view.spec)))
         balances, tied = 0, 0
         if self.program.kind == "train":
@@ -247,25 +268,50 @@ class _Flow:
                     f"gather it {wanted} times",
                 )
 
-    def _check_passed(self, last: int, segment: Segment, m: int) -> None:
+    def _check_passed(self, last: int, segment: Segment) -> None:
         """Every microbatch passes the segment forward once, and backward once, in full or in halves."""
-        passed = {op for op in "FBIW" if self.passed[op, segment.name, m]}
+        ran = {op: self.passed.get((op, segment.name), 0) for op in "FBIW"}
+        halved = ran["I"] | ran["W"]
         if self.program.kind != "train":
-            wanted = {"F"}
+            wanted, beside = {"F": self.every}, ran["B"]
         elif segment.kind == "head":
-            wanted = {"B"}
+            wanted, beside = {"B": self.every}, ran["B"] & (ran["F"] | halved)
         else:
-            wanted = {"F", "I", "W"} if passed & {"I", "W"} else {"F", "B"}
-        for op in sorted(wanted - passed):
+            wanted = {"F": self.every, "B": self.every & ~halved, "I": self.every & halved, "W": self.every & halved}
+            beside = ran["B"] & halved
+        lacking = sorted((m, op) for op, numbers in wanted.items() for m in _bits(numbers & ~ran[op]))
+        for m, op in lacking:
             self.fault(last, f"`{op} {segment.name} m{m}` never runs", "add it")
-        if passed - wanted and "B" in passed:
+        for m in _bits(beside):
             self.fault(last, f"`B {segment.name} m{m}` runs beside its halves", "drop one of them")
+
+
+def _sources(held: Held) -> dict[Source, int]:
+    """The microbatches of every source, whatever they have been summed over."""
+    found: dict[Source, int] = {}
+    for (source, _), numbers in held.items():
+        found[source] = found.get(source, 0) | numbers
+    return found
 
 
 def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:
     """The gradients' laws of one training step; of an evaluation, that every loss is in the sum."""
     flow = _Flow(rank, program, view)
-    for index, step in enumerate(program.instructions):
-        flow.step(index, step)
+    silent = {
+        p for p in program.steps.microbatches if p.op in _SILENT or (p.op is Op.WAIT and p.handle != Op.COUNT.value)
+    }
+    silent = {p for p in silent if not any(text.startswith("grad") for text, _ in p.frees)}
+    computing = {
+        p
+        for p in program.steps.microbatches
+        if p.op in COMPUTE_OPS and not any(t.startswith("grad") for t, _ in p.frees)
+    }
+    for index, (pattern, m) in enumerate(program.steps.steps):
+        if pattern in silent:
+            continue
+        if pattern in computing and m is not None:
+            flow.compute(index, pattern, m)
+        else:
+            flow.step(index, pattern, m)
     flow.finish()
     return flow.faults

@@ -1,10 +1,9 @@
 """The instruction set: what one rank does in one step, with the buffers, collectives and arithmetic of each instruction."""
 
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
 
-from fourfold.model.work import NOTHING, Collective, SavedParts, Work
+from fourfold.model.work import NOTHING, Collective, Work
 
 
 class Op(Enum):
@@ -106,22 +105,3 @@ class Instruction(NamedTuple):
         if peer is not None:
             short += f" r{peer}"
         return short
-
-
-@dataclass(frozen=True)
-class Program:
-    """One rank class's step: ranks that differ only in data, tensor, context or expert coordinates run the same list.
-
-    `buffers` gives every named buffer's bytes. `resident` are live before the first instruction and after the last.
-    `kind`: `train`, or `evaluate` (forward only). `saved_parts`: by segment, parts of its `saved/` buffers.
-    """
-
-    pp_rank: int
-    kind: str
-    instructions: tuple[Instruction, ...]
-    buffers: dict[str, int]
-    resident: tuple[str, ...]
-    saved_parts: dict[str, SavedParts] = field(default_factory=dict)
-
-    def with_instructions(self, instructions: list[Instruction]) -> "Program":
-        return replace(self, instructions=tuple(instructions))

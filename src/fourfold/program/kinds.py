@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from fourfold.model.spec import Segment
-from fourfold.program.instruction import RECEIVES, SENDS, Instruction, Op, Program
+from fourfold.program.instruction import RECEIVES, SENDS, Instruction, Op
+from fourfold.program.program import Program
 
 
 def instruction_kinds(program: Program, segments: Mapping[str, Segment]) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from fourfold.program.instruction import Op, Program
+from fourfold.program.instruction import Op
+from fourfold.program.pattern import Pattern
+from fourfold.program.program import Program
 
 
 @dataclass(frozen=True)
@@ -25,20 +27,39 @@ class MemoryPeak:
 
 def memory_curve(program: Program) -> list[int]:
     """Bytes live while each instruction runs: what was live, what it writes, its workspace."""
-    live = dict.fromkeys(program.resident)
-    total = sum(program.buffers[name] for name in live)
+    live = set(program.resident)
+    known = _known_sizes(program)
+    total = sum([known.get((name, False)) or program.buffers[name] for name in live])
+    sizes = {
+        pattern: [
+            [(text, own, known.get((text, own))) for text, own in names] for names in (pattern.writes, pattern.frees)
+        ]
+        for pattern in program.steps.microbatches
+    }
     curve = []
-    for step in program.instructions:
-        for name in step.writes:
+    for pattern, m in program.steps.steps:
+        written, freed = sizes[pattern]
+        for text, own, size in written:
+            name = f"{text}/m{m}" if own else text
             if name not in live:
-                live[name] = None
-                total += program.buffers[name]
-        curve.append(total + step.workspace_bytes)
-        for name in step.frees:
+                live.add(name)
+                total += program.buffers[name] if size is None else size
+        curve.append(total + pattern.workspace_bytes)
+        for text, own, size in freed:
+            name = f"{text}/m{m}" if own else text
             if name in live:
-                del live[name]
-                total -= program.buffers[name]
+                live.remove(name)
+                total -= program.buffers[name] if size is None else size
     return curve
+
+
+def _known_sizes(program: Program) -> dict[tuple[str, bool], int | None]:
+    """Bytes of the buffers of a `Name`; None where microbatches have buffers of different sizes."""
+    known: dict[tuple[str, bool], int | None] = {}
+    for kind in program.buffer_kinds:
+        name = kind.text, kind.microbatches is not None
+        known[name] = None if name in known else kind.bytes
+    return known
 
 
 def peak_bytes(program: Program) -> int:
@@ -48,32 +69,36 @@ def peak_bytes(program: Program) -> int:
 
 def highest_bytes(program: Program) -> dict[tuple[Op, str | None], int]:
     """The highest point of the curve among the instructions of each operation and segment."""
-    highest: dict[tuple[Op, str | None], int] = {}
-    for step, live in zip(program.instructions, memory_curve(program), strict=True):
-        key = step.op, step.segment
-        if live > highest.get(key, -1):
-            highest[key] = live
-    return highest
+    highest: dict[Pattern, int] = {}
+    for (pattern, _), live in zip(program.steps.steps, memory_curve(program), strict=True):
+        if live > highest.get(pattern, -1):
+            highest[pattern] = live
+    found: dict[tuple[Op, str | None], int] = {}
+    for pattern, live in highest.items():
+        key = pattern.op, pattern.segment
+        found[key] = max(live, found.get(key, -1))
+    return found
 
 
 def memory_peak(program: Program) -> MemoryPeak:
     """The first instruction at which the curve is highest."""
     curve = memory_curve(program)
     index = max(range(len(curve)), key=curve.__getitem__)
-    live = set(program.resident)
-    for step in program.instructions[:index]:
-        live.update(step.writes)
-        live.difference_update(step.frees)
-    step = program.instructions[index]
-    live.update(step.writes)
+    live, steps = set(program.resident), program.steps.steps
+    for pattern, m in steps[:index]:
+        live.update([each.of(m) for each in pattern.writes])
+        live.difference_update([each.of(m) for each in pattern.frees])
+    pattern, m = steps[index]
+    live.update([each.of(m) for each in pattern.writes])
     buffers = sorted(((name, program.buffers[name]) for name in live), key=lambda item: (-item[1], item[0]))
-    return MemoryPeak(curve[index], index, step.workspace_bytes, tuple(buffers))
+    return MemoryPeak(curve[index], index, pattern.workspace_bytes, tuple(buffers))
 
 
 def ledger(program: Program) -> dict[str, int]:
     """Bytes that one rank sends in the step, by axes."""
     totals: dict[str, int] = {}
-    for step in program.instructions:
-        for collective in step.collectives:
-            totals[collective.axes] = totals.get(collective.axes, 0) + collective.sent_bytes
+    for pattern, microbatches in program.steps.microbatches.items():
+        for collective in pattern.work.collectives:
+            sent = collective.sent_bytes * len(microbatches)
+            totals[collective.axes] = totals.get(collective.axes, 0) + sent
     return dict(sorted(totals.items()))

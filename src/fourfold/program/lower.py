@@ -6,10 +6,11 @@ from fourfold.program.buffers import values
 from fourfold.program.compiled import CompiledStages, compile_stages, compute_orders
 from fourfold.program.expand import expand_segments, insert_loads
 from fourfold.program.gathers import insert_gathers
-from fourfold.program.instruction import Instruction, Program
+from fourfold.program.pattern import Step, Steps
+from fourfold.program.program import BufferKind, Buffers, Program
 from fourfold.program.reductions import insert_reductions
 from fourfold.program.schedule import Orders, forward_orders
-from fourfold.program.sizes import BufferSizes, saved_parts
+from fourfold.program.sizes import buffer_bytes, saved_parts
 from fourfold.program.spec import StepSpec
 from fourfold.program.transfers import TransferPlan, insert_transfers, plan_transfers
 from fourfold.program.update import append_update, sum_counts
@@ -55,7 +56,7 @@ def each_program(compiled: CompiledStages, views: Sequence[RankView]) -> Iterato
         yield _with_data_parallelism(steps, view)
 
 
-def _with_data_parallelism(steps: list[Instruction], view: RankView) -> Program:
+def _with_data_parallelism(steps: list[Step], view: RankView) -> Program:
     steps = insert_gathers(steps, view)
     steps = insert_reductions(steps, view)
     steps = append_update(steps, view)
@@ -63,7 +64,7 @@ def _with_data_parallelism(steps: list[Instruction], view: RankView) -> Program:
     return _assemble("train", steps, view)
 
 
-def _assemble(kind: str, steps: list[Instruction], view: RankView) -> Program:
+def _assemble(kind: str, steps: list[Step], view: RankView) -> Program:
     """Collects the buffers that the instructions make, with their bytes, and those that outlive the step."""
     resident = ["rope"]
     for unit, flat in view.flats.items():
@@ -72,9 +73,18 @@ def _assemble(kind: str, steps: list[Instruction], view: RankView) -> Program:
             resident += [f"master/{unit}"] if view.spec.mixed else []
             resident.append(f"optimizer/{unit}")
     resident += [f"router/{segment.name}" for segment in view.moe_segments]
-    names = set(resident)
-    for step in steps:
-        names.update(step.writes)
-    sizes = BufferSizes(view)
-    buffers = {name: sizes.of(name) for name in sorted(names)}
-    return Program(view.pp_rank, kind, tuple(steps), buffers, tuple(resident), saved_parts(view, kind))
+    instructions = Steps(steps)
+    shared, own = set(resident), dict[str, set[int]]()
+    for pattern, microbatches in instructions.microbatches.items():
+        for text, is_own in pattern.writes:
+            if is_own:
+                own.setdefault(text, set()).update(microbatches)  # type: ignore[arg-type]
+            else:
+                shared.add(text)
+    buffers = Buffers(
+        [
+            *(BufferKind(name, buffer_bytes(view, name)) for name in shared),
+            *(BufferKind(text, buffer_bytes(view, f"{text}/m0"), frozenset(numbers)) for text, numbers in own.items()),
+        ]
+    )
+    return Program(view.pp_rank, kind, instructions, buffers, tuple(resident), saved_parts(view, kind))

@@ -7,77 +7,67 @@ is in step by itself. That keeps the proof the same size on 4 ranks and on 24,57
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 from fourfold.layout import Layout
 from fourfold.model.work import Collective
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Instruction, Op, Program
+from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Op
+from fourfold.program.pattern import Pattern
+from fourfold.program.program import Program
 
-Event = tuple[str, ...]
 Group = tuple[int, ...]
 Groups = dict[tuple[int, str], Group]
 """(rank, axes) -> those members of its group that are walked."""
+Crossing = dict[Pattern, list[tuple[Group, Collective]]]
+"""The collectives of a pattern, transfers aside, that other walked ranks are in; patterns that have some."""
+Event = tuple[str, ...]
 
 
-@dataclass
-class _Rank:
-    program: Program
-    pp_rank: int
-    column: Group
-    """The ranks of its pipeline."""
-    crossings: dict[int, list[Group]]
-    """By the identity of an instruction's work, the groups of its collectives that other walked ranks are in."""
-    counter: int = 0
-    entered: dict[Group, int] = field(default_factory=dict)
-    """How many collectives of each group this rank has started."""
-    pending: dict[str, list[tuple[Group, int]]] = field(default_factory=dict)
-    """Handle -> the (group, position) of its collectives."""
-    transfers: dict[str, tuple[int, int, bool, int]] = field(default_factory=dict)
-    """Handle -> (source, target, whether this rank sends, position) of a transfer."""
-
-
-class _Transfer(NamedTuple):
+class _Tensor(NamedTuple):
     """A tensor on its way between stages, as either end declares it."""
 
     activations: bool
     segment: str | None
-    microbatch: int | None
     bytes: int
 
-    def __str__(self) -> str:
-        name = " ".join([*([self.segment] if self.segment else []), f"m{self.microbatch}"])
+    def told(self, microbatch: int | None) -> str:
+        name = " ".join([*([self.segment] if self.segment else []), f"m{microbatch}"])
         return f"{'activations' if self.activations else 'gradients'} of {name}, {self.bytes} bytes,"
 
 
 @dataclass
-class _Channel:
-    """Transfers from one rank to another as the two list them, in order: (index of the instruction, transfer)."""
+class _End:
+    """One end of the transfers from a rank to another: the places where its rank starts them; their tensors, with microbatches."""
 
-    sent: list[tuple[int, _Transfer]] = field(default_factory=list)
-    received: list[tuple[int, _Transfer]] = field(default_factory=list)
+    rank: int
+    places: list[int] = field(default_factory=list)
+    tensors: list[tuple[_Tensor, int | None]] = field(default_factory=list)
 
 
 TRANSFERS = SENDS | RECEIVES
 ACTIVATIONS = frozenset((Op.SEND_ACTIVATION, Op.RECV_ACTIVATION))
-Channels = dict[tuple[int, int], _Channel]
+Channels = dict[tuple[int, int], tuple[_End, _End]]
+"""(source, target) -> the ends there."""
 
 
 def check_progress(programs: Mapping[int, Program], layout: Layout) -> list[Fault]:
     """Order of collectives within each group, pairing of transfers, absence of deadlock."""
     ranks = _ranks_to_walk(programs, layout)
     groups = _groups(programs, ranks, layout)
-    faults = _check_order(programs, ranks, groups)
-    return faults or _check_deadlock(programs, ranks, groups, layout)
+    crossing = {rank: _crossing(rank, programs[rank], groups) for rank in ranks}
+    faults = _check_order(programs, ranks, crossing)
+    return faults or _check_deadlock(programs, ranks, crossing, layout)
 
 
 def _ranks_to_walk(programs: Mapping[int, Program], layout: Layout) -> list[int]:
     """One pipeline where all others run the same lists; none where that is one list that no transfer leaves; else all."""
     column = layout.group_of(min(programs), ("pp",))
     by_stage = {programs[rank].pp_rank: programs[rank] for rank in column if rank in programs}
-    if any(programs[rank] is not by_stage.get(layout.coordinates(rank)["pp"]) for rank in programs):
+    if any(programs[rank] is not by_stage.get(layout.pp_rank(rank)) for rank in programs):
         return sorted(programs)
-    if len(column) == 1 and not any(s.op in TRANSFERS for s in programs[column[0]].instructions):
+    if len(column) == 1 and not any(p.op in TRANSFERS for p in programs[column[0]].steps.microbatches):
         return []
     return list(column)
 
@@ -86,40 +76,36 @@ def _groups(programs: Mapping[int, Program], ranks: list[int], layout: Layout) -
     walked = set(ranks)
     result: Groups = {}
     for rank in ranks:
-        works = {id(step.work): step.work for step in programs[rank].instructions}
-        for axes in {c.axes for work in works.values() for c in work.collectives}:
+        for axes in {c.axes for pattern in programs[rank].steps.microbatches for c in pattern.work.collectives}:
             members = layout.group_of(rank, tuple(axes.split("+")))
             result[rank, axes] = tuple(member for member in members if member in walked)
     return result
 
 
-def _crossing(rank: int, program: Program, groups: Groups) -> dict[int, list[tuple[Group, Collective]]]:
-    """By the identity of an instruction's work: its collectives, transfers aside, that other walked ranks are in. Few pieces of
-    work are shared by all instructions."""
-    works = {id(step.work): step.work for step in program.instructions}
-    return {
-        key: [
+def _crossing(rank: int, program: Program, groups: Groups) -> Crossing:
+    found = {
+        pattern: [
             (group, c)
-            for c in work.collectives
+            for c in pattern.work.collectives
             if c.kind not in ("send", "recv") and len(group := groups[rank, c.axes]) > 1
         ]
-        for key, work in works.items()
+        for pattern in program.steps.microbatches
     }
+    return {pattern: crossing for pattern, crossing in found.items() if crossing}
 
 
-def _events(rank: int, program: Program, groups: Groups) -> dict[Group, list[tuple[int, Event]]]:
+def _events(program: Program, crossing: Crossing) -> dict[Group, list[tuple[int, Event]]]:
     """For each group the collectives that the rank enters, in order, as (index, what)."""
     result: dict[Group, list[tuple[int, Event]]] = {}
-    crossing = _crossing(rank, program, groups)
-    for index, step in enumerate(program.instructions):
-        for group, c in crossing[id(step.work)]:
-            result.setdefault(group, []).append((index, (step.short, c.kind, c.axes, str(c.bytes))))
+    for index, (pattern, m) in enumerate(program.steps.steps) if crossing else ():
+        for group, c in crossing.get(pattern, ()):
+            result.setdefault(group, []).append((index, (pattern.of(m).short, c.kind, c.axes, str(c.bytes))))
     return result
 
 
-def _check_order(programs: Mapping[int, Program], ranks: list[int], groups: Groups) -> list[Fault]:
+def _check_order(programs: Mapping[int, Program], ranks: list[int], crossing: Mapping[int, Crossing]) -> list[Fault]:
     faults: list[Fault] = []
-    events = {rank: _events(rank, programs[rank], groups) for rank in ranks}
+    events = {rank: _events(programs[rank], crossing[rank]) for rank in ranks}
     for rank in ranks:
         for group, own in events[rank].items():
             first = group[0]
@@ -148,111 +134,128 @@ def _check_order(programs: Mapping[int, Program], ranks: list[int], groups: Grou
     return faults
 
 
-def _check_deadlock(programs: Mapping[int, Program], ranks: list[int], groups: Groups, layout: Layout) -> list[Fault]:
+@dataclass
+class _Rank:
+    """A rank on its way. `waits`: in order, where it must wait, and for whom to reach which place. `at`: the place that it has
+    reached, all before it being done; `passed`: waits among them."""
+
+    waits: list[tuple[int, int, int]]
+    end: int
+    at: int = 0
+    passed: int = 0
+
+
+def _check_deadlock(
+    programs: Mapping[int, Program], ranks: list[int], crossing: Mapping[int, Crossing], layout: Layout
+) -> list[Fault]:
     """Runs all lists at once: starting never blocks; waiting blocks until every member, or both ends, have started."""
-    states = {}
-    for rank in ranks:
-        crossing = _crossing(rank, programs[rank], groups)
-        crossings = {key: [group for group, _ in found] for key, found in crossing.items()}
-        pp_rank, column = layout.coordinates(rank)["pp"], layout.group_of(rank, ("pp",))
-        states[rank] = _Rank(programs[rank], pp_rank, column, crossings)
     channels: Channels = {}
-    moved = True
-    while moved:
-        moved = False
-        for rank, state in states.items():
-            begun, steps = state.counter, state.program.instructions
-            while state.counter < len(steps) and _can_pass(rank, steps[state.counter], state, states, channels):
-                state.counter += 1
-            moved |= state.counter > begun
-    faults = []
-    for rank, state in states.items():
-        if state.counter < len(state.program.instructions):
-            step = state.program.instructions[state.counter]
-            faults.append(
-                Fault(rank, state.counter, step, "waits for ever: its peers never enter", "pair it with its peers")
-            )
-    for rank, state in states.items():  # what nobody reached belongs to the pairs all the same
-        while state.counter < len(state.program.instructions):
-            step = state.program.instructions[state.counter]
-            if step.op in TRANSFERS:
-                _start_transfer(rank, step, state, channels)
-            state.counter += 1
-    return _check_pairs(programs, channels) or faults
+    joins = {rank: _joins(rank, programs[rank], crossing[rank], layout, channels) for rank in ranks}
+    faults = _check_pairs(programs, channels)
+    if faults:
+        return faults
+    states = {}
+    for rank, (transfers, collectives, _) in joins.items():
+        waits = [(place, other.rank, other.places[position]) for place, other, position in transfers]
+        for place, group, position in collectives:
+            waits += [(place, each, joins[each].entered[group][position]) for each in group if each != rank]
+        states[rank] = _Rank(sorted(waits), len(programs[rank].instructions))
+    while sum(_advances(state, states) for state in states.values()):
+        pass
+    return [
+        Fault.at(rank, programs[rank], state.at, "waits for ever: its peers never enter", "pair it with its peers")
+        for rank, state in states.items()
+        if state.at < state.end
+    ]
+
+
+def _advances(state: _Rank, states: Mapping[int, _Rank]) -> bool:
+    """Goes on to where it must wait for others. Whoever reaches an instruction has started it: starting never blocks."""
+    began, waits = state.at, state.waits
+    for position in range(state.passed, len(waits)):
+        state.at, other, needed = waits[position]
+        if states[other].at < needed:
+            state.passed = position
+            return state.at > began
+    state.at, state.passed = state.end, len(waits)
+    return state.at > began
+
+
+class _Joins(NamedTuple):
+    """Where a rank waits, and for which of its starts: transfers, as (place, the other end, position there), and collectives, as
+    (place, group, position). `entered`: by group, the places of those that it enters."""
+
+    transfers: list[tuple[int, _End, int]]
+    collectives: list[tuple[int, Group, int]]
+    entered: dict[Group, list[int]]
+
+
+def _joins(rank: int, program: Program, crossing: Crossing, layout: Layout, channels: Channels) -> _Joins:
+    """Finds what each of the rank's waits joins, and lists its ends of transfers in `channels`."""
+    found = _Joins([], [], {})
+    patterns = program.steps.microbatches
+    own = {p: (*_ends(rank, p, layout, channels), _tensor(p)) for p in patterns if p.op in TRANSFERS}
+    others = {p.short: other for p, (_, other, _) in own.items()}
+    begun: dict[str, dict[int | None, int]] = {short: {} for short in others}
+    """By short form and microbatch: the position of the transfer among those of its channel."""
+    starts = {p: begun[p.short] for p in own}
+    waits = {p: (others[p.handle], begun[p.handle]) for p in patterns if p.op is Op.WAIT and p.handle in others}
+    pending: dict[tuple[str | None, int | None], list[tuple[Group, int]]] = {}
+    entering = {p for p in patterns if p in crossing or (p.op is Op.WAIT and p not in waits)} if crossing else set()
+    for place, (pattern, m) in enumerate(program.steps.steps):
+        if pattern in waits:
+            other, positions = waits[pattern]
+            if m in positions:
+                found.transfers.append((place, other, positions.pop(m)))
+        elif pattern in own:
+            end, _, tensor = own[pattern]
+            starts[pattern][m] = len(end.places)
+            end.places.append(place)
+            end.tensors.append((tensor, m if m is not None else pattern.first.microbatch))
+        elif pattern in entering:
+            entered = pending.pop((pattern.handle, m), [])
+            for group, _ in crossing.get(pattern, ()):
+                places = found.entered.setdefault(group, [])
+                entered.append((group, len(places)))
+                places.append(place)
+            if pattern.op in STARTS:
+                pending[pattern.short, m] = entered
+            else:
+                found.collectives.extend((place, group, position) for group, position in entered)
+    return found
+
+
+def _tensor(transfer: Pattern) -> _Tensor:
+    size = sum(c.bytes for c in transfer.work.collectives)
+    return _Tensor(transfer.op in ACTIVATIONS, transfer.segment, size)
+
+
+def _ends(rank: int, transfer: Pattern, layout: Layout, channels: Channels) -> tuple[_End, _End]:
+    """The rank's own end of such transfers, and the other."""
+    column = layout.group_of(rank, ("pp",))
+    known = transfer.peer is not None and 0 <= transfer.peer < len(column)
+    other = column[transfer.peer if known and transfer.peer is not None else layout.pp_rank(rank)]
+    source, target = (rank, other) if transfer.op in SENDS else (other, rank)
+    sent, received = channels.setdefault((source, target), (_End(source), _End(target)))
+    return (sent, received) if transfer.op in SENDS else (received, sent)
 
 
 def _check_pairs(programs: Mapping[int, Program], channels: Channels) -> list[Fault]:
     """The k-th receive takes the k-th send. The first that does not, of each pair of ranks."""
     faults = []
-    for (source, target), channel in sorted(channels.items()):
-        for position in range(max(len(channel.sent), len(channel.received))):
-            sent = channel.sent[position] if position < len(channel.sent) else None
-            received = channel.received[position] if position < len(channel.received) else None
-            if sent and received and sent[1] == received[1]:
-                continue
-            rank, index = (source, sent[0]) if sent else (target, received[0] if received else 0)
-            if sent and received:
-                message = f"sends {sent[1]} to rank {target}, which receives {received[1]} there"
-            elif sent:
-                message = f"sends {sent[1]} to rank {target}, which never receives it"
-            else:
-                message = f"receives {received[1] if received else ''} from rank {source}, which never sends it"
-            fix = "pair sends and receives, in one order"
-            faults.append(Fault.at(rank, programs[rank], index, message, fix))
-            break
+    for (source, target), (sender, receiver) in sorted(channels.items(), key=lambda item: item[0]):
+        if sender.tensors == receiver.tensors:
+            continue
+        pairs = zip_longest(sender.tensors, receiver.tensors)
+        position, (sent, received) = next((k, pair) for k, pair in enumerate(pairs) if pair[0] != pair[1])
+        end = sender if sent else receiver
+        if sent and received:
+            there = received[0].told(received[1])
+            message = f"sends {sent[0].told(sent[1])} to rank {target}, which receives {there} there"
+        elif sent:
+            message = f"sends {sent[0].told(sent[1])} to rank {target}, which never receives it"
+        else:
+            message = f"receives {received[0].told(received[1])} from rank {source}, which never sends it"
+        fix = "pair sends and receives, in one order"
+        faults.append(Fault.at(end.rank, programs[end.rank], end.places[position], message, fix))
     return faults
-
-
-def _can_pass(rank: int, step: Instruction, state: _Rank, states: dict[int, _Rank], channels: Channels) -> bool:
-    op = step.op
-    if op is Op.WAIT:
-        handle = step.handle or ""
-        if handle in state.transfers:
-            return _transferred(state, handle, channels)
-        return _joined(state, handle, states)
-    if op in TRANSFERS:
-        _start_transfer(rank, step, state, channels)
-        return True
-    groups = state.crossings[id(step.work)]
-    if not groups:
-        return True
-    short = step.short
-    if short not in state.pending:
-        positions = state.pending[short] = []
-        for group in groups:
-            state.entered[group] = state.entered.get(group, 0) + 1
-            positions.append((group, state.entered[group]))
-    return op in STARTS or _joined(state, short, states)
-
-
-def _joined(state: _Rank, handle: str, states: dict[int, _Rank]) -> bool:
-    for group, position in state.pending.get(handle, ()):
-        if any(states[member].entered.get(group, 0) < position for member in group):
-            return False
-    state.pending.pop(handle, None)
-    return True
-
-
-def _start_transfer(rank: int, step: Instruction, state: _Rank, channels: Channels) -> None:
-    peer = step.peer if step.peer is not None and 0 <= step.peer < len(state.column) else state.pp_rank
-    other = state.column[peer]
-    sends = step.op in SENDS
-    size = sum(c.bytes for c in step.work.collectives)
-    what = _Transfer(step.op in ACTIVATIONS, step.segment, step.microbatch, size)
-    source, target = (rank, other) if sends else (other, rank)
-    channel = channels.get((source, target))
-    if channel is None:
-        channel = channels[source, target] = _Channel()
-    queue = channel.sent if sends else channel.received
-    state.transfers[step.short] = (source, target, sends, len(queue))
-    queue.append((state.counter, what))
-
-
-def _transferred(state: _Rank, handle: str, channels: Channels) -> bool:
-    """Whether the other end has started the transfer at the same place in the order."""
-    source, target, sends, position = state.transfers[handle]
-    channel = channels[source, target]
-    if len(channel.received if sends else channel.sent) <= position:
-        return False
-    del state.transfers[handle]
-    return True

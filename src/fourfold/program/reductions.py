@@ -11,56 +11,57 @@ from fourfold.layout import FlatLayout
 from fourfold.layout.mesh import axes_name
 from fourfold.model.work import Collective, sends
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.pattern import Name, Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.update import over
 from fourfold.program.view import RankView
 
 
-def insert_reductions(steps: list[Instruction], view: RankView) -> list[Instruction]:
+def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
     """Reduce after the last writer of `grad/U` (of the step, or of each microbatch), Wait as soon as overlap allows."""
     last_writer = _last_writers(steps, view)
-    wanted = {each for found in last_writer.values() for each in found}
-    made = {(unit, final): _reduction(view.spec, view.flats[unit], final) for unit, final in wanted}
-    result: list[Instruction] = []
-    in_flight: list[tuple[Instruction, Instruction]] = []
-    for index, step in enumerate(steps):
-        while in_flight and any(reduce.reads[0] in step.writes for reduce, _ in in_flight):
+    made = {
+        each: _reduction(view.spec, view.flats[each[0]], each[1]) for found in last_writer.values() for each in found
+    }
+    begin = min(last_writer, default=len(steps))
+    result = steps[:begin]
+    in_flight: list[tuple[Name, Step]] = []
+    for index, step in enumerate(steps[begin:], begin):
+        while in_flight and any(reduced in step[0].writes for reduced, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
         for each in last_writer.get(index, ()):
             found = made[each]
             if found is None:
                 continue
-            reduce, frees = found[0]._replace(microbatch=step.microbatch), found[1]
-            while frees and len(in_flight) >= len(reduce.collectives):
+            reduce, wait = found
+            while wait.frees and len(in_flight) >= len(reduce.work.collectives):
                 result.append(in_flight.pop(0)[1])
-            result.append(reduce)
-            in_flight.append((reduce, Instruction(Op.WAIT, handle=reduce.short, frees=frees)))
+            result.append((reduce, step[1]))
+            in_flight.append((reduce.reads[0], (wait, step[1])))
     return result + [wait for _, wait in in_flight]
 
 
-def _last_writers(steps: list[Instruction], view: RankView) -> dict[int, list[tuple[str, bool]]]:
-    """Index of an instruction -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
+def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str, bool]]]:
+    """Index of a step -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     last: dict[tuple[str, int | None], int] = {}
     final: dict[str, int] = {}
-    each = {f"grad/{unit}": (unit, flat.zero >= 2) for unit, flat in view.flats.items()}
-    for index, step in enumerate(steps):
-        if step.op in BACKWARD_OPS:
-            for written in step.writes:
-                if written in each:
-                    unit, is_sharded = each[written]
-                    last[unit, step.microbatch if is_sharded else None] = index
-                    final[unit] = index
+    each = {Name(f"grad/{unit}", False): (unit, flat.zero >= 2) for unit, flat in view.flats.items()}
+    backward = {pattern for pattern, _ in steps if pattern.op in BACKWARD_OPS}
+    written = {pattern: [each[buffer] for buffer in pattern.writes if buffer in each] for pattern in backward}
+    for index, (pattern, m) in enumerate(steps):
+        for unit, is_sharded in written.get(pattern, ()):
+            last[unit, m if is_sharded else None] = index
+            final[unit] = index
     result: dict[int, list[tuple[str, bool]]] = {}
     for (unit, _), index in last.items():
         result.setdefault(index, []).append((unit, final[unit] == index))
     return result
 
 
-def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instruction, tuple[str, ...]] | None:
-    """The Reduce, of any microbatch or the step's last, and what its Wait frees; None where no other rank has a part of this
-    gradient."""
+def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Pattern, Pattern] | None:
+    """The Reduce, of any microbatch or the step's last, and its Wait; None where no other rank has a part of this gradient."""
     full, staging, shard = f"grad/{flat.unit}", f"reduce/{flat.unit}", f"grad_shard/{flat.unit}"
     zero, layout = flat.zero, spec.layout
     collectives = partial_sums(spec, flat)
@@ -78,9 +79,11 @@ def _reduction(spec: StepSpec, flat: FlatLayout, final: bool) -> tuple[Instructi
     if unit_bytes(spec, "reduce", flat) == 0:
         writes, frees = writes[:1], frees[:-1]
     stream = axes_name(flat.shard_axes) if zero > 0 else collectives[-1].axes
-    return Instruction(
-        Op.REDUCE, flat.unit, reads=(full,), writes=writes, work=sends(*collectives), stream=stream
-    ), frees
+    work = sends(*collectives)
+    reduce = Pattern.of_first(
+        Instruction(Op.REDUCE, flat.unit, 0, reads=(full,), writes=writes, work=work, stream=stream)
+    )
+    return reduce, reduce.joined(frees)
 
 
 def partial_sums(spec: StepSpec, flat: FlatLayout) -> tuple[Collective, ...]:

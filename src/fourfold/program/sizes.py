@@ -9,22 +9,6 @@ from fourfold.program.totals import SCALAR_BYTES
 from fourfold.program.view import RankView
 
 
-class BufferSizes:
-    """A cache: the bytes of one rank's buffers; a segment's buffers have the same for every microbatch."""
-
-    def __init__(self, view: RankView) -> None:
-        self._view = view
-        self._known: dict[str, int] = {}
-
-    def of(self, name: str) -> int:
-        """Size of a buffer. Raises `KeyError` for a name that the rank has not."""
-        kind = name.rpartition("/")[0] if name.count("/") == 2 else name
-        size = self._known.get(kind)
-        if size is None:
-            size = self._known[kind] = buffer_bytes(self._view, name)
-        return size
-
-
 def buffer_bytes(view: RankView, name: str) -> int:
     """Size of any buffer of a rank. Raises `KeyError` for a name that the rank has not."""
     kind, _, rest = name.partition("/")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from fourfold.config import UserError
 from fourfold.model.work import Collective, SavedParts, Work, sends
-from fourfold.program.instruction import Instruction, Op, Program
+from fourfold.program.instruction import Instruction, Op
+from fourfold.program.program import Program
 from fourfold.program.work_text import collective_text, is_plain, parse_collective, parse_work, work_text
 
 HEADER = "fourfold program 1"

@@ -9,19 +9,21 @@ NCCL pairs them by order alone.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from fourfold.model.work import Collective, CollectiveKind, Work, sends
 from fourfold.program import buffers as name
 from fourfold.program.instruction import Instruction, Op
+from fourfold.program.pattern import Pattern, Step
 from fourfold.program.schedule import Compute, StageTimes
 from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
 from fourfold.program.stage_map import StageMap
 from fourfold.program.view import RankView
 
-Entry = tuple[int, int]
-"""A pipeline rank and a position in its order."""
+Place = tuple[int, int]
+"""A computation's place in the global order, and that of the one before it on its rank."""
 
 
 class PlannedTransfer(NamedTuple):
@@ -39,15 +41,18 @@ class PlannedTransfer(NamedTuple):
 
     @property
     def buffer(self) -> str:
-        return (name.dhidden if self.gradient else name.hidden)(self.segment, self.microbatch)
+        """Its name for microbatch 0."""
+        return (name.dhidden if self.gradient else name.hidden)(self.segment, 0)
 
     def send(self, work: Work) -> Instruction:
+        """Its start at the source, of microbatch 0."""
         op = Op.SEND_GRADIENT if self.gradient else Op.SEND_ACTIVATION
-        return Instruction(op, self.segment, self.microbatch, self.target, None, (self.buffer,), (), (), work, 0, "pp")
+        return Instruction(op, self.segment, 0, self.target, None, (self.buffer,), (), (), work, 0, "pp")
 
     def receive(self, work: Work) -> Instruction:
+        """Its start at the target, of microbatch 0."""
         op = Op.RECV_GRADIENT if self.gradient else Op.RECV_ACTIVATION
-        return Instruction(op, self.segment, self.microbatch, self.source, None, (), (self.buffer,), (), work, 0, "pp")
+        return Instruction(op, self.segment, 0, self.source, None, (), (self.buffer,), (), work, 0, "pp")
 
 
 @dataclass(frozen=True)
@@ -58,33 +63,30 @@ class TransferPlan:
     transfers: list[list[PlannedTransfer]]
 
 
-def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, view: RankView) -> list[Instruction]:
-    """Recv ahead, Send when ready, Wait where needed. `groups`: the instructions of each entry of this rank's order."""
+def insert_transfers(groups: Sequence[list[Step]], plan: TransferPlan, view: RankView) -> list[Step]:
+    """Recv ahead, Send when ready, Wait where needed. `groups`: the steps of each entry of this rank's order."""
     places = plan.places[view.pp_rank]
-    before: dict[int, list[Instruction]] = {}
-    waits: dict[int, list[Instruction]] = {}
-    after: dict[int, list[Instruction]] = {}
-    known: dict[tuple[str, str], Work] = {}
+    before: dict[int, list[Step]] = {}
+    waits: dict[int, list[Step]] = {}
+    after: dict[int, list[Step]] = {}
+    known: dict[tuple[int, int, str, bool], tuple[Pattern, Pattern]] = {}
     for transfer in plan.transfers[view.pp_rank]:
-        kind: CollectiveKind = "recv" if transfer.target == view.pp_rank else "send"
-        work = known.get((kind, transfer.segment))
-        if work is None:
-            size = hidden_bytes(view.spec, view.stages.segments[transfer.segment])
-            work = known[kind, transfer.segment] = sends(Collective(kind, "pp", size, 2))
-        if transfer.target == view.pp_rank:
-            start = transfer.receive(work)
-            before.setdefault(transfer.received, []).append(start)
-            waits.setdefault(transfer.needed, []).append(Instruction(Op.WAIT, handle=start.short))
+        source, target, segment, m, gradient, made, received, needed = transfer
+        found = known.get((source, target, segment, gradient))
+        if found is None:
+            found = known[source, target, segment, gradient] = _ends(transfer, view)
+        start, join = found
+        if target == view.pp_rank:
+            before.setdefault(received, []).append((start, m))
+            waits.setdefault(needed, []).append((join, m))
         else:
-            start = transfer.send(work)
-            after.setdefault(transfer.made, []).append(start)
-            join = Instruction(Op.WAIT, handle=start.short, frees=(transfer.buffer,))
-            later = bisect_right(places, max(transfer.received, transfer.made))
+            after.setdefault(made, []).append((start, m))
+            later = bisect_right(places, received if received > made else made)
             if later < len(places):
-                waits.setdefault(places[later], []).append(join)
+                waits.setdefault(places[later], []).append((join, m))
             else:
-                after.setdefault(places[-1], []).append(join)
-    result: list[Instruction] = []
+                after.setdefault(places[-1], []).append((join, m))
+    result: list[Step] = []
     for place, group in zip(places, groups, strict=True):
         if place in before:
             result += before[place]
@@ -94,6 +96,15 @@ def insert_transfers(groups: Sequence[list[Instruction]], plan: TransferPlan, vi
         if place in after:
             result += after[place]
     return result
+
+
+def _ends(transfer: PlannedTransfer, view: RankView) -> tuple[Pattern, Pattern]:
+    """The start of such transfers on this rank, and the WAIT for it; a sender frees what it sent then."""
+    receives = transfer.target == view.pp_rank
+    kind: CollectiveKind = "recv" if receives else "send"
+    work = sends(Collective(kind, "pp", hidden_bytes(view.spec, view.stages.segments[transfer.segment]), 2))
+    start = Pattern.of_first(transfer.receive(work) if receives else transfer.send(work))
+    return start, start.joined(() if receives else (transfer.buffer,))
 
 
 def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]) -> list[list[int]]:
@@ -108,37 +119,37 @@ def linear_order(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int]
 
 def plan_transfers(orders: Sequence[Sequence[Compute]], stages: StageMap) -> TransferPlan:
     """Every transfer of the pipeline; those between two ranks stand in the order of sending."""
-    times = linear_order(orders, stages.ranks)
-    makers: dict[tuple[bool, int, int], Entry] = {}
-    users: dict[tuple[bool, int, int], Entry] = {}
-    for rank, order in enumerate(orders):
-        for index, (op, stage, m) in enumerate(order):
+    places = linear_order(orders, stages.ranks)
+    forwards: list[dict[int, Place]] = [{} for _ in stages.ranks]
+    gradients: list[dict[int, Place]] = [{} for _ in stages.ranks]
+    for order, row in zip(orders, places, strict=True):
+        before = row[0] if row else 0
+        for (op, stage, m), place in zip(order, row, strict=True):
             if op is Op.FORWARD:
-                makers[False, stage + 1, m] = users[False, stage, m] = (rank, index)
+                forwards[stage][m] = place, before
             elif op is not Op.BACKWARD_WEIGHT:
-                makers[True, stage, m] = users[True, stage + 1, m] = (rank, index)
+                gradients[stage][m] = place, before
+            before = place
     channels: dict[tuple[int, int], list[PlannedTransfer]] = {}
-    for key in makers.keys() & users.keys():
-        (source, made), (target, position), (gradient, stage, m) = makers[key], users[key], key
-        if source == target:
+    for stage, (first, second) in enumerate(pairwise(stages.ranks), start=1):
+        if first == second:
             continue
-        transfer = PlannedTransfer(
-            source,
-            target,
-            stages.stages[stage][0].name,
-            m,
-            gradient,
-            made=times[source][made],
-            received=times[target][max(0, position - 1)],
-            needed=times[target][position],
-        )
-        channels.setdefault((source, target), []).append(transfer)
+        segment = stages.stages[stage][0].name
+        for ends, made, used, gradient in (
+            ((first, second), forwards[stage - 1], forwards[stage], False),
+            ((second, first), gradients[stage], gradients[stage - 1], True),
+        ):
+            channels.setdefault(ends, []).extend(
+                PlannedTransfer(*ends, segment, m, gradient, made[m][0], ahead, needed)
+                for m, (needed, ahead) in used.items()
+                if m in made
+            )
     transfers: list[list[PlannedTransfer]] = [[] for _ in orders]
     for (source, target), channel in sorted(channels.items()):
         ordered = _in_order(channel)
         transfers[source] += ordered
         transfers[target] += ordered
-    return TransferPlan(times, transfers)
+    return TransferPlan(places, transfers)
 
 
 def _in_order(channel: list[PlannedTransfer]) -> list[PlannedTransfer]:

@@ -7,6 +7,7 @@ from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise
 from fourfold.program import totals
 from fourfold.program.buffers import gradient, values
 from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.pattern import Pattern, Step
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -19,14 +20,14 @@ def over(layout: Layout, kind: CollectiveKind, axes: tuple[str, ...], size: int)
     return Collective(kind, axes_name(axes), size, layout.group_size(axes))
 
 
-def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]:
+def append_update(steps: list[Step], view: RankView) -> list[Step]:
     """Norm, optimizer unit by unit, and for ZeRO-1 and 2 the parameter all-gather of each unit, behind the next update."""
     spec, layout = view.spec, view.spec.layout
     grads, axes = tuple(map(gradient, view.flats.values())), totals.norm_axes(layout)
     summed = sends(over(layout, "all_reduce", axes, totals.SCALAR_BYTES)) if axes else NOTHING
     read = sum(unit_bytes(spec, gradient(flat).partition("/")[0], flat) for flat in view.flats.values())
     norm = Instruction(Op.CLIP_NORM, reads=grads, work=Work((Elementwise(read, read), *summed.items)))
-    result = [*steps, *_reduce_tied(view), *_balance(view), norm]
+    result = [*_reduce_tied(view), *_balance(view), norm]
     waits = []
     for unit, flat in view.flats.items():
         state = (values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
@@ -50,7 +51,7 @@ def append_update(steps: list[Instruction], view: RankView) -> list[Instruction]
             )
             result.append(all_gather)
             waits.append(Instruction(Op.WAIT, handle=all_gather.short))
-    return result + waits
+    return steps + [(Pattern.of_first(each), None) for each in result + waits]
 
 
 def _reduce_tied(view: RankView) -> list[Instruction]:
@@ -81,20 +82,24 @@ def _balance(view: RankView) -> list[Instruction]:
     return [Instruction(Op.BALANCE, reads=routers, writes=routers, work=loads, workspace_bytes=size)]
 
 
-def sum_counts(steps: list[Instruction], spec: StepSpec) -> list[Instruction]:
+def sum_counts(steps: list[Step], spec: StepSpec) -> list[Step]:
     """Adds the sum of valid targets before the first loss that is divided by it, and the sum of losses after the last loss."""
     layout, model = spec.layout, spec.model
-    computed = [i for i, step in enumerate(steps) if step.op in _COMPUTES]
-    heads = [i for i in computed if steps[i].segment == "head"]
+    computing = {pattern for pattern, _ in steps if pattern.op in _COMPUTES}
+    losing = {pattern for pattern in computing if pattern.segment == "head"}
+    heads = [i for i, (pattern, _) in enumerate(steps) if pattern in losing] if losing else []
     has_all_losses = layout.pp == 1 and not model.num_experts
-    last = (heads if has_all_losses else computed or [len(steps) - 1])[-1]
+    closing = losing if has_all_losses else computing
+    last = next((i for i in reversed(range(len(steps))) if steps[i][0] in closing), len(steps) - 1)
     if axes := totals.loss_axes(spec):
-        total = over(layout, "all_reduce", axes, totals.loss_bytes(model))
-        loss = Instruction(Op.SUM_LOSS, work=sends(total), stream=axes_name(axes))
-        steps = [*steps[: last + 1], loss, *steps[last + 1 :], Instruction(Op.WAIT, handle=loss.short)]
+        loss = _sum(Op.SUM_LOSS, over(layout, "all_reduce", axes, totals.loss_bytes(model)))
+        steps = [*steps[: last + 1], (loss, None), *steps[last + 1 :], (loss.joined(), None)]
     if axes := totals.data_axes(layout):
         first = heads[0] if heads else len(steps)
-        total = over(layout, "all_reduce", axes, totals.count_bytes(model))
-        count = Instruction(Op.COUNT, work=sends(total), stream=axes_name(axes))
-        steps = [count, *steps[:first], Instruction(Op.WAIT, handle=count.short), *steps[first:]]
+        count = _sum(Op.COUNT, over(layout, "all_reduce", axes, totals.count_bytes(model)))
+        steps = [(count, None), *steps[:first], (count.joined(), None), *steps[first:]]
     return steps
+
+
+def _sum(op: Op, total: Collective) -> Pattern:
+    return Pattern.of_first(Instruction(op, work=sends(total), stream=total.axes))

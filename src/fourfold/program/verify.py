@@ -1,19 +1,21 @@
 """The verifier checks a step without running it. For each fault it names rank, index, instruction, and the fix.
 
 Three walks over the same lists. Buffers (`_Buffers`): nothing is read before it is written or after it is freed, nothing
-in flight is touched, nothing leaks. Gradients (`gradient_flow.py`): every contribution is reduced exactly once over every
-axis, then updated once. Groups (`progress.py`): every member of a group enters the same collectives in the same order,
-transfers pair up, nobody waits for ever.
+in flight is touched, nothing leaks; microbatches that do the same are walked once (`lanes.py`). Gradients
+(`gradient_flow.py`): every contribution is reduced exactly once over every axis, then updated once. Groups
+(`progress.py`): every member of a group enters the same collectives in the same order, transfers pair up, nobody waits for
+ever.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fourfold.program.declarations import check_declarations
 from fourfold.program.fault import Fault
 from fourfold.program.gradient_flow import check_gradients
-from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op, Program
+from fourfold.program.instruction import RECEIVES, STARTS, Instruction, Op
 from fourfold.program.liveness import memory_peak
+from fourfold.program.program import Program
 from fourfold.program.progress import check_progress
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import rank_views
@@ -21,13 +23,11 @@ from fourfold.program.view import rank_views
 __all__ = ["Fault", "verify"]
 
 
-def verify(
-    programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: int | None = None, first_only: bool = True
-) -> list[Fault]:
+def verify(programs: Mapping[int, Program], spec: StepSpec, memory_limit_bytes: int | None = None) -> list[Fault]:
     """Checks the programs of all ranks (by rank; ranks that share an object are checked once). An empty list is the proof. A set
     that lacks a rank of the layout, or has one more, is a fault by itself.
 
-    `first_only`: stop at the first walk that finds faults, since later ones would only echo them.
+    A walk that finds faults is the last, since later ones would only echo them.
     """
     incomplete = _check_ranks(programs, spec.layout.world_size)
     if incomplete:
@@ -36,7 +36,7 @@ def verify(
     views, faults = rank_views(spec), list[Fault]()
     for rank in sorted(representatives.values()):
         program = programs[rank]
-        pp_rank = spec.layout.coordinates(rank)["pp"]
+        pp_rank = spec.layout.pp_rank(rank)
         if program.pp_rank != pp_rank:
             message = f"rank {rank} has pipeline coordinate {pp_rank}, the program is that of {program.pp_rank}"
             faults.append(Fault.at(rank, program, 0, message, f"give it the program of pp_rank {pp_rank}"))
@@ -44,7 +44,7 @@ def verify(
         own = views[pp_rank]
         faults += check_buffers(rank, program)
         faults += check_declarations(rank, program, own)
-        if not faults or not first_only:
+        if not faults:
             faults += check_gradients(rank, program, own)
         if memory_limit_bytes is None or faults:
             continue
@@ -61,7 +61,7 @@ def verify(
                     "shard more (layout.zero), recompute more (layout.recompute), or use smaller microbatches",
                 )
             )
-    if not faults or not first_only:
+    if not faults:
         faults += check_progress(programs, spec.layout)
     return faults
 
@@ -91,22 +91,45 @@ _FILLS = RECEIVES | {Op.GATHER, Op.LOAD, Op.RECOMPUTE}
 
 @dataclass
 class _Buffers:
-    """Live buffers and buffers in flight, while one program is walked."""
+    """Live buffers and buffers in flight, while a lane of a program is walked. `places`: the lane's instructions in the program."""
 
     rank: int
     program: Program
+    places: Sequence[int]
     resident: frozenset[str]
     live: set[str]
-    freed: set[str]
-    arriving: dict[str, str]
+    freed: set[str] = field(default_factory=set)
+    arriving: dict[str, str] = field(default_factory=dict)
     """Buffers that a started transfer will fill -> its handle."""
-    leaving: dict[str, str]
+    leaving: dict[str, str] = field(default_factory=dict)
     """Buffers that a started transfer still reads -> its handle."""
-    handles: dict[str, Instruction]
-    faults: list[Fault]
+    handles: dict[str, Instruction] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
 
     def fault(self, index: int, message: str, fix: str) -> None:
-        self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
+        self.faults.append(Fault.at(self.rank, self.program, self.places[index], message, fix))
+
+    def walk(self, instructions: Sequence[Instruction]) -> list[Fault]:
+        """The faults of the lane. An instruction that was right is right again while nothing was started or freed, and it changes
+        nothing then."""
+        right = set[int]()
+        for index, step in enumerate(instructions):
+            if id(step) in right:
+                continue
+            before = len(self.faults)
+            self.step(index, step)
+            if step.frees or step.op in STARTS:
+                right.clear()
+            elif len(self.faults) == before and step.op is not Op.WAIT and not (step.writes and step.op in _FILLS):
+                right.add(id(step))
+        last = len(self.program.instructions) - 1
+        for handle in self.handles:
+            problem = f"the step ends while {handle} is in flight"
+            self.faults.append(Fault.at(self.rank, self.program, last, problem, f"add `wait {handle}`"))
+        for name in sorted(self.live - self.resident):
+            problem, fix = f"the step ends with {name} still live", f"free {name} after its last use"
+            self.faults.append(Fault.at(self.rank, self.program, last, problem, fix))
+        return self.faults
 
     def step(self, index: int, step: Instruction) -> None:
         op, reads, writes, frees = step.op, step.reads, step.writes, step.frees
@@ -185,13 +208,13 @@ class _Buffers:
 
 def check_buffers(rank: int, program: Program) -> list[Fault]:
     """Reads, writes, frees and waits of one list."""
+    common, own = program.lanes
     resident = frozenset(program.resident)
-    state = _Buffers(rank, program, resident, set(resident), set(), {}, {}, {}, [])
-    for index, step in enumerate(program.instructions):
-        state.step(index, step)
-    last = len(program.instructions) - 1
-    for handle in state.handles:
-        state.fault(last, f"the step ends while {handle} is in flight", f"add `wait {handle}`")
-    for name in sorted(state.live - set(program.resident)):
-        state.fault(last, f"the step ends with {name} still live", f"free {name} after its last use")
-    return state.faults
+    faults = _Buffers(rank, program, common.places[0], resident, set(resident)).walk(common.make(0))
+    for lane in own:
+        for k, places in enumerate(lane.places):
+            found = _Buffers(rank, program, places, frozenset(), set()).walk(lane.make(k))
+            faults += found
+            if not found:
+                break  # equal lanes are right too
+    return sorted(faults, key=lambda fault: fault.index)

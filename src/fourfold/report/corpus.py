@@ -4,6 +4,9 @@ import json
 from math import log
 from typing import Any
 
+from fourfold.config import RunFailure
+from fourfold.config.errors import shortened
+from fourfold.config.whole_file import bounded
 from fourfold.data.prepared import PreparedData
 
 _SAMPLE_TOKENS = 1 << 16
@@ -52,9 +55,16 @@ def corpus_summary(prepared: PreparedData) -> dict[str, Any]:
 
 
 def _files(prepared: PreparedData) -> list[int]:
-    """Files of each part, by the manifest; a Megatron pair counts as one."""
-    manifest = json.loads((prepared.folder / "manifest.json").read_bytes())
-    return [len(part.get("files", [None])) for part in manifest["parts"]]
+    """Files of each part, by the manifest; a Megatron pair counts as one. Raises `RunFailure` where that is damaged."""
+    path = prepared.folder / "manifest.json"
+    try:
+        stated = json.loads(bounded(path))["parts"]
+        return [len(part.get("files", [None])) for _, part in zip(prepared.parts, stated, strict=True)]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise RunFailure(
+            f"{path}: is not the manifest of prepared data ({shortened(str(error))[1:-1]}); delete {prepared.folder} and prepare "
+            f"the data again"
+        ) from None
 
 
 def _excerpt(prepared: PreparedData) -> str:

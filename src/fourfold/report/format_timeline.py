@@ -5,19 +5,11 @@ from typing import Any
 
 from fourfold.program import Op
 from fourfold.program.timeline import Timeline
+from fourfold.report.palette import OPERATIONS
 
-OP_NAMES = {
-    Op.FORWARD: "forward",
-    Op.BACKWARD: "backward",
-    Op.BACKWARD_INPUT: "input gradient",
-    Op.BACKWARD_WEIGHT: "weight gradient",
-}
-FILLS = {
-    Op.FORWARD: ("#2f62ad", "#9cc0f5"),
-    Op.BACKWARD: ("#2c7a4b", "#93d8ac"),
-    Op.BACKWARD_INPUT: ("#12757f", "#86d5dc"),
-    Op.BACKWARD_WEIGHT: ("#96611a", "#f0c27e"),
-}
+OP_NAMES = {op: OPERATIONS[op.value].name for op in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)}
+_LATER = {Op.FORWARD: "#9cc0f5", Op.BACKWARD: "#93d8ac", Op.BACKWARD_INPUT: "#86d5dc", Op.BACKWARD_WEIGHT: "#f0c27e"}
+FILLS = {op: (OPERATIONS[op.value].light, later) for op, later in _LATER.items()}
 """Fill colours: of a rank's first stage, and of its later ones."""
 INKS = ("#ffffff", "#000000")
 """Colours of the text on these fills."""

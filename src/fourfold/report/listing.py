@@ -6,7 +6,7 @@ Each kind imports what it lists, so that no list waits for what another needs.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fourfold.config import ModelSection, load_run, preset_names, run_preset_names
 from fourfold.config.presets import RUN_PRESET
@@ -14,6 +14,7 @@ from fourfold.hardware import cluster_names, device_names, load_cluster, load_de
 from fourfold.report.units import format_count, table
 
 Kind = Literal["models", "clusters", "devices", "software", "presets", "schedules"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Row = dict[str, Any]
 USUAL_VOCABULARY = 32_000
 """Vocabulary of a model that states none."""

@@ -110,16 +110,18 @@ def totals_lines(program: Program) -> list[str]:
 def proof(programs: dict[int, Program]) -> dict[str, Any]:
     """The extent of a verification: counts over the distinct programs, and the number of ranks that run them."""
     distinct = distinct_programs(programs)
-    steps = [step for program in distinct for step in program.instructions]
-    operations = Counter(step.op for step in steps)
+    patterns = [(pattern, len(found)) for program in distinct for pattern, found in program.steps.microbatches.items()]
+    operations: Counter[Op] = Counter()
+    for pattern, times in patterns:
+        operations[pattern.op] += times
     return {
         "kind": distinct[0].kind,
         "ranks": len(programs),
         "distinct_programs": len(distinct),
-        "instructions": len(steps),
+        "instructions": sum(times for _, times in patterns),
         "buffers": sum(len(program.buffers) for program in distinct),
-        "buffer_accesses": sum([len(step.reads) + len(step.writes) + len(step.frees) for step in steps]),
-        "collectives": sum([len(step.work.collectives) for step in steps]),
+        "buffer_accesses": sum((len(p.reads) + len(p.writes) + len(p.frees)) * times for p, times in patterns),
+        "collectives": sum(len(p.work.collectives) * times for p, times in patterns),
         "waits": operations[Op.WAIT],
         "reductions": operations[Op.REDUCE],
         "peak_memory_bytes": max(map(peak_bytes, distinct)),

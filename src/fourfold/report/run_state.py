@@ -117,6 +117,17 @@ class RunState:
         """Seconds of all launches so far by what they went to."""
         return goodput(self.events, self.rows.values(), time.time())
 
+    @property
+    def refused_steps(self) -> set[float]:
+        """Steps of the checkpoints that could not be read, and were not saved again since."""
+        refused: set[float] = set()
+        for event in self.events:
+            if event.get("event") == "refuse":
+                refused.add(_number(event.get("step"), -1.0))
+            elif event.get("event") == "save":
+                refused.discard(_number(event.get("step"), -1.0))
+        return refused
+
     def number(self, key: str) -> float | None:
         """A number of the newest metrics that has one."""
         return _number(self.last.get(key))
@@ -139,9 +150,13 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "machine": "measured this machine's matmuls",
         "start": "training starts",
         "resume": f"resumed{at}",
+        "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
+        "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
+        "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
+        "change": f"goes on{at} with {event.get('message', '')}",
         "failure": f"failed{at}: {event.get('message', '')}",
         "straggler": f"rank {event.get('rank')} is slow: its own work takes {_number(event.get('ratio'), 0.0):.1f} x its peers'",
         "restart": f"starting all ranks again{' from step ' + str(step) if step else ''}",

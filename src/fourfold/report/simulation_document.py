@@ -5,6 +5,7 @@ from typing import Any
 
 from fourfold.layout import Layout
 from fourfold.report.format_interval import interval_document
+from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.summary import StepSummary
@@ -39,6 +40,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "mfu": summary.mfu,
         "hfu": summary.hfu,
         "bubble_fraction": summary.bubble_fraction,
+        "time_shares": summary.time_shares,
         "spent_seconds": summary.spent,
         "communication": [
             {
@@ -67,6 +69,7 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "allocator_fragmentation": simulation.prices.software.fragmentation,
         "device_memory_bytes": summary.device.memory_bytes,
         "fits": summary.fits,
+        "verdict": verdict_lines(summary),
     }
     if with_curves:
         document["memory_over_time"] = [_curve(summary, rank) for rank in range(layout.pp)]

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,9 @@ class StepClock:
     completed it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+        """`now`: the processor's clock."""
+        self._now = now
         self.steps: deque[TimedStep] = deque(maxlen=WINDOW)
         self._is_cuda = device.type == "cuda"
         self._events: list[torch.cuda.Event] = []
@@ -43,7 +46,7 @@ class StepClock:
         """Before the first instruction of step number `step`."""
         self._step, self._begun = step, time.time()
         self._ends, self._used = [], 0
-        self._start = time.perf_counter()
+        self._start = self._now()
         if self._is_cuda:
             self._record()
 
@@ -52,7 +55,7 @@ class StepClock:
         if self._is_cuda:
             self._record()
         else:
-            self._ends.append(time.perf_counter() - self._start)
+            self._ends.append(self._now() - self._start)
 
     def finish(self, seconds: float) -> None:
         """After the step: keeps its times, if it was begun here. `seconds`: of the full step, the time before its instructions

@@ -7,19 +7,16 @@ collectives. A collective of several phases is a generator that yields what must
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from fourfold.layout import Layout
+from fourfold.model.parallel import Pending
 from fourfold.model.work import sent_bytes
+from fourfold.runtime.links import Link, LinkMaker, Links, TorchLinks
 
-Phases = Iterator[Sequence[Any]]
-_TRANSFER_TAGS = 1 << 30
+Phases = Iterator[Sequence[Pending]]
 
 
 class Handle:
@@ -28,12 +25,14 @@ class Handle:
     def __init__(self, phases: Phases, num_phases: int = 1) -> None:
         self._phases_left = num_phases
         self._phases = phases
-        self._works: Sequence[Any] | None = next(phases, None)
+        self._works: Sequence[Pending] | None = next(phases, None)
 
-    def advance(self) -> None:
-        """Joins the current phase and starts the next, unless the current one is the last."""
+    def advance(self) -> bool:
+        """Joins the current phase and starts the next, unless the current one is the last: then it returns False."""
         if self._phases_left > 1:
             self._join_phase()
+            return True
+        return False
 
     def wait(self) -> None:
         while self._works is not None:
@@ -47,30 +46,17 @@ class Handle:
         self._phases_left -= 1
 
 
-@dataclass
-class Link:
-    """A process group of these ranks; `sequence` numbers the exchanges on it, whatever axes they are along."""
-
-    process_group: Any
-    down: Any
-    up: Any
-    sequence: int = 0
-
-
-Links = dict[tuple[int, ...], Link]
-
-
 class AxisGroup:
     """The ranks along some axes, seen from one of them."""
 
-    def __init__(self, axes: str, ranks: Sequence[int], rank: int, link: Link, native: bool) -> None:
+    def __init__(self, axes: str, ranks: Sequence[int], rank: int, link: Link) -> None:
         self.axes = axes
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.size = len(ranks)
         self.sent_bytes = 0
         self._link = link
-        self._native = native
+        self._native = link.native
         self._transfers: Counter[tuple[int, bool]] = Counter()
 
     def all_gather(self, full: Tensor, shard: Tensor) -> Handle:
@@ -118,17 +104,12 @@ class AxisGroup:
     def _count(self, kind: str, full: Tensor) -> None:
         self.sent_bytes += sent_bytes(kind, full.numel() * full.element_size(), self.size)
 
-    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Any]:
+    def _exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> Sequence[Pending]:
         """Sends outgoing[i] to the i-th other rank and receives incoming[i] from it."""
-        self._link.sequence += 1
         others = [rank for rank in self.ranks if rank != self.ranks[self.index]]
-        works = []
-        for other, buffer in zip(others, incoming, strict=True):
-            works.append(dist.irecv(buffer, other, group=self._link.process_group, tag=self._link.sequence))
-        for other, buffer in zip(others, outgoing, strict=True):
-            self.sent_bytes += buffer.numel() * buffer.element_size()
-            works.append(dist.isend(buffer, other, group=self._link.process_group, tag=self._link.sequence))
-        return works
+        self.sent_bytes += sum(buffer.numel() * buffer.element_size() for buffer in outgoing)
+        sent, received = zip(outgoing, others, strict=True), zip(incoming, others, strict=True)
+        return self._link.exchange(list(sent), list(received))
 
     def _parts(self, full: Tensor) -> tuple[Tensor, list[Tensor]]:
         """This rank's part and the others', in group order."""
@@ -139,7 +120,7 @@ class AxisGroup:
         own, others = self._parts(full)
         if self._native:
             self._count("all_gather", full)
-            yield [_all_gather_single(full, shard, self._link.process_group)]
+            yield [self._link.all_gather(full, shard)]
         else:
             flat = shard.view(-1)
             works = self._exchange([flat] * (self.size - 1), others)
@@ -154,8 +135,9 @@ class AxisGroup:
         if self._native:
             self._count("reduce_scatter", full)
             target = into if in_place or first else staging
-            yield [_reduce_scatter_single(target, full, self._link.process_group)]
-            if target is not None and target is not into:
+            assert target is not None
+            yield [self._link.reduce_scatter(target, full)]
+            if target is not into:
                 into.add_(target)
             return
         assert staging is not None
@@ -171,7 +153,7 @@ class AxisGroup:
     def all_reduce_phases(self, full: Tensor) -> Phases:
         """`all_reduce`, as a part of a collective of several phases."""
         self._count("all_reduce", full)
-        yield [dist.all_reduce(full, group=self._link.process_group, async_op=True)]
+        yield [self._link.all_reduce(full)]
 
     def _all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: Sequence[int] | None, sent_rows: Sequence[int] | None
@@ -180,72 +162,41 @@ class AxisGroup:
         self._count("all_to_all", sent)
         rows_in = list(received_rows) if received_rows is not None else None
         rows_out = list(sent_rows) if sent_rows is not None else None
-        yield [dist.all_to_all_single(received, sent, rows_in, rows_out, group=self._link.process_group, async_op=True)]
+        yield [self._link.all_to_all(received, sent, rows_in, rows_out)]
 
     def _transfer(self, tensor: Tensor, peer: int, sends: bool) -> Phases:
-        """Each direction has its own process group, because NCCL runs the transfers of one group between two ranks in order."""
         self._transfers[peer, sends] += 1
-        tag = _TRANSFER_TAGS + self._transfers[peer, sends]
-        upwards = (peer > self.index) == sends
-        group, function = self._link.up if upwards else self._link.down, dist.isend if sends else dist.irecv
+        number, upwards = self._transfers[peer, sends], (peer > self.index) == sends
         if sends:
             self.sent_bytes += tensor.numel() * tensor.element_size()
-        yield [function(tensor, self.ranks[peer], group=group, tag=tag)]
+        start = self._link.send if sends else self._link.receive
+        yield [start(tensor, self.ranks[peer], upwards, number)]
 
     def _shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Phases:
         following, before = self.ranks[(self.index + 1) % self.size], self.ranks[self.index - 1]
         self.sent_bytes += sum(tensor.numel() * tensor.element_size() for tensor in sent)
-        if self._native:
-            operations = [dist.P2POp(dist.isend, tensor, following, self._link.process_group) for tensor in sent]
-            operations += [dist.P2POp(dist.irecv, tensor, before, self._link.process_group) for tensor in received]
-            yield dist.batch_isend_irecv(operations)
-            return
-        self._link.sequence += 1
-        base = self._link.sequence << 8
-        works = [
-            dist.irecv(tensor, before, group=self._link.process_group, tag=base + i)
-            for i, tensor in enumerate(received)
-        ]
-        works += [
-            dist.isend(tensor, following, group=self._link.process_group, tag=base + i) for i, tensor in enumerate(sent)
-        ]
-        yield works
-
-
-def _all_gather_single(full: Tensor, shard: Tensor, group: Any) -> Any:
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function(full, shard, group=group, async_op=True)
-
-
-def _reduce_scatter_single(shard: Tensor | None, full: Tensor, group: Any) -> Any:
-    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return function(shard, full, group=group, async_op=True)
+        yield self._link.exchange([(x, following) for x in sent], [(x, before) for x in received])
 
 
 def make_groups(
     layout: Layout, rank: int, axes_names: Iterable[str], timeout_seconds: float, links: Links | None = None
 ) -> dict[str, AxisGroup]:
-    """Binds every group of axes that a program names to a process group; axes with the same ranks share one. All ranks call it
-    with the same names. A rank that is in no group of some name (`tied`) makes one of itself alone, because torch names a group by
-    its ranks and by the number of groups before it. `links`: process groups that exist already."""
-    native = dist.get_backend() == "nccl"
-    timeout = timedelta(seconds=timeout_seconds)
-    links = links if links is not None else {}
+    """Binds every group of axes that a program names to process groups. All ranks call it with the same names. `links`: those that
+    exist already, which this call adds to."""
+    return bind_groups(layout, rank, axes_names, TorchLinks(timeout_seconds), {} if links is None else links)
+
+
+def bind_groups(
+    layout: Layout, rank: int, axes_names: Iterable[str], make: LinkMaker, links: Links
+) -> dict[str, AxisGroup]:
+    """`make_groups` over links of another maker. Axes with the same ranks share a link. A rank that is in no group of some name
+    (`tied`) makes one of itself alone, because torch names a group by its ranks and by the number of groups before it."""
     result = {}
     for name in sorted(axes_names):
-        axes = tuple(name.split("+"))
-        ranks = layout.group_of(rank, axes)
+        ranks = layout.group_of(rank, tuple(name.split("+")))
         if ranks not in links:
             members = ranks if rank in ranks else (rank,)
-            links[ranks] = _link(members, timeout, directed=native and name == "pp")
+            links[ranks] = make.pipeline(layout, rank, ranks) if name == "pp" else make.link(name, members)
         if rank in ranks:
-            result[name] = AxisGroup(name, ranks, rank, links[ranks], native)
+            result[name] = AxisGroup(name, ranks, rank, links[ranks])
     return result
-
-
-def _link(ranks: Sequence[int], timeout: timedelta, directed: bool) -> Link:
-    def new() -> Any:
-        return dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-
-    group = dist.group.WORLD if len(ranks) == dist.get_world_size() else new()
-    return Link(group, new(), new()) if directed else Link(group, group, group)

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fourfold.model import torch_operations
 from fourfold.model.block import block_backward, block_forward
 from fourfold.model.depths import losses, losses_backward
 from fourfold.model.embedding import embedding_backward, embedding_forward
 from fourfold.model.environment import SELECTIVE, Environment, Microbatch, Saved
 from fourfold.model.experts.balance import Balancing
+from fourfold.model.operations import Operations
 from fourfold.model.parallel import Parallel
 from fourfold.model.spec import Segment
 from fourfold.model.weights import FlatUnit, deferring
@@ -33,12 +33,13 @@ class SegmentRunner:
         parallel: Parallel,
         live: dict[str, Any],
         routers: Routers,
+        operations: Operations,
     ) -> None:
         self._stages = view.stages
         self._units = units
         self._flats = flats
         self._weights = weights
-        self._env = Environment(torch_operations, view.spec.model, parallel)
+        self._env = Environment(operations, view.spec.model, parallel)
         self._live = live
         self._routers = routers
         self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not view.spec.model.num_experts

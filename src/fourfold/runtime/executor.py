@@ -1,5 +1,6 @@
 """The interpreter: runs a program's instructions on torch.distributed, one short handler an operation."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,14 +11,18 @@ from torch import Tensor
 from fourfold.config import RunFailure
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
+from fourfold.model import torch_operations
 from fourfold.model.environment import Microbatch
+from fourfold.model.operations import Operations
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.instruction import STARTS
 from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
+from fourfold.runtime.device import Side, read_back, side_stream, to_device
 from fourfold.runtime.norm import GradientNorm
+from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
@@ -71,6 +76,8 @@ class Executor:
         device: torch.device,
         rank: int = 0,
         record_progress: Callable[[int], None] = lambda counter: None,
+        operations: Operations = torch_operations,
+        side: Side | None = None,
     ) -> None:
         self.view = view
         spec = view.spec
@@ -80,6 +87,7 @@ class Executor:
         """Optimizer updates made so far; skipped steps do not count."""
         self._optimizer = optimizer
         self._device = device
+        self._side = side if side is not None else side_stream(device)
         self._record_progress = record_progress
         self._live: dict[str, Any] = {}
         self._handles: dict[str, Handle] = {}
@@ -88,8 +96,8 @@ class Executor:
         split = axes_name(spec.layout.active(("cp", "tp")))  # named by the programs where a balance loss needs it
         self.routers = Routers(view, [groups[split]] if split in groups else [], device)
         parallel = bind_parallel(spec.layout, groups)
-        self._compute = SegmentRunner(view, units, flats, weights, parallel, self._live, self.routers)
-        self._gradient_norm = GradientNorm(view, units, rank)
+        self._compute = SegmentRunner(view, units, flats, weights, parallel, self._live, self.routers, operations)
+        self._gradient_norm = GradientNorm(view, units, rank, device)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -131,22 +139,26 @@ class Executor:
                 if observer is not None:
                     observer(counter, step)
         self._record_progress(len(program.instructions))
-        if program.kind == "train" and not self._skip:
+        result = self._result(program.kind == "train")
+        if program.kind == "train" and not result.skipped:
             self.updates += 1
-        return self._result(program.kind == "train")
+        return result
 
     def _result(self, training: bool) -> StepResult:
-        counts, losses = self._compute.num_targets.tolist(), self._compute.loss.tolist()
+        """Reads what the step left on the device: the one time that the host waits for it."""
+        imbalance = self.routers.imbalance if training else None
+        read = [self._compute.num_targets, self._compute.loss, self._total]
+        counts, losses, (total,), *rest = read_back([*read, imbalance] if imbalance is not None else read)
         modules = self.view.spec.model.mtp_layers
         ahead = losses[len(losses) - modules :]
         means = [loss / max(count, 1) for loss, count in zip(ahead, counts[1:], strict=True)]
         return StepResult(
             loss=losses[0] / max(counts[0], 1),
-            grad_norm=self._norm,
-            skipped=self._skip,
-            num_targets=counts[0],
+            grad_norm=math.sqrt(total),
+            skipped=not math.isfinite(total),
+            num_targets=int(counts[0]),
             auxiliary_loss=sum(losses[1 : len(losses) - modules]),
-            expert_imbalance=self.routers.imbalance if training else None,
+            expert_imbalance=rest[0][0] if rest else None,
             mtp_loss=sum(means) / modules if modules else None,
         )
 
@@ -154,16 +166,20 @@ class Executor:
         self._data = data
         self._lr = lr
         counts = data.num_targets if isinstance(data.num_targets, tuple) else (data.num_targets,)
-        self._compute.num_targets = torch.tensor(counts, dtype=torch.int64, device=self._device)
+        self._compute.num_targets = to_device(torch.tensor(counts, dtype=torch.int64), self._device)
         parts = num_losses(self.view.spec.model)
         self._compute.loss = torch.zeros(parts, dtype=torch.float64, device=self._device)
-        self._norm = 0.0
-        self._scale = 1.0
-        self._skip = False
+        self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._scale: float | DeviceClip = 1.0
         self._live.clear()
         self._handles.clear()
 
     # Buffers
+
+    def buffer(self, name: str) -> Any:
+        """The buffer of that name, or None where it is not live."""
+        tensor = self._unit_buffer(name)
+        return self._live.get(name) if tensor is None else tensor
 
     def _free(self, name: str) -> None:
         tensor = self._unit_buffer(name)
@@ -225,15 +241,24 @@ class Executor:
 
     def _reduce(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        for earlier in self._handles.values():
-            earlier.advance()  # a reduction of several phases enters its next while later gradients are computed
+        if self._side is None:
+            for earlier in self._handles.values():
+                earlier.advance()  # a reduction of several phases enters its next while later gradients are computed
         staging = unit.reduce if f"reduce/{step.segment}" in step.writes else None
         if staging is not None:
             set_storage(staging, live=True)
         first = f"grad_shard/{step.segment}" in step.writes and not is_live(unit.grad_shard)
         if first:
             set_storage(unit.grad_shard, live=True)
-        self._start(step, Handle(self._reduction(step, unit, staging, first), len(step.collectives)))
+        phases = self._reduction(step, unit, staging, first)
+        if self._side is None or len(step.collectives) == 1:
+            self._start(step, Handle(phases, len(step.collectives)))
+            return
+        with self._side():  # its phases follow each other there, and the computing stream waits for none before the end
+            handle = Handle(phases, len(step.collectives))
+            while handle.advance():
+                pass
+        self._start(step, handle)
 
     def _reduction(self, step: Instruction, unit: Unit, staging: Tensor | None, first: bool) -> Phases:
         """The phases of a Reduce, in the order of its collectives: partial sums, then the data-parallel ranks."""
@@ -257,14 +282,16 @@ class Executor:
         total = self._gradient_norm.sum_of_squares()
         for collective in step.collectives:
             self.groups[collective.axes].all_reduce(total).wait()
-        self._norm = total.sqrt().item()
-        limit = self._optimizer.clip_norm
-        self._scale = min(1.0, limit / (self._norm + 1e-6)) if limit is not None else 1.0
-        self._skip = not torch.isfinite(total).item()
+        self._total, limit = total, self._optimizer.clip_norm
+        if self._device.type == "cpu":
+            self._scale = clip_scale(total.sqrt().item(), limit)
+        else:
+            self._scale = clip_on_device(total, limit, self.updates)
 
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        if not self._skip:
-            unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
-            if unit.master is not unit.shard:
-                unit.shard.copy_(unit.master)
+        if self._device.type == "cpu" and not math.isfinite(self._total.item()):
+            return
+        unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
+        if unit.master is not unit.shard:
+            unit.shard.copy_(unit.master)

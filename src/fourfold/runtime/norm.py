@@ -17,7 +17,8 @@ _ROW = 1024
 class GradientNorm:
     """This rank's share of the squared norm. The sum over the ranks of `norm_axes` is that of the full gradient."""
 
-    def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int) -> None:
+    def __init__(self, view: RankView, units: Mapping[str, Unit], rank: int, device: torch.device) -> None:
+        self._device = device
         self._parts: list[tuple[Unit, list[tuple[int, int]]]] = []
         for name, unit in units.items():
             if is_counted(view, name, rank):
@@ -32,8 +33,7 @@ class GradientNorm:
             if start < end
         ]
         if not squares:
-            device = next((unit.grad.device for unit, _ in self._parts), torch.device("cpu"))
-            return torch.zeros((), dtype=torch.float64, device=device)
+            return torch.zeros((), dtype=torch.float64, device=self._device)
         return torch.stack(squares).sum()
 
 

@@ -1,6 +1,7 @@
-"""The optimizer's state on one shard and its update, and the learning rate of a step."""
+"""The optimizer's state on one shard and its update, clipping, and the learning rate of a step."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +27,33 @@ def learning_rate(section: OptimizerSection, step: int, total_steps: int) -> flo
     return floor + (section.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+@dataclass(frozen=True)
+class DeviceClip:
+    """Both on a device, where the host need not wait for them. Scalars: `scale` in fp64; in fp32 its inverse `divisor`, `skip`, 1
+    where some gradient is not finite, else 0, and `step`, the number of this update, from 1."""
+
+    scale: Tensor
+    divisor: Tensor
+    skip: Tensor
+    step: Tensor
+
+
+def clip_scale(norm: float, limit: float | None) -> float:
+    """The factor of gradients of this norm: min(1, limit / (norm + 1e-6))."""
+    return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+
+
+def clip_on_device(total: Tensor, limit: float | None, updates: int) -> DeviceClip:
+    """The same from the squared norm `total`, an fp64 scalar, without reading it. `updates`: made before this step."""
+    scale = torch.ones_like(total) if limit is None else (limit / (total.sqrt() + 1e-6)).clamp(max=1.0)
+    return DeviceClip(
+        scale=scale,
+        divisor=scale.reciprocal().float(),
+        skip=total.isfinite().logical_not().float(),
+        step=torch.full((), float(updates + 1), device=total.device),
+    )
+
+
 class ShardOptimizer:
     """The optimizer of one unit's shard. `state`: its tensors by name, each [shard]. Weight decay applies to elements below
     `decayed`."""
@@ -45,12 +73,20 @@ class ShardOptimizer:
             if part.start < part.stop
         ]
 
-    def update(self, gradient: Tensor, lr: float, step: int, scale: float) -> None:
+    def update(self, gradient: Tensor, lr: float, step: int, scale: float | DeviceClip) -> None:
         """One update in place with `gradient` [shard] x `scale`, in the master format; `step` counts updates before this one."""
-        divisor = None
-        if scale != 1.0 and gradient.dtype == torch.float32:  # fused kernels divide on the way, by an fp32 number
-            divisor = torch.tensor(1.0 / scale, device=gradient.device)
-        elif scale != 1.0:
-            gradient.mul_(scale)
+        divisor = skip = None
+        if isinstance(scale, DeviceClip):
+            number, skip = scale.step, scale.skip
+            if gradient.dtype == torch.float32:  # fused kernels divide on the way, by an fp32 number
+                divisor = scale.divisor
+            else:
+                gradient.mul_(scale.scale)
+        else:
+            number = torch.tensor(step + 1.0)
+            if scale != 1.0 and gradient.dtype == torch.float32:
+                divisor = torch.tensor(1.0 / scale)
+            elif scale != 1.0:
+                gradient.mul_(scale)
         for part, weights, state, decay in self._parts:
-            self._update(weights, gradient[part], state, self._section, lr, step, decay, divisor)
+            self._update(weights, gradient[part], state, self._section, lr, number, decay, divisor, skip)

@@ -13,7 +13,7 @@ from fourfold.runtime.collectives import AxisGroup
 
 class Routers:
     """Balancing state of all routers of a rank. `biases`: by segment, [experts]; zeros at first. `imbalance`: the largest load of
-    an expert over the mean load, in the last step and the worst router; 1 is perfect balance."""
+    an expert over the mean load, in the last step and the worst router, a scalar in fp64; 1 is perfect balance."""
 
     def __init__(self, view: RankView, groups: Iterable[Group], device: torch.device) -> None:
         self._view = view
@@ -23,7 +23,7 @@ class Routers:
         self.biases = {s.name: torch.zeros(experts, dtype=bias_dtype, device=device) for s in view.moe_segments}
         self._loads = {s.name: torch.zeros(experts, dtype=torch.float64, device=device) for s in view.moe_segments}
         self._device = device
-        self.imbalance: float | None = None
+        self.imbalance: Tensor | None = None
 
     def balancing(self, segment: str, losses: Tensor) -> Balancing | None:
         """The balancing state of a block's router; None where a block has none. `losses` [2]: the step's auxiliary losses."""
@@ -47,7 +47,7 @@ class Routers:
         loads = torch.stack([self._loads.get(name, nothing) for name in names])
         for group in groups:
             group.all_reduce(loads).wait()
-        self.imbalance = float((loads.amax(1) / loads.mean(1).clamp(min=1e-30)).max())
+        self.imbalance = (loads.amax(1) / loads.mean(1).clamp(min=1e-30)).max()
         for name, counts in zip(names, loads, strict=True):
             if name in self.biases and self._view.spec.model.balance_bias_speed:
                 update_bias(self.biases[name], counts, self._view.spec.model.balance_bias_speed)

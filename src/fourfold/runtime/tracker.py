@@ -1,4 +1,4 @@
-"""Live tensor bytes on the CPU, measured: a dispatch mode that follows every storage from its first appearance to its end."""
+"""Live tensor bytes, measured: a dispatch mode that follows every storage from its first appearance to its end."""
 
 import weakref
 from functools import partial
@@ -12,10 +12,12 @@ from torch.utils._pytree import tree_leaves
 class MemoryTracker(TorchDispatchMode):
     """Within the `with` block: `live_bytes` of the storages seen, and `peak_bytes`. Storages that exist already are added
     with `watch`; those that are resized (freed and refilled flat buffers) are asked for their size after each operation.
+    Tensors on other devices than `device` are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
+        self._counted = device
         self.peak_bytes = 0
         self._sizes: dict[int, int] = {}
         self._storages: dict[int, weakref.ref[Any]] = {}
@@ -51,7 +53,8 @@ class MemoryTracker(TorchDispatchMode):
         self._storages.pop(key, None)
         self._resizable.pop(key, None)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Asks the resizable storages for their size."""
         for key, reference in list(self._resizable.items()):
             storage = reference()
             if storage is not None:
@@ -59,8 +62,8 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._refresh()
+        self.refresh()
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == self._counted:
                 self.watch(leaf)
         return result

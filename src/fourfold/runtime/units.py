@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fourfold.config.optimizers import OptimizerSection
-from fourfold.layout import FlatLayout, Layout
+from fourfold.layout import FlatLayout
+from fourfold.layout.flat import shard_index
 from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
@@ -55,11 +56,6 @@ def build_units(
         name: _build_unit(view.spec, flat, shard_index(view.spec.layout, flat, rank), optimizer, device, fill)
         for name, flat in view.flats.items()
     }
-
-
-def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
-    """The index of the rank's shard of the unit."""
-    return layout.group_of(rank, flat.shard_axes).index(rank) if flat.zero > 0 else 0
 
 
 def _build_unit(

@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from fourfold.config.optimizers import AdamWSection, SgdSection
 
-Update = Callable[[Tensor, Tensor, list[Tensor], Any, float, int, float, Tensor | None], None]
-"""(weights, gradient, state, section, lr, step, decay, divisor): updates weights and state in place.
+Update = Callable[[Tensor, Tensor, list[Tensor], Any, float, Tensor, float, Tensor | None, Tensor | None], None]
+"""(weights, gradient, state, section, lr, number, decay, divisor, skip): updates weights and state in place.
 
-`weights`, `gradient`: [n]. `state`: the tensors of the section's `spec.state`, each [n]. `step`: updates before this one. `decay`:
-the weight decay of these weights. `divisor`: an fp32 scalar to divide the gradient by first, None: 1.
+`weights`, `gradient`: [n]. `state`: the tensors of the section's `spec.state`, each [n]. `decay`: the decay of these weights. fp32
+scalars on the gradient's device: `number` of this update, from 1; `divisor` of the gradient, None: 1; `skip`: 1 to do nothing,
+None: 0.
 """
 
 
@@ -24,20 +24,20 @@ def _adamw(
     state: list[Tensor],
     section: AdamWSection,
     lr: float,
-    step: int,
+    number: Tensor,
     decay: float,
     divisor: Tensor | None,
+    skip: Tensor | None,
 ) -> None:
-    """torch's fused kernel."""
+    """torch's fused kernel, without the function of `torch.optim` around it, which counts steps itself."""
     exp_avg, exp_avg_sq = state
-    adamw(
+    torch._fused_adamw_(
         [weights],
         [gradient],
         [exp_avg],
         [exp_avg_sq],
         [],
-        [torch.tensor(float(step), device=gradient.device)],
-        fused=True,
+        [number],
         amsgrad=False,
         beta1=section.betas[0],
         beta2=section.betas[1],
@@ -46,6 +46,7 @@ def _adamw(
         eps=section.eps,
         maximize=False,
         grad_scale=divisor,
+        found_inf=skip,
     )
 
 
@@ -55,9 +56,10 @@ def _sgd(
     state: list[Tensor],
     section: SgdSection,
     lr: float,
-    step: int,
+    number: Tensor,
     decay: float,
     divisor: Tensor | None,
+    skip: Tensor | None,
 ) -> None:
     """torch's fused kernel."""
     buffers: list[Tensor | None] = [*state]
@@ -73,6 +75,7 @@ def _sgd(
         nesterov=section.nesterov,
         maximize=False,
         grad_scale=divisor,
+        found_inf=skip,
     )
 
 

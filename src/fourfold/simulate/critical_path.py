@@ -58,7 +58,7 @@ class _Walk:
 
     def __init__(self, simulation: Simulation) -> None:
         self.ranks = simulation.times.ranks
-        self.steps = [program.instructions for program in simulation.programs]
+        self.steps = [program.steps.instructions for program in simulation.programs]
         self.durations = simulation.durations
         self.makespan = simulation.times.makespan
         self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}

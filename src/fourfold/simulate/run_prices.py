@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError, did_you_mean
-from fourfold.config.schema import GemmDtype
+from fourfold.config.schema import Attention, ClusterSection, GemmDtype
 from fourfold.cost.calibrated import calibrated_prices
 from fourfold.cost.fitted import Fitted, fitted, framework_of
 from fourfold.cost.masks import share_left
 from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.cost.software_file import is_software_file, read_software
-from fourfold.hardware import Cluster, cluster_names, load_cluster
+from fourfold.hardware import Cluster, Device, cluster_names, load_cluster
 from fourfold.layout import Layout
 from fourfold.program.spec import StepSpec, Transport
 
@@ -26,15 +26,24 @@ class SoftwareOverrides:
 
     `gemm_dtype`: the format of its matmuls but the head's. `context_bytes`: what a process holds on its device before
     anything is allocated (the driver's context, the buffers of communication). `fragmentation`: what its allocator reserves beyond
-    what is live, as a share."""
+    what is live, as a share. `attention`: whether its scores are written, and written again in the backward."""
 
     gemm_dtype: GemmDtype | None = None
     context_bytes: int | None = None
     fragmentation: float | None = None
+    attention: Attention | None = None
+
+    def of_run(self, section: ClusterSection, software: str | None) -> "SoftwareOverrides":
+        """These, and the run file's where nothing is stated here; its attention where `software` is the run file's."""
+        attention = section.attention if software == section.software else None
+        return replace(self, gemm_dtype=self.gemm_dtype or section.gemm_dtype, attention=self.attention or attention)
 
     def applied_to(self, software: SoftwareProfile) -> SoftwareProfile:
         if self.gemm_dtype is not None:
             software = replace(software, gemm_dtype=PEAK_FORMATS[self.gemm_dtype], fine_scales=self.gemm_dtype != "fp8")
+        if self.attention is not None:
+            flash, again = self.attention == "flash", self.attention == "recomputed"
+            software = replace(software, fused_attention=flash, attention_recomputed=again)
         context = software.context_bytes if self.context_bytes is None else self.context_bytes
         return replace(
             software,
@@ -56,15 +65,30 @@ def prices_for(
     """The prices of every kernel, collective and transfer of the run. `software_name`: whose software runs it, one of
     `software_names`; left out, fourfold's own. On a machine that was measured (`cluster.calibration`), what was measured. Raises
     `UserError` for a name that is not there, and for matmuls in a format that the device does not have."""
-    software, compute = overrides.applied_to(software_named(software_name)), config.precision.compute
+    software, compute = software_named(software_name), config.precision.compute
+    software = overrides.applied_to(on_device(software, cluster.device))
     if software.name == OWN_SOFTWARE and spec.shape.compute == spec.shape.gradients:
         software = replace(software, gradient_bytes=0.0)  # the matmul adds itself to the sum
+    if software.name == OWN_SOFTWARE and overrides.attention not in (None, "flash"):
+        raise UserError(
+            f"cluster.attention={overrides.attention}: fourfold writes no matrix of scores; allowed with its own software: flash; "
+            "what works: leave it out, or name the software that ran: cluster.software=megatron"
+        )
     measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
         measured = replace(measured, software=overrides.applied_to(measured.software))
     prices = measured or fitted_prices(fitted(), cluster, spec, software, compute, software.gemm_dtype or compute)
     return replace(prices, masked_share=document_share(config))
+
+
+def on_device(software: SoftwareProfile, device: Device) -> SoftwareProfile:
+    """fourfold's own software with the host's figures that were measured on such a device; any other as it is."""
+    if software.name == OWN_SOFTWARE and device.host_launch_seconds is not None:
+        software = replace(software, host_launch_seconds=device.host_launch_seconds)
+    if software.name == OWN_SOFTWARE and device.context_bytes is not None:
+        software = replace(software, context_bytes=device.context_bytes)
+    return software
 
 
 def document_share(config: RunConfig) -> float:
@@ -99,7 +123,7 @@ def fitted_prices(
     return Prices(
         cluster=cluster,
         layout=spec.layout,
-        kernels=constants.kernels(cluster.device.key, software),
+        kernels=constants.kernels(cluster.device.key, software, cluster.device.kernels),
         software=software,
         dtype=dtype,
         gemm_dtype=gemm_dtype,

@@ -43,7 +43,7 @@ class Rank:
 
     def __init__(self, index: int, program: Program) -> None:
         self.index = index
-        self.steps = program.instructions
+        self.steps = program.steps.instructions
         self.at = 0
         self.now = 0.0
         self.times = RankTimes()

@@ -18,6 +18,7 @@ from fourfold.program.compiled import CompiledStages
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
 from fourfold.program.liveness import MemoryPeak, highest_bytes, memory_peak, peak_bytes
 from fourfold.program.lower import each_program
+from fourfold.program.pattern import Pattern
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -73,14 +74,19 @@ class Simulation:
         return tuple(self._passes(rank) for rank in range(len(self.programs)))
 
     def _passes(self, rank: int) -> tuple[Passes, ...]:
-        times, found = self.times.ranks[rank], dict[tuple[Op, str | None], list[Passes]]()
-        for step, start, end in zip(self.programs[rank].instructions, times.starts, times.ends, strict=True):
-            if step.op in COMPUTE_OPS:
-                passes = found.setdefault((step.op, step.segment), [])
-                alike = next((each for each in passes if each.step.collectives == step.collectives), None)
+        times, steps = self.times.ranks[rank], self.programs[rank].steps
+        found, known = dict[tuple[Op, str | None], list[Passes]](), dict[Pattern, Passes]()
+        for pattern in steps.microbatches:
+            if pattern.op in COMPUTE_OPS:
+                passes = found.setdefault((pattern.op, pattern.segment), [])
+                alike = next((each for each in passes if each.step.collectives == pattern.work.collectives), None)
                 if alike is None:
-                    alike = Passes(step)
+                    alike = Passes(pattern.of(steps.microbatches[pattern][0]))
                     passes.append(alike)
+                known[pattern] = alike
+        for (pattern, _), start, end in zip(steps.steps, times.starts, times.ends, strict=True):
+            if pattern in known:
+                alike = known[pattern]
                 alike.number += 1
                 alike.seconds += end - start
         return tuple(each for passes in found.values() for each in passes)

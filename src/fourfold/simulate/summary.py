@@ -80,7 +80,8 @@ class StepSummary:
         """FLOPs of all devices in a step: what every instruction declares, recomputation and attention's second look at its
         scores included."""
         simulation = self.step.simulation
-        once = sum(step.flops for program in simulation.programs for step in program.instructions)
+        patterns = (each for program in simulation.programs for each in program.steps.microbatches.items())
+        once = sum(pattern.work.flops * len(microbatches) for pattern, microbatches in patterns)
         layout = simulation.spec.layout
         return once * (self.devices // layout.pp) * self.num_microbatches / layout.num_microbatches
 
@@ -111,6 +112,12 @@ class StepSummary:
                 if (axes := exposed_axes(kind)) is not None:
                     sums[axes] = sums.get(axes, 0.0) + seconds / (len(self.spent) * self.seconds)
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @property
+    def time_shares(self) -> dict[str, float | dict[str, float]]:
+        """Shares of all devices' time, which sum to 1: computing, waiting for collectives by axes, the pipeline bubble."""
+        exposed, bubble = self.exposed_shares, self.bubble_fraction
+        return {"compute": 1 - sum(exposed.values()) - bubble, "exposed": exposed, "bubble": bubble}
 
     @cached_property
     def communication(self) -> list[AxesTraffic]:

@@ -61,7 +61,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Wait:
+class WaitingRank:
     """Rank `rank` waits for `member`, which has not come (`behind`), has come, or has gone past without it (`passed`)."""
 
     rank: int
@@ -107,7 +107,7 @@ class Blame:
         message = "; ".join([f"rank {rank} {words[cause]} at {place}", *chain[:_SHOWN], *more])
         return Verdict(rank, cause, message, self.instruction(seen[rank].position, rank))
 
-    def waits(self, rank: int, seen: Sequence[Sighting]) -> list[Wait]:
+    def waits(self, rank: int, seen: Sequence[Sighting]) -> list[WaitingRank]:
         """For whom a rank waits, where it stands now. Empty: for nobody."""
         own = seen[rank]
         place = own.position
@@ -115,7 +115,7 @@ class Blame:
             return []
         if place.kind == SAVING:
             return [
-                Wait(rank, other, "all ranks", seen[other].key < own.key, False)
+                WaitingRank(rank, other, "all ranks", seen[other].key < own.key, False)
                 for other in range(len(seen))
                 if other != rank
             ]
@@ -135,10 +135,10 @@ class Blame:
                 entry = start if other is program else entry_of(program.instructions[start], other)
                 end = join_of(other, entry) if entry < len(other.instructions) else entry
                 ours = (place.step, _ORDER[place.kind])
-                found.append(Wait(rank, member, axes, theirs < (*ours, entry), theirs > (*ours, end)))
+                found.append(WaitingRank(rank, member, axes, theirs < (*ours, entry), theirs > (*ours, end)))
         return found
 
-    def _culprit(self, seen: Sequence[Sighting], waits: Mapping[int, list[Wait]]) -> tuple[int, str]:
+    def _culprit(self, seen: Sequence[Sighting], waits: Mapping[int, list[WaitingRank]]) -> tuple[int, str]:
         def first(ranks: Sequence[int]) -> int:
             return min(ranks, key=lambda rank: (seen[rank].key, rank))
 
@@ -153,7 +153,7 @@ class Blame:
         sinks = [rank for rank, each in waits.items() if not any(wait.behind for wait in each)]
         return first(sinks or list(waits)), "lost"
 
-    def held_up_by(self, rank: int, seen: Sequence[Sighting]) -> list[Wait]:
+    def held_up_by(self, rank: int, seen: Sequence[Sighting]) -> list[WaitingRank]:
         """Those that keep a rank waiting: who has not come; or who has come and then stopped; or who went past."""
         waits = self.waits(rank, seen)
         return (

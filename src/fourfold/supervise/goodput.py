@@ -130,8 +130,8 @@ def _spans(events: Sequence[Mapping[str, Any]], now: float) -> list[_Span]:
         span.end, open_ended = max(span.end, time), kind not in (*_ENDS, "failure")
         if kind in _RUNS:
             span.run, span.step = time, int(event.get("step") or 0)
-        elif kind == "save":
-            span.saves.append(float(event.get("seconds") or 0.0))
+        elif kind == "save":  # beside training it holds the step up for less than it takes
+            span.saves.append(float(event.get("held_seconds", event.get("seconds")) or 0.0))
         elif kind == "evaluate":
             span.evaluating += float(event.get("seconds") or 0.0)
         elif kind == "failure":

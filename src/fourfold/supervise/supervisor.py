@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.failures import RankFailure, summarize
 from fourfold.launch.processes import FINISHED, LocalRanks
-from fourfold.launch.rank_process import CommandSpawner, ForkServer
+from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
 from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.server import StoreServer, loopback_interface
 from fourfold.runtime.progress import ENDED, Position, clear_positions, read_positions
 from fourfold.supervise.budget import RestartBudget
 from fourfold.supervise.watch import Watch
-from fourfold.train.metrics import JsonLines
+from fourfold.train.metrics import append_event
 
 _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.05
@@ -88,19 +90,23 @@ def supervise(
             folder, stop.received, RestartBudget(faults), newest, watch, on_tick, on_notice, grace_seconds
         )
         supervisor.note("launch", ranks=ranks)
+        store = StoreServer()
+        cleanup.callback(store.close)
+        rendezvous = {**loopback_interface(), **store.environment()}
         generation = 0
         while True:
-            while not spawner.ready():
+            while not _is_ready(spawner, folder, ranks):
                 supervisor.tick()
                 if len(stop.received) > 1:
                     return LaunchOutcome(128 + stop.received[0], killed=True)
             if stop.received and generation:
                 return LaunchOutcome(128 + stop.received[0])
-            clear_positions(folder.path, ranks)
             group = LocalRanks(folder, spawner, lambda rank: not _in_mid_run(folder, rank))
             with ExitStack() as processes:
                 processes.callback(group.kill)
-                group.start(ranks, threads, generation)
+                group.start(ranks, threads, generation, rendezvous)
+                if not generation:
+                    store.start()  # a thread: after the forks
                 outcome = supervisor.watch(group, generation)
             if outcome is not None:
                 return outcome
@@ -196,7 +202,7 @@ class _Supervisor:
         place = _position(self._folder, cause.rank)
         step = place.step if place is not None else -1
         saved = self._newest()
-        again = self._budget.allows(step, saved, cause.message) and cause.exit_code != 2
+        again = self._budget.allows(step, saved, cause.message) and not cause.is_final
         where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
         if cause.instruction:
             where = {**where, "instruction": cause.instruction}
@@ -210,9 +216,7 @@ class _Supervisor:
     def note(self, name: str, **values: object) -> None:
         """Writes an event of the run."""
         with suppress(RunFailure, OSError):  # a full disk: the run's end says so
-            events = JsonLines(self._folder.events)
-            events.append({"time": time.time(), "event": name, **values})
-            events.close()
+            append_event(self._folder.path, name, **values)
 
     def _outcome(self, group: LocalRanks) -> LaunchOutcome:
         received = self._received
@@ -227,9 +231,22 @@ class _Supervisor:
         return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
 
 
+def _is_ready(spawner: Spawner, folder: RunFolder, ranks: int) -> bool:
+    """Whether ranks can be started at once, none of which has reported yet. Raises `RunFailure`."""
+    try:
+        if not spawner.ready():
+            return False
+        clear_positions(folder.path, ranks)
+    except OSError as error:
+        works = open_files_advice(error) or "free space there, or name another folder with --out"
+        raise RunFailure(f"{folder.path}: no rank can be started ({error.strerror}); {works}") from None
+    return True
+
+
 def _cause(failures: Sequence[RankFailure]) -> RankFailure:
-    """The first failure that is no echo of another."""
-    return next((failure for failure in failures if not failure.only_noticed), failures[0])
+    """The first failure that would come again, else the first that is no echo of another."""
+    final = next((failure for failure in failures if failure.is_final), None)
+    return final or next((failure for failure in failures if not failure.only_noticed), failures[0])
 
 
 def _position(folder: RunFolder, rank: int) -> Position | None:

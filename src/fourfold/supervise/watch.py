@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from fourfold.config.schema import FaultsSection
-from fourfold.runtime.progress import ENDED, READING, TRAINING, Position, read_positions
+from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position, read_positions
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.tracebacks import process_state, processor_seconds, read_tracebacks
 
@@ -21,7 +21,7 @@ _MOST_SECONDS = 0.5
 _SHARE = 0.85
 """Share of the limit after which a rank is named, so that its name is known within the limit."""
 _LENIENT = 12.0
-"""Times the limit for the first step, of which no earlier one tells anything, and for what waits for a disk."""
+"""Times the limit for the first step, of which no earlier one tells anything, and for an evaluation."""
 _TIMES_LONGEST = 3.0
 _WINDOW_SECONDS, _WINDOW_STEPS = 2.0, 5
 _RETRY_SECONDS = 1.0
@@ -122,6 +122,8 @@ class Watch:
         if position.kind not in self.longest:
             return _LENIENT * stall if is_step else self.timeout_seconds
         longest = _TIMES_LONGEST * self.longest[position.kind]
+        if position.kind == SAVING:  # a save that begins may wait for the whole of the one before
+            return max(self.timeout_seconds, longest)
         return _SHARE * max(stall, longest) if is_step else max(_LENIENT * stall, longest)
 
     def _stopped_before(self, pids: Sequence[int], passed: float) -> Verdict | None:

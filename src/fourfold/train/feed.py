@@ -10,6 +10,7 @@ from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
+from fourfold.runtime.device import to_device
 
 
 class RowFeed:
@@ -37,27 +38,29 @@ class RowFeed:
     def _own(self, array: np.ndarray) -> np.ndarray:
         return array if self._columns is None else np.ascontiguousarray(array[:, self._columns])
 
+    def _on_device(self, array: np.ndarray) -> torch.Tensor:
+        return to_device(torch.from_numpy(array), self._cos.device)
+
     def load(self, microbatch: int) -> Microbatch:
         """tokens, targets [microbatch_sequences, own positions] on the device, with the rotary angles of their positions, or the
         positions themselves where they are learned (tables of no width)."""
         rows = slice(microbatch * self._size, (microbatch + 1) * self._size)
         part = self._batch.select(rows)
-        device = self._cos.device
         cos, sin = self._cos, self._sin
         if part.document_lengths is not None:
-            positions = torch.from_numpy(self._own(part.positions)).to(device)
+            positions = self._on_device(self._own(part.positions))
             cos, sin = cos[positions], sin[positions]
         elif self._columns is not None:
-            columns = torch.from_numpy(self._columns).to(device)
+            columns = self._on_device(self._columns)
             cos, sin = cos[columns], sin[columns]
         tokens_ahead, targets_ahead = self._ahead_of(rows)
         return Microbatch(
-            tokens=torch.from_numpy(self._own(part.tokens)).to(device),
-            targets=torch.from_numpy(self._own(part.targets)).to(device),
+            tokens=self._on_device(self._own(part.tokens)),
+            targets=self._on_device(self._own(part.targets)),
             cos=cos.unsqueeze(-2),
             sin=sin.unsqueeze(-2),
             document_lengths=part.document_lengths,
-            positions=torch.from_numpy(self._own(part.positions)).to(device) if self._learned else None,
+            positions=self._on_device(self._own(part.positions)) if self._learned else None,
             ahead_tokens=tokens_ahead,
             ahead_targets=targets_ahead,
         )
@@ -67,7 +70,7 @@ class RowFeed:
         if not self._ahead:
             return None, None
         tokens, targets = (
-            torch.from_numpy(np.stack([self._own(array[rows]) for array in kind])).to(self._cos.device)
+            self._on_device(np.stack([self._own(array[rows]) for array in kind]))
             for kind in zip(*self._ahead, strict=True)
         )
         return tokens, targets

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fourfold.checkpoint import latest_checkpoint
 from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
@@ -24,7 +23,8 @@ from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
-from fourfold.runtime.executor import Executor, StepResult, StepTimeout
+from fourfold.runtime.executor import Executor, Observer, StepResult, StepTimeout
+from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
@@ -41,10 +41,14 @@ from fourfold.runtime.progress import (
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.certificate import certificate, extend
+from fourfold.train.divergence import SkippedSteps
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
-from fourfold.train.metrics import EVENTS, RunLog, read_jsonl
-from fourfold.train.peak import measure_peak_flops
+from fourfold.train.metrics import RunLog, append_event, finite
+from fourfold.train.peak import known_peak_flops, measure_peak_flops
+from fourfold.train.resume import Resumption
+from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal, generation
 
 
@@ -64,21 +68,19 @@ class Training:
         self.program = lower_step(self.view)
         self.steps = num_steps(self.config)
         self.tables = feed_tables(self.spec, context.device)
-        prepared = open_prepared(json.loads((out / "data.json").read_text())["prepared"])
+        table = json.loads((out / "data.json").read_text())
+        self.stop_at: int | None = table.get("stop_at")  # of a replay
+        prepared = open_prepared(table["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
-        _agree(
-            context,
-            f"program of pp {self.view.pp_rank}",
-            digest(self.program),
-            layout.group_of(context.rank, _ALIKE)[0],
-        )
+        first = layout.group_of(context.rank, _ALIKE)[0]
+        context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
-        checkpoint = latest_checkpoint(state.checkpoint_root(self.config, out))
-        released = state.initial_folder(self.config, self.spec) if checkpoint is None else None
+        resumption = Resumption(lambda: state.saved_steps(self.config, out), context)
+        released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
-        if checkpoint is None:
+        if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
         self.units = build_units(self.view, context.rank, section, context.device, fill)
@@ -86,18 +88,31 @@ class Training:
             self.view, self.units, self.groups, section, context.device, context.rank, record_progress=self.board.record
         )
         self.step = self.tokens = self.skipped = 0
+        self.saved_step: int | None = None
+        self.skips = SkippedSteps(self.config)
+        self.chain = ""
         self.validation_loss: float | None = None
-        if checkpoint is not None:
-            info = state.restore(checkpoint, self.view, self.units, self.executor.routers, context.rank)
+        if not resumption.is_new:
+            info = resumption.restore(
+                lambda path: state.restore(path, self.view, self.units, self.executor.routers, context.rank),
+                self._refuse,
+            )
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
-            self.executor.updates = info["updates"]
+            self.executor.updates, self.chain = info["updates"], info.get("chain", "")
+            self.saved_step = self.step
         else:
             state.initial_biases(released, self.view, self.executor.routers)
         share_parameters(self.spec, self.units, self.groups)
+        self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
         self.declared_bytes = ledger(self.program)
         self.clock = StepClock(context.device)
+
+    def _refuse(self, step: int, problem: str) -> None:
+        """Says at once that a checkpoint is passed over, whether or not the run then goes on."""
+        if self.context.rank == 0:
+            append_event(self.out, "refuse", step=step, message=problem)
 
     def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
         """The forward-only program over the validation rows, and this rank's share of them."""
@@ -134,9 +149,9 @@ class Training:
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
         while self.step < self.steps:
-            if self.stop.stops_before(self.step):
+            if self.stop.stops_before(self.step) or self.step == self.stop_at:
                 if self.step:
-                    self._save(log)
+                    self._save(log, last=True)
                 _event(log, "stop", step=self.step)
                 return False
             before = {axes: group.sent_bytes for axes, group in self.groups.items()}
@@ -150,6 +165,8 @@ class Training:
                 check_sent(self.program, self.declared_bytes, self.sent_bytes, self.context.rank, self.step)
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
+            self.chain = extend(self.chain, self.step, result)
+            diverged = self.skips.count(result.skipped)
             self.step += 1
             tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
             values: dict[str, Any] = {
@@ -177,18 +194,31 @@ class Training:
                 took = time.perf_counter() - begun
                 _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
             if rank == 0 and log is not None:
-                log.step(_finite(values))
+                log.step(finite(values))
+            if diverged:
+                self.saver.wait()
+                self._tell_saves(log)
+                raise self._diverged(lr)
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
-                self._save(log)
+                self._save(log, last)
+            self._tell_saves(log)
         self._finish(log)
         return True
+
+    def _diverged(self, lr: float) -> RunFailure:
+        """Runs the last step once more to find the tensor that is to blame; the message. The state is of no use afterwards."""
+        self.step -= 1
+        finder = FirstBadTensor(self.executor)
+        self._train_step(lr, finder)
+        self.step += 1
+        return self.skips.failure(self.step, finder.found, self.saved_step, self.context)
 
     def _peak_flops(self, log: RunLog | None) -> float:
         """A rank's peak, as the mean over all ranks measuring together; after a restart that of the start."""
         dist.barrier()
         peak = torch.zeros(1, dtype=torch.float64, device=self.context.device)
         if generation():
-            peak += _known_peak(self.out) if self.context.rank == 0 else 0.0
+            peak += known_peak_flops(self.out) if self.context.rank == 0 else 0.0
             dist.all_reduce(peak)
         if not peak.item():
             _event(log, "phase", what="measuring this machine's matmuls")
@@ -198,7 +228,8 @@ class Training:
             _event(log, "machine", peak_flops=peak.item())
         return peak.item()
 
-    def _train_step(self, lr: float) -> StepResult:
+    def _train_step(self, lr: float, observer: Observer | None = None) -> StepResult:
+        """Runs step number `self.step`, timed where nobody else observes it."""
         self.board.enter(READING, self.step)
         rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
@@ -206,8 +237,9 @@ class Training:
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(feed, lr)
-            self.clock.begin(self.step)
-            result = self.executor.run(self.program, feed, lr, self.clock)
+            if observer is None:
+                self.clock.begin(self.step)
+            result = self.executor.run(self.program, feed, lr, observer or self.clock)
         except StepTimeout as error:
             raise self._explain(error, self.program) from error
         if self.context.device.type == "cuda":
@@ -240,31 +272,43 @@ class Training:
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
-    def _save(self, log: RunLog | None) -> None:
+    def _save(self, log: RunLog | None, last: bool) -> None:
+        """Saves the state, beside training unless it is the `last` save of this launch, which must succeed; not where the latest
+        steps were skipped: the checkpoints of a run that diverges are those from before."""
+        if self.skips.in_a_row:
+            _event(log, "withhold", step=self.step, skipped=self.skips.in_a_row)
+        else:
+            self._save_state(last)
+        failed = self._tell_saves(log)
+        if last and failed is not None:
+            raise failed
+        if self.clock.steps:
+            rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
+            measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
+            write_measured(self.out, measured)
+
+    def _save_state(self, last: bool) -> None:
+        self.skips.require_finite(self.units.values(), self.saved_step, self.context)
         info: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,
             "skipped_steps": self.skipped,
             "updates": self.executor.updates,
+            **certificate(self.config, self.program, self.chain),
         }
         self.board.enter(SAVING, self.step)
-        start = time.perf_counter()
-        path = state.save(
-            self.config,
-            self.out,
-            self.view,
-            self.units,
-            self.executor.routers,
-            self.step,
-            info,
-            self.context.rank,
-            self._barrier,
-        )
-        _event(log, "save", step=self.step, path=path.name, seconds=time.perf_counter() - start)
-        if self.clock.steps:
-            rank, device, timed = self.context.rank, self.context.device.type, self.clock.steps
-            measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
-            write_measured(self.out, measured)
+        if self.saver.beside_training and not last:
+            self.saver.begin(self.step, info)
+        else:
+            self.saver.save(self.step, info, self._barrier)
+
+    def _tell_saves(self, log: RunLog | None) -> Exception | None:
+        """Records the saves that ended; the error of the newest, where it failed."""
+        error = None
+        for end in self.saver.ended():
+            _event(log, "save" if end.path is not None else "save_failed", **end.event())
+            self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
+        return error
 
     def _barrier(self) -> None:
         try:
@@ -275,7 +319,7 @@ class Training:
 
     def _finish(self, log: RunLog | None) -> None:
         sample = None
-        if log is not None and self.config.run.sample_tokens:
+        if log is not None and self.config.run.sample_tokens and self.saved_step is not None:
             from fourfold.train.sample import generate
 
             _event(log, "phase", what="writing a sample")
@@ -285,33 +329,10 @@ class Training:
         _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
 
 
-def _known_peak(out: Path) -> float:
-    """The peak that an earlier generation measured; 0 where there is none."""
-    found = [row.get("peak_flops") for row in read_jsonl(out / EVENTS) if row.get("event") == "machine"]
-    return float(found[-1]) if found and isinstance(found[-1], float) else 0.0
-
-
 def _event(log: RunLog | None, name: str, **values: Any) -> None:
     if log is not None:
         log.event(name, **values)
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN or infinity: a non-finite number is written as null."""
-    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
-
-
 _ALIKE = ("dp_replicate", "dp_shard", "cp", "tp")
 """Axes along which all ranks run one program."""
-
-
-def _agree(context: RankContext, what: str, value: str, first: int) -> None:
-    """Raises on every rank whose value is not that of rank `first`."""
-    if context.rank == first:
-        context.store.set(what, value)
-    expected = context.store.get(what).decode()
-    if value != expected:
-        raise RunFailure(
-            f"rank {context.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
-            f"start all ranks with the same version and the same run file"
-        )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.config import FinalFailure, RunConfig, UserError
 from fourfold.config.whole_file import write_whole
 
 EVENTS = "events.jsonl"
@@ -34,7 +34,9 @@ class JsonLines:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise RunFailure(f"{self._path}: cannot be written: {error.strerror}; free some space and resume") from None
+            raise FinalFailure(
+                f"{self._path}: cannot be written: {error.strerror}; free some space and resume"
+            ) from None
 
     def close(self) -> None:
         self._file.close()
@@ -48,6 +50,18 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
                 if isinstance(row, dict):
                     yield row
+
+
+def append_event(out: Path, name: str, **values: Any) -> None:
+    """Adds one event to the run in `out`."""
+    events = JsonLines(out / EVENTS)
+    events.append({"time": time.time(), "event": name, **values})
+    events.close()
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity: a non-finite number is written as null."""
+    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
 
 
 def truncate_after(path: Path, step: int) -> None:

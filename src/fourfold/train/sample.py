@@ -1,12 +1,13 @@
 """Text from a trained model: one process, the latest checkpoint, token by token."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from fourfold.checkpoint import latest_checkpoint, read_parameters
+from fourfold.checkpoint import ParameterReader, newest_readable
 from fourfold.checkpoint.unit_shard import balance_bias_extra
 from fourfold.config import ModelConfig, RunFailure, UserError, load_run
 from fourfold.data.prepared import open_prepared
@@ -21,15 +22,14 @@ from fourfold.model.head import head_logits
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.spec import build_segments
 from fourfold.model.weights import BlockWeights, EmbeddingWeights, FlatUnit, HeadWeights, OwnWeights
-from fourfold.train.state import checkpoint_root
+from fourfold.train.state import saved_steps
 
 
 class Generator:
     """A full model in one process, for sampling; fp32."""
 
-    def __init__(self, model: ModelConfig, checkpoint: Path) -> None:
+    def __init__(self, model: ModelConfig, reader: ParameterReader) -> None:
         self._model = model = replace(model, capacity_factor=None, mtp_layers=0)
-        reader = read_parameters(checkpoint)
         segments = build_segments(model)
         units = {}
         for unit in (unit for segment in segments for unit in segment.own):
@@ -56,21 +56,28 @@ class Generator:
         return head_logits(env, x[-1:], head)[0]
 
 
-def generate(run: Path, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-    """`prompt` and up to `tokens` tokens after it, from a run folder's latest checkpoint; stops at an end of text.
+def generate(
+    run: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    report: Callable[[str], None] = lambda text: None,
+) -> str:
+    """`prompt` and up to `tokens` tokens after it, from a run folder's latest readable checkpoint; stops at an end of text.
 
-    `temperature` 0 takes the likeliest token each time.
+    `temperature` 0 takes the likeliest token each time. `report` is told of later checkpoints that cannot be read.
     """
     if temperature < 0:
         raise UserError(f"--temperature = {temperature} is negative; a value that works: 0.8")
     config = load_run(run / "run.toml")
     model = resolve_model(config.model)
-    checkpoint = latest_checkpoint(checkpoint_root(config, run))
-    if checkpoint is None:
-        raise RunFailure(f"{run}: has no checkpoint yet; let the run reach its first save")
+    reader = newest_readable(saved_steps(config, run), report)
+    if reader is None:
+        raise RunFailure(f"{run}: has no checkpoint that can be read; let the run reach its next save")
     prepared = open_prepared(json.loads((run / "data.json").read_text())["prepared"])
     tokenizer = prepared.load_tokenizer()
-    generator = Generator(model, checkpoint)
+    generator = Generator(model, reader)
     rng = torch.Generator().manual_seed(seed)
     ids = [tokenizer.eos, *tokenizer.encode_batch([prompt])[0].tolist()]
     start = len(ids)

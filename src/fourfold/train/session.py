@@ -1,24 +1,58 @@
 """One rank's context in the process group: rank, device, and a store for short messages between ranks."""
 
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from fourfold.config import UserError
+from fourfold.config import FinalFailure, UserError
 from fourfold.config.schema import RunSection
+from fourfold.rendezvous.frames import SECRET
+from fourfold.rendezvous.store import SecretStore
+
+_TEXT_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """Rank, world size and device of this process, and the store that all ranks share."""
+    """Rank, world size and device of this process, and the store that all ranks share: `store` is a part of `base`, which torch
+    does not keep alive by itself."""
 
     rank: int
     world_size: int
     device: torch.device
     store: dist.Store
+    base: SecretStore
+
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values, below 2**63."""
+        result = torch.tensor(value, dtype=torch.int64, device=self.device)
+        dist.all_reduce(result, op=dist.ReduceOp.MIN)
+        return int(result.item())
+
+    def tell(self, text: str, source: int) -> str:
+        """The text of rank `source`, on every rank; a long one is cut."""
+        buffer = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        if self.rank == source:
+            data = text.encode(errors="replace")[:_TEXT_BYTES]
+            buffer[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        buffer = buffer.to(self.device)
+        dist.broadcast(buffer, source)
+        return bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace")
+
+    def agree(self, what: str, value: str, first: int) -> None:
+        """Raises `FinalFailure` on every rank whose value is not that of rank `first`."""
+        if self.rank == first:
+            self.store.set(what, value)
+        expected = self.store.get(what).decode()
+        if value != expected:
+            raise FinalFailure(
+                f"rank {self.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
+                f"start all ranks with the same version and the same run file"
+            )
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -46,55 +80,69 @@ def choose_device(section: RunSection) -> torch.device:
 
 
 def init_rank_context(section: RunSection) -> RankContext:
-    """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the secret beside them.
 
-    The store is this job's own, prefixed by the generation's number: restarted workers never read what an earlier generation left.
+    The store is this run's own, prefixed by the generation's number: restarted workers never read what an earlier generation left.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = choose_device(section)
     if section.threads_per_rank is not None:
         torch.set_num_threads(section.threads_per_rank)
     timeout = timedelta(seconds=section.timeout_seconds)
-    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    tcp = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        world_size,
-        is_master=rank == 0 and not agent_hosts,
-        timeout=timeout,
-        wait_for_workers=False,
-    )
-    store = dist.PrefixStore(f"fourfold/{generation()}", tcp)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    base = SecretStore(host, port, bytes.fromhex(os.environ[SECRET]), timeout)
+    store = dist.PrefixStore(f"fourfold/{generation()}", base)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout
     )
-    return RankContext(rank, world_size, device, dist.PrefixStore("words", store))
+    return RankContext(rank, world_size, device, dist.PrefixStore("words", store), base)
 
 
 class StopSignal:
-    """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed."""
+    """Agrees between ranks at which step to stop: whoever is asked says so in the store; rank 0 names a step not yet passed.
 
-    MARGIN_STEPS = 2  # ranks are at most one step apart, as every step ends in a collective
+    A thread asks the store while a step runs, and the answer is read before the next one, so that no step waits for the store. A
+    rank that asks during step k + 2 sees what rank 0 named during step k: ranks are at most one step apart, as every step ends
+    in a collective.
+    """
+
+    MARGIN_STEPS = 3
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
+        self._thread = ThreadPoolExecutor(1, "stop-signal")
+        self._asked: Future[int | None] | None = None
         self._told = False
-        self._stop_at: int | None = None
         self.requested = False
         """Set by a signal handler."""
 
     def stops_before(self, step: int) -> bool:
         """Whether step `step` must not be started. Called by every rank before every step."""
-        store = self._context.store
         if self._context.world_size == 1:
             return self.requested
-        if self.requested and not self._told:
+        stop_at = self._asked.result() if self._asked is not None else None
+        if stop_at is None:
+            self._asked = self._thread.submit(self._ask, step, self.requested)
+        return stop_at is not None and step >= stop_at
+
+    def _ask(self, step: int, requested: bool) -> int | None:
+        """The step to stop before, if there is one yet."""
+        store = self._context.store
+        if requested and not self._told:
             store.set("stop_requested", "1")
             self._told = True
-        if self._stop_at is None:
-            if self._context.rank == 0 and store.check(["stop_requested"]):
-                store.set("stop_at", str(step + self.MARGIN_STEPS))
-            if store.check(["stop_at"]):
-                self._stop_at = int(store.get("stop_at"))
-        return self._stop_at is not None and step >= self._stop_at
+        named = _step_near(step, store.get("stop_at")) if store.check(["stop_at"]) else None
+        if named is None and self._context.rank == 0 and store.check(["stop_requested"]):
+            named = step + self.MARGIN_STEPS
+            store.set("stop_at", str(named))
+        return named
+
+
+def _step_near(step: int, text: bytes) -> int | None:
+    """The step that rank 0 named, when this rank was at `step`; None where that cannot be what it named."""
+    try:
+        named = int(text)
+    except ValueError:
+        return None
+    return named if step <= named <= step + StopSignal.MARGIN_STEPS + 1 else None

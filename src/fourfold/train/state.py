@@ -1,5 +1,6 @@
 """A run's state as checkpoints hold it: every unit's master shard and optimizer states, the cursor, and the counters."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,14 @@ from fourfold.checkpoint import (
     load_checkpoint,
     read_manifest,
     save_checkpoint,
+    step_folders,
+    step_of,
     unit_shard,
 )
+from fourfold.checkpoint.commit import rank_tensors
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
+from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -84,7 +89,17 @@ def extra_tensors(view: RankView, routers: Routers) -> dict[str, Tensor]:
 
 def checkpoint_root(config: RunConfig, out: Path) -> Path:
     """Where a run's checkpoints lie."""
-    return Path(config.checkpoint.directory) if config.checkpoint.directory else out / "checkpoints"
+    return place(config.checkpoint.directory) if config.checkpoint.directory else out / "checkpoints"
+
+
+def saved_steps(config: RunConfig, out: Path) -> list[Path]:
+    """The folders of saved steps, newest first, where the run saves and where it saved before; of a replay its one."""
+    table = json.loads((out / "data.json").read_text(encoding="utf-8"))
+    if "restore_from" in table:  # a replay
+        return [place(table["restore_from"])]
+    roots = [checkpoint_root(config, out), *map(place, table.get("former_checkpoints", []))]
+    found = [path for root in roots for path in step_folders(root)]
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def save(
@@ -97,8 +112,9 @@ def save(
     info: Mapping[str, Any],
     rank: int,
     synchronize: Callable[[], None],
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Saves the state before step `step`. Called by every rank."""
+    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
@@ -111,7 +127,15 @@ def save(
         extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
         layout=view.spec.layout,
         total_bytes=view.spec.checkpoint_bytes,
+        tensors=tensors,
     )
+
+
+def written_tensors(view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Tensor]:
+    """The tensors that this rank writes to a checkpoint, by their names there, sharing memory with the state."""
+    layout = view.spec.layout
+    shards = {name: shard for name, shard in unit_shards(layout, units, rank).items() if shard.is_writer}
+    return rank_tensors(shards, extra_tensors(view, routers) if is_first_of_stage(layout, rank) else {})
 
 
 def unit_names(spec: StepSpec) -> list[str]:
@@ -133,5 +157,4 @@ def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Rout
         unit_shards(view.spec.layout, units, rank),
         units=unit_names(view.spec),
         extras=extra_tensors(view, routers),
-        layout=view.spec.layout,
     )

@@ -1,9 +1,10 @@
-"""The process of one rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
+"""The process of one rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and FOURFOLD_SECRET set.
 
-Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
-standard error that starts with `error: `.
+Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving; under a supervisor 4, a failure that
+would come again. An error is one message on standard error that starts with `error: `.
 """
 
+import errno
 import faulthandler
 import os
 import signal
@@ -14,11 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import FinalFailure, RunFailure, UserError
+from fourfold.config.errors import open_files_advice
 from fourfold.runtime.allocator import keep_freed_memory
 
 TRACEBACKS = signal.SIGUSR2
-FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
+FINISHED, FAILED, MISTAKEN, STOPPED, FINAL = range(5)
+_WITHOUT_CURE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE))
+"""Errors of files that a new start would meet again."""
 
 
 def run_worker(out: Path) -> int:
@@ -27,17 +31,26 @@ def run_worker(out: Path) -> int:
         return _train(out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
     except OSError as error:
-        print(f"error: {error.filename or out}: {error.strerror or error}", file=sys.stderr, flush=True)
-        return FAILED
+        print(f"error: {error.filename or out}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
+        return _failed(error.errno in _WITHOUT_CURE)
     except SystemExit as error:
         print(f"error: rank {os.environ.get('RANK')}: sys.exit({error.code!r}) in mid-run", file=sys.stderr, flush=True)
         return FAILED
     except (RuntimeError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        print(f"error: rank {os.environ.get('RANK')}: {message}", file=sys.stderr, flush=True)
-        return FAILED
+        print(f"error: rank {os.environ.get('RANK')}: {message}{_advice(error)}", file=sys.stderr, flush=True)
+        return _failed(open_files_advice(error) is not None)
+
+
+def _failed(is_final: bool) -> int:
+    return FINAL if is_final and "FOURFOLD_GENERATION" in os.environ else FAILED
+
+
+def _advice(error: Exception) -> str:
+    cure = open_files_advice(error)
+    return f"; {cure}" if cure is not None else ""
 
 
 def _train(out: Path) -> int:

@@ -10,39 +10,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
+from fourfold.cost.most_probable import Free, most_probable
 from fourfold.validate.case import Case
 from fourfold.validate.predict import predict_case
 
 NOISE = {"step": 0.03, "memory": 0.05}
 """Spread of measured step times and peaks of memory, as a share, that no constant explains."""
 ROUNDS = 2
-
-
-@dataclass(frozen=True)
-class Free:
-    """A constant that may move. `spread`: of its departures, in its logarithm where `is_factor`."""
-
-    name: str
-    spread: float
-    least: float
-    most: float
-    is_factor: bool = True
-
-    def moved(self, value: float, by: float) -> float:
-        """The constant after a departure, within its limits."""
-        return min(self.most, max(self.least, value * math.exp(by) if self.is_factor else value + by))
-
-    def departure(self, value: float, start: float) -> float:
-        return math.log(value / start) if self.is_factor else value - start
-
-    @property
-    def step(self) -> float:
-        """A departure to take slopes by."""
-        return self.spread / 5
 
 
 FREE = (
@@ -169,11 +145,8 @@ def _most_probable(
     free: Sequence[Free], residuals: Sequence[Residual], slopes: Sequence[Sequence[float]], at: Sequence[float]
 ) -> list[float]:
     """Departures from the prior with the highest posterior density, of a model that is linear around the departures `at`."""
-    noise = np.array([NOISE[residual.figure] for residual in residuals])
-    rows = np.array(slopes).reshape(len(noise), len(free)) / noise[:, None]
-    targets = rows @ np.array(at) - np.array([residual.error for residual in residuals]) / noise
-    held = np.diag([1 / each.spread**2 for each in free])
-    return [float(each) for each in np.linalg.solve(held + rows.T @ rows, rows.T @ targets)]
+    noise = [NOISE[residual.figure] for residual in residuals]
+    return most_probable(free, [residual.error for residual in residuals], noise, slopes, at)
 
 
 def _left_out(

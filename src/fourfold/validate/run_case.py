@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 from fourfold.config import RunConfig, UserError
+from fourfold.config.schema import ClusterSection
 from fourfold.hardware import THIS, load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
@@ -57,9 +58,16 @@ def preset_case(name: str, run: RunConfig) -> Case:
         run=run,
         model=model,
         cluster=cluster,
-        software=Software(name=run.cluster.software or Software().name, gemm_dtype=run.cluster.gemm_dtype),
+        software=_software_of(run.cluster),
         measured=MeasuredStep(step_seconds=published.seconds),
     )
+
+
+def _software_of(stated: ClusterSection) -> Software:
+    attention = "unfused" if stated.attention == "recomputed" else stated.attention
+    again = stated.attention == "recomputed" or None
+    name = stated.software or Software().name
+    return Software(name=name, gemm_dtype=stated.gemm_dtype, attention=attention, attention_recomputed=again)
 
 
 def _positive(value: Any) -> float | None:

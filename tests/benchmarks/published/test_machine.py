@@ -89,7 +89,7 @@ def test_devices_by_their_names(name: str, key: str) -> None:
     assert case.hardware == load_device(case.device)
 
 
-@pytest.mark.parametrize(("stated", "memory_gib"), [(80.0, 80), (84.0, 80), (96.0, 96), (64.0, 64)])
+@pytest.mark.parametrize(("stated", "memory_gib"), [(80.0, 80), (84.0, 80), (94.0, 94), (64.0, 64)])
 def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another(
     stated: float, memory_gib: int
 ) -> None:
@@ -98,6 +98,13 @@ def test_a_known_device_has_the_memory_that_its_row_states_where_that_is_another
     assert isinstance(case, PublishedCase)
     assert (case.device, case.hardware.memory_bytes) == ("h100-sxm", memory_gib * 2**30)
     assert cluster_of(case).device == case.hardware
+
+
+def test_a_device_known_by_its_memory() -> None:
+    row = ROWS["torchtitan:6"]
+    case = normalise(replace(row, hardware=replace(row.hardware, device="H100", memory_gb=96.0)))
+    assert isinstance(case, PublishedCase)
+    assert case.hardware == load_device("h100-custom-96")
 
 
 def test_a_device_of_no_table_is_made_of_what_its_row_states() -> None:

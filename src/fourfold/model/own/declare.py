@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from fourfold.config import ModelConfig, UserError
+from fourfold.config.errors import error_text
 
 PREFIX = "python:"
 
@@ -58,7 +59,7 @@ def own_block(name: str) -> OwnBlock:
         )
     try:
         found = getattr(importlib.import_module(module_name), attribute, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"model.block = {name!r}: cannot import {module_name}: {error_text(error)}; what works: a module on PYTHONPATH"
         ) from error
@@ -101,9 +102,3 @@ def own_parameters(model: ModelConfig) -> tuple[OwnParameter, ...]:
         fault = "declares nothing" if twice is None else f"declares {twice!r} twice"
         raise UserError(f"{source} {fault}; allowed: at least one, each of another name; {works}")
     return declared
-
-
-def error_text(error: Exception) -> str:
-    """An error of the person's code on one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

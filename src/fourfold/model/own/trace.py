@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fourfold.config import ModelConfig, UserError
+from fourfold.config.errors import error_text
 from fourfold.model.own.autograd import run_own, run_own_backward
-from fourfold.model.own.declare import error_text, own_parameters
+from fourfold.model.own.declare import own_parameters
 from fourfold.model.own.events import Event, Gone, Made, Ran, TracedBlock, TracedShape
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import Weight

@@ -2,10 +2,12 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError
+from fourfold.config.errors import error_text
 from fourfold.program.schedule.check import check_orders
 from fourfold.program.schedule.compute import Compute, Orders
 from fourfold.program.schedule.record import MemoryLimit, Schedule, loop_placement
@@ -105,9 +107,10 @@ def _function(schedule: str) -> Callable[..., Any]:
         )
     try:
         function = getattr(importlib.import_module(module_name), name, None)
-    except ImportError as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
-            f"layout.schedule = {schedule!r}: cannot import {module_name}: {error}; what works: a module on PYTHONPATH"
+            f"layout.schedule = {schedule!r}: cannot import {module_name}: {error_text(error)}; what works: a module on "
+            f"PYTHONPATH"
         ) from error
     if not callable(function):
         raise UserError(f"layout.schedule = {schedule!r}: {module_name} has no function {name}")
@@ -120,7 +123,10 @@ def _function_placement(
     """The function's attribute `stage_ranks`: one rank a stage, or a function of (num_ranks, virtual_stages) that gives them."""
     stated = getattr(function, "stage_ranks", None)
     if callable(stated):
-        stated = stated(num_ranks, virtual_stages)
+        try:
+            stated = stated(num_ranks, virtual_stages)
+        except (Exception, SystemExit) as error:
+            raise _failed(schedule, f"stage_ranks({num_ranks}, {virtual_stages})", error) from error
     if stated is None:
         return None
     if not isinstance(stated, Sequence) or not all(isinstance(rank, int) for rank in stated):
@@ -132,16 +138,33 @@ def _function_placement(
 
 def _call(schedule: str, num_ranks: int, virtual_stages: int, num_microbatches: int) -> Orders:
     function = _function(schedule)
+    most = 3 * virtual_stages * num_microbatches  # F, I and W of every stage and microbatch
     orders = []
     for rank in range(num_ranks):
+        size = (rank, num_ranks, virtual_stages, num_microbatches)
+        try:
+            entries = list(islice(function(*size), most + 1))
+        except (Exception, SystemExit) as error:
+            raise _failed(schedule, f"it, called with {size},", error) from error
+        if len(entries) > most:
+            raise UserError(
+                f"layout.schedule = {schedule!r}: rank {rank} has more than {most} entries; allowed: {most}"
+            )
         order = []
-        for index, entry in enumerate(function(rank, num_ranks, virtual_stages, num_microbatches)):
+        for index, entry in enumerate(entries):
             try:
                 order.append(_compute(entry))
             except ValueError as error:
                 raise UserError(f"layout.schedule = {schedule!r}: rank {rank}, entry {index}: {error}") from None
         orders.append(tuple(order))
     return tuple(orders)
+
+
+def _failed(schedule: str, what: str, error: BaseException) -> UserError:
+    return UserError(
+        f"layout.schedule = {schedule!r}: {what} fails: {error_text(error)}; allowed: a function of (rank, num_ranks, "
+        f"virtual_stages, num_microbatches) that yields a rank's entries"
+    )
 
 
 def _compute(entry: object) -> Compute:

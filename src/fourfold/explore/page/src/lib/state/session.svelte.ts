@@ -1,0 +1,87 @@
+/** What the person looks at. The address holds all of it; `change` is the only way to change it. */
+
+import { History } from "./history.ts";
+import { orStart } from "./start.ts";
+import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
+
+class Session {
+  #place = $state.raw<Place>(readHash(location.hash));
+  #history = new History<Place>();
+  #steps = $state(0);
+
+  constructor() {
+    addEventListener("hashchange", () => {
+      if (location.hash !== writeHash(this.#place)) this.#show(readHash(location.hash), "");
+    });
+  }
+
+  get page(): PageName {
+    return this.#place.page;
+  }
+
+  /** All parameters; those of the start where the address says nothing of a model. */
+  get params(): Params {
+    return orStart(this.#place.params);
+  }
+
+  /** One parameter. */
+  get(key: string): string | undefined {
+    return this.params[key];
+  }
+
+  get canUndo(): boolean {
+    return this.#steps >= 0 && this.#history.canUndo;
+  }
+
+  get canRedo(): boolean {
+    return this.#steps >= 0 && this.#history.canRedo;
+  }
+
+  /** Changes parameters; `undefined` takes one away. `control`: whose quick changes are one step of undo. */
+  change(changes: Readonly<Record<string, string | undefined>>, control = Object.keys(changes).join()): void {
+    this.#show({ page: this.page, params: withChanges(this.params, changes) }, control);
+  }
+
+  /** Replaces all parameters, as a trial does. */
+  replace(params: Params): void {
+    this.#show({ page: this.page, params }, "");
+  }
+
+  /** The address of another page with the same setup: parameters of other pages (`PAGE.NAME`) stay too. */
+  addressOf(page: PageName): string {
+    return writeHash({ page, params: this.#place.params });
+  }
+
+  undo(): void {
+    this.#restore(this.#history.undo(this.#place));
+  }
+
+  redo(): void {
+    this.#restore(this.#history.redo(this.#place));
+  }
+
+  #show(place: Place, control: string): void {
+    if (writeHash(place) === writeHash(this.#place)) return;
+    this.#history.note(this.#place, control, performance.now());
+    const moved = place.page !== this.#place.page;
+    this.#place = place;
+    this.#steps += 1;
+    this.#write(moved);
+  }
+
+  #restore(place: Place | undefined): void {
+    if (place === undefined) return;
+    this.#place = place;
+    this.#steps += 1;
+    this.#write(false);
+  }
+
+  #write(moved: boolean): void {
+    const address = writeHash(this.#place);
+    if (location.hash === address) return;
+    if (moved) history.pushState(null, "", address);
+    else history.replaceState(null, "", address);
+  }
+}
+
+export const session = new Session();

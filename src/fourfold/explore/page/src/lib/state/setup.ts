@@ -1,0 +1,64 @@
+/** The request that a state stands for: `run`, `overrides` by dotted keys, and options of `fourfold simulate`. */
+
+import type { Params } from "./url.ts";
+
+export type Value = string | number | boolean | Value[] | { [key: string]: Value };
+export interface Setup {
+  run?: string;
+  overrides: Record<string, Value>;
+  [option: string]: Value | undefined;
+}
+
+export const SECTIONS = ["model", "batch", "layout", "precision", "optimizer", "data"] as const;
+export const OPTIONS = [
+  "cluster",
+  "software",
+  "gemm_dtype",
+  "context_bytes",
+  "fragmentation",
+  "tokens",
+  "failure_hours",
+  "checkpoint_seconds",
+  "restart_seconds",
+  "repair_seconds",
+  "price",
+] as const;
+/** Prefix of the keys in which the second layout differs from the first. */
+export const SECOND = "b.";
+
+const isKey = (key: string): boolean => SECTIONS.some((section) => key.startsWith(`${section}.`));
+
+/** A parameter's value: a number, true, false or a list where it reads as one, else text. */
+export function valueFrom(text: string): Value {
+  if (!/^(-?[\d.]+(e[+-]?\d+)?|true|false|[[{].*)$/i.test(text)) return text;
+  try {
+    return JSON.parse(text) as Value;
+  } catch {
+    return text;
+  }
+}
+
+/** A value as a parameter. */
+export function textOf(value: Value): string {
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** The setup of a state. `second`: with the keys in which the second layout differs. */
+export function setupOf(params: Params, second = false): Setup {
+  const own = second ? { ...params, ...secondKeys(params) } : params;
+  const setup: Setup = { overrides: {} };
+  if (own.run !== undefined) setup.run = own.run;
+  for (const [key, text] of Object.entries(own)) if (isKey(key)) setup.overrides[key] = valueFrom(text);
+  for (const option of OPTIONS) {
+    const text = own[option];
+    if (text === undefined || text === "") continue;
+    setup[option] = option === "fragmentation" ? Number(text) : text;
+  }
+  return setup;
+}
+
+/** The keys of the second layout, without their prefix. */
+export function secondKeys(params: Params): Record<string, string> {
+  const own = Object.entries(params).filter(([key]) => key.startsWith(SECOND));
+  return Object.fromEntries(own.map(([key, text]) => [key.slice(SECOND.length), text]));
+}

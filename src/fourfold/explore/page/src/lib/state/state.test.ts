@@ -1,0 +1,61 @@
+import { expect, test } from "vitest";
+import { History } from "./history.ts";
+import { setupOf, textOf, valueFrom } from "./setup.ts";
+import { readHash, withChanges, writeHash } from "./url.ts";
+
+test("an address is read back as it was written", () => {
+  const params = {
+    run: "preset:llama3-70b",
+    "layout.tp": "8",
+    "model.name": "<b>&=+ #é",
+    "layout.recompute": '["none","full"]',
+  };
+  const place = { page: "pipeline" as const, params };
+  expect(readHash(writeHash(place))).toEqual(place);
+  expect(readHash(new URL(writeHash(place), "http://x/").hash)).toEqual(place);
+});
+
+test("an address that says nothing, or nonsense, is the first page", () => {
+  for (const hash of ["", "#", "#/", "#/nothing?x", "#strategy"])
+    expect(readHash(hash).page).toBe("strategy");
+});
+
+test("a change that says nothing takes the parameter away", () => {
+  expect(withChanges({ a: "1", b: "2" }, { a: undefined, c: "3" })).toEqual({ b: "2", c: "3" });
+});
+
+test("a parameter is the value it reads as", () => {
+  expect(
+    [8, true, 0.5, 1e9, "1f1b", "none", "full:3", "16M", [1, 2]].map((value) => valueFrom(textOf(value))),
+  ).toEqual([8, true, 0.5, 1e9, "1f1b", "none", "full:3", "16M", [1, 2]]);
+});
+
+test("the second layout has the first one's keys but where it differs", () => {
+  const params = {
+    run: "preset:x",
+    "layout.tp": "8",
+    "b.layout.tp": "4",
+    "b.cluster": "dgx-h100:8",
+    tokens: "1T",
+    "pipeline.v": "2",
+  };
+  expect(setupOf(params)).toEqual({ run: "preset:x", overrides: { "layout.tp": 8 }, tokens: "1T" });
+  expect(setupOf(params, true)).toEqual({
+    run: "preset:x",
+    overrides: { "layout.tp": 4 },
+    tokens: "1T",
+    cluster: "dgx-h100:8",
+  });
+});
+
+test("quick changes of one control are one step of undo", () => {
+  const history = new History<number>();
+  for (let i = 0; i < 10; i += 1) history.note(i, "layout.tp", 10 * i);
+  history.note(10, "layout.pp", 100);
+  expect(history.undo(11)).toBe(10);
+  expect(history.undo(10)).toBe(0);
+  expect(history.undo(0)).toBeUndefined();
+  expect(history.redo(0)).toBe(10);
+  expect(history.redo(10)).toBe(11);
+  expect(history.canRedo).toBe(false);
+});

@@ -1,0 +1,40 @@
+/** The page's state as the address holds it: `#/PAGE?key=value&...`. Keys are the run file's, options, and `PAGE.NAME`. */
+
+export const PAGES = ["strategy", "pipeline", "collectives", "cluster", "run", "tasks"] as const;
+export type PageName = (typeof PAGES)[number];
+export type Params = Readonly<Record<string, string>>;
+export interface Place {
+  page: PageName;
+  params: Params;
+}
+
+/** Reads the part of an address after `#`. What it does not know becomes the first page. */
+export function readHash(hash: string): Place {
+  const [path = "", query = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s, 2);
+  const page = PAGES.find((each) => each === path) ?? "strategy";
+  const params: Record<string, string> = {};
+  for (const [key, value] of new URLSearchParams(query)) params[key] = value;
+  return { page, params };
+}
+
+/** Writes it: keys in order, and nothing escaped that a person could read. */
+export function writeHash({ page, params }: Place): string {
+  const parts = Object.keys(params)
+    .sort()
+    .map((key) => `${escaped(key)}=${escaped(params[key] ?? "")}`);
+  return parts.length ? `#/${page}?${parts.join("&")}` : `#/${page}`;
+}
+
+function escaped(text: string): string {
+  return encodeURIComponent(text).replace(/%3A/g, ":").replace(/%2C/g, ",").replace(/%20/g, "+");
+}
+
+/** The parameters with some changed; `undefined` takes one away. */
+export function withChanges(params: Params, changes: Readonly<Record<string, string | undefined>>): Params {
+  const found: Record<string, string> = { ...params };
+  for (const [key, value] of Object.entries(changes)) {
+    if (value === undefined) delete found[key];
+    else found[key] = value;
+  }
+  return found;
+}

@@ -1,0 +1,242 @@
+"""Types of a predicted step and of a plan, as `simulate --json` and `plan --json` print them.
+
+Units are in the names: `_bytes`, `_seconds`, `_flops`, `_per_second`. None: not known, or not stated.
+"""
+
+from typing import Any, NotRequired
+
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+Interval = tuple[float, float]
+exact = with_config(ConfigDict(extra="forbid"))
+"""A document has these keys and no others."""
+
+
+@exact
+class LayoutDocument(TypedDict):
+    """A layout by the run file's keys. `recompute` is a list where blocks differ."""
+
+    pp: int
+    schedule: str
+    virtual_stages: int
+    dp_replicate: int
+    dp_shard: int
+    zero: int
+    cp: int
+    cp_method: str
+    tp: int
+    sequence_parallel: bool
+    ep: int
+    etp: int
+    microbatch_sequences: int
+    outermost: str
+    recompute: str | list[str]
+
+
+@exact
+class TrafficDocument(TypedDict):
+    """Communication of the groups along `axes`, on average over devices."""
+
+    axes: str
+    levels: list[str]
+    sent_bytes: float
+    busy_seconds: float
+    exposed_seconds: float
+
+
+@exact
+class RankMemory(TypedDict):
+    """A pipeline rank's peak: of the device, of the program's buffers, and the instruction at which it is."""
+
+    pp_rank: int
+    device_bytes: int
+    program_bytes: int
+    instruction: str
+    by_kind_bytes: dict[str, int]
+
+
+@exact
+class MemoryCurve(TypedDict):
+    """Memory over the step: piece i lasts until `ends_seconds[i]`."""
+
+    pp_rank: int
+    ends_seconds: list[float]
+    bytes: list[int]
+    by_kind_bytes: dict[str, list[int]]
+
+
+@exact
+class FailuresDocument(TypedDict):
+    """Failures of the whole job, and what checkpoints and spares make of them."""
+
+    mean_seconds_between: float
+    expected: float | None
+    checkpoint_seconds: float
+    restart_seconds: float
+    repair_seconds: float
+    young_interval_seconds: float
+    daly_interval_seconds: float
+    best_interval_seconds: float
+    checkpoint_steps: int
+    goodput_with_spares: float
+    spare_devices: int
+    goodput_without_spares: float
+
+
+@exact
+class CampaignDocument(TypedDict):
+    """A whole training run."""
+
+    tokens: int
+    steps: int
+    training_seconds: float
+    training_device_hours: float
+    seconds: float | None
+    device_hours: float | None
+    goodput: float
+    dollars: float | None
+    joules: float | None
+    failures: FailuresDocument | None
+
+
+@exact
+class PublishedDocument(TypedDict):
+    """The figure that the literature states for this run. `error`: predicted over published, less 1."""
+
+    source: str
+    step_seconds: float
+    error: float
+
+
+@exact
+class TimeShares(TypedDict):
+    """Shares of all devices' time; they sum to 1. `exposed`: waiting for collectives, by the axes of their groups."""
+
+    compute: float
+    exposed: dict[str, float]
+    bubble: float
+
+
+@exact
+class StepDocument(TypedDict):
+    """A predicted step."""
+
+    cluster: str
+    device: str
+    software: str
+    gemm_dtype: str
+    devices: int
+    layout: LayoutDocument
+    num_microbatches: int
+    simulated_microbatches: int
+    step_seconds: float
+    step_seconds_interval: Interval | None
+    tokens: int
+    tokens_per_second: float
+    tokens_per_second_per_device: float
+    flops_per_token: float
+    executed_flops: float
+    peak_flops_per_second: float
+    mfu: float
+    hfu: float
+    bubble_fraction: float
+    time_shares: TimeShares
+    spent_seconds: list[dict[str, float]]
+    communication: list[TrafficDocument]
+    critical_path_seconds: dict[str, float]
+    memory: list[RankMemory]
+    memory_bytes: int
+    memory_bytes_interval: Interval | None
+    context_bytes: int
+    allocator_fragmentation: float
+    device_memory_bytes: int
+    fits: bool
+    verdict: list[str]
+    memory_over_time: NotRequired[list[MemoryCurve]]
+    run: NotRequired[CampaignDocument]
+
+
+@with_config(ConfigDict(extra="allow"))
+class NearestDocument(TypedDict):
+    """A published run that is like this one: as measured, and as predicted. The other keys are its layout."""
+
+    id: str
+    source: str
+    model: str
+    device: str
+    devices: int
+    software: str
+    sequence_length: int
+    step_seconds: float
+    predicted_step_seconds: float
+    memory_bytes: float | None
+    predicted_memory_bytes: float | None
+
+
+@exact
+class SimulationDocument(StepDocument):
+    """`fourfold simulate --json`."""
+
+    model_parameters: int
+    nearest: list[NearestDocument]
+    idle: str | None
+    published: PublishedDocument | None
+
+
+@exact
+class PricedLayout(TypedDict):
+    """A layout that a search priced."""
+
+    layout: LayoutDocument
+    words: str
+    step_seconds: float
+    bound_seconds: float | None
+    tokens_per_second_per_device: float
+    mfu: float
+    memory_bytes: int
+    memory_bytes_by_pp_rank: list[int]
+
+
+@exact
+class ExplanationDocument(TypedDict):
+    """Why a layout that was asked about is not the best. `refused`: why it cannot run or does not fit."""
+
+    asked: dict[str, int | str]
+    layout: PricedLayout | None
+    refused: str | None
+    more_seconds: dict[str, float]
+
+
+@exact
+class PlanDocument(TypedDict):
+    """`fourfold plan --json`."""
+
+    cluster: str
+    device: str
+    devices: int
+    software: str
+    gemm_dtype: str
+    context_bytes: int
+    allocator_fragmentation: float
+    global_sequences: int
+    sequence_length: int
+    tokens: int
+    memory_limit_bytes: int
+    constraints: dict[str, list[int | str]]
+    best: list[PricedLayout]
+    within_interval: int | None
+    closer: StepDocument | None
+    pareto: list[PricedLayout]
+    heuristic_baseline: PricedLayout | None
+    heuristic_baseline_is_outside: bool
+    explanations: list[ExplanationDocument]
+    enough_devices: int | None
+    obstacles: list[str]
+    least_memory_bytes: float | None
+    counts: dict[str, int]
+    search_seconds: float
+    trainer: str | None
+    run: CampaignDocument | None
+    objective: dict[str, Any]
+    notes: list[str]

@@ -1,0 +1,82 @@
+"""The type of each document. The page's TypeScript is generated of them; tests hold documents to them."""
+
+from typing import Any
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from fourfold.explore.catalog_types import CatalogDocument
+from fourfold.explore.prediction_types import PlanDocument, SimulationDocument, exact
+
+
+@exact
+class TextsDocument(TypedDict):
+    """A setup as a run file, a command line and Python."""
+
+    run_file: str
+    command: str
+    python: str
+
+
+@exact
+class ModelDocument(TypedDict):
+    """The keys of `[model]` that a config.json states."""
+
+    overrides: dict[str, Any]
+
+
+@exact
+class ProgramRow(TypedDict):
+    """An instruction of a program. `stream`: where it runs; None on the compute stream."""
+
+    index: int
+    instruction: str
+    operation: str
+    stream: str | None
+    sent_bytes: int
+    live_bytes: int
+    flops: int
+
+
+@exact
+class ProgramDocument(TypedDict):
+    """`fourfold show --json`."""
+
+    model: dict[str, Any]
+    num_parameters: int
+    layout: dict[str, Any]
+    transport: str
+    kind: str
+    pp_rank: int
+    program: list[ProgramRow]
+    totals: dict[str, Any]
+
+
+@exact
+class VerificationDocument(TypedDict):
+    """`fourfold show --verify --json`."""
+
+    model: dict[str, Any]
+    num_parameters: int
+    layout: dict[str, Any]
+    transport: str
+    sound: bool
+    proofs: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
+
+
+SCHEMAS: dict[str, type] = {
+    "simulate": SimulationDocument,
+    "plan": PlanDocument,
+    "catalog": CatalogDocument,
+    "texts": TextsDocument,
+    "model": ModelDocument,
+    "program": ProgramDocument,
+    "verify": VerificationDocument,
+}
+"""The type of each document, by the name in its address."""
+
+
+def json_schema(name: str) -> dict[str, Any]:
+    """The JSON schema of a document."""
+    return TypeAdapter(SCHEMAS[name]).json_schema()

@@ -1,0 +1,128 @@
+"""A repeated command on a run's folder: what may differ from the run that stands there, and what makes it another run."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.launch.run_folder import LOGS, RunFolder
+from fourfold.runtime.progress import FILE_NAME as POSITIONS
+from fourfold.train.measured import FOLDER as MEASUREMENTS
+
+_ORDER = (
+    "data",
+    "batch",
+    "layout",
+    "precision",
+    "optimizer",
+    "model",
+    "checkpoint",
+    "cluster",
+    "run",
+    "faults",
+    "published",
+)
+_FREE = (
+    "layout.",
+    "run.",
+    "checkpoint.",
+    "cluster.",
+    "faults.",
+    "published.",
+    "batch.steps",
+    "batch.tokens",
+    "data.document_tokens",
+)
+_ON_REQUEST = ("optimizer.", "precision.compute", "precision.gradients")
+_FIXED = ("run.seed", "optimizer.name")
+"""Keys that make another run although their section may change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key of the run file, its value in the run that stands in the folder, and its value from now on."""
+
+    key: str
+    before: Any
+    now: Any
+
+    @property
+    def is_free(self) -> bool:
+        return self.key not in _FIXED and self.key.startswith(_FREE)
+
+    @property
+    def is_allowed_on_request(self) -> bool:
+        return self.key not in _FIXED and self.key.startswith(_ON_REQUEST)
+
+    def __str__(self) -> str:
+        return f"{self.key} = {_show(self.now)} (was {_show(self.before)})"
+
+
+def allowed_changes(path: Path, old: RunConfig, new: RunConfig, change: bool) -> tuple[Change, ...]:
+    """The keys in which a repeated command differs from the run that stands in `path`; the run goes on under them.
+
+    `change`: whether the optimizer and the number formats of compute may differ, as `--change` says. Raises `UserError` naming the
+    first key that makes it another run.
+    """
+    found = _differences(old, new)
+    for each in found:
+        if each.is_free or (change and each.is_allowed_on_request):
+            continue
+        asked = "add --change to go on with it, or " if each.is_allowed_on_request else ""
+        raise UserError(
+            f"--out {path}: holds another run: {each.key} = {_show(each.now)} here, {_show(each.before)} there; {asked}name "
+            f"another folder, for example --out {path}-2{_how_to_agree(each)}"
+        )
+    if (steps := num_steps(new)) < num_steps(old):
+        raise UserError(
+            f"--out {path}: batch.steps = {steps} is fewer than the {num_steps(old)} of the run that stands there; allowed: "
+            f"at least {num_steps(old)}, or another folder with --out"
+        )
+    return tuple(found)
+
+
+def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> None:
+    """Adds the event `change` to `events.jsonl`: the step that the run goes on from, and each key's values. Under another layout,
+    what the ranks before left of themselves (positions, measurements, logs) goes."""
+    if not changes:
+        return
+    if any(each.key.startswith("layout.") for each in changes):
+        for pattern in (POSITIONS, f"{MEASUREMENTS}/rank-*.json", f"{LOGS}/rank-*"):
+            for path in folder.path.glob(pattern):
+                path.unlink()
+    event = {
+        "time": time.time(),
+        "event": "change",
+        "step": step,
+        "message": ", ".join(map(str, changes)),
+        "keys": {each.key: [each.before, each.now] for each in changes},
+    }
+    try:
+        with open(folder.events, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+    except OSError as error:
+        raise RunFailure(f"{folder.events}: cannot be written: {error.strerror}; free some space and resume") from None
+
+
+def _differences(old: RunConfig, new: RunConfig) -> list[Change]:
+    before, now = (config.model_dump(mode="json") for config in (old, new))
+    return [
+        Change(f"{section}.{key}", before[section].get(key), value)
+        for section in _ORDER
+        for key, value in now[section].items()
+        if value != before[section].get(key)
+    ]
+
+
+def _show(value: Any) -> str:
+    return "not stated" if value is None else json.dumps(value)
+
+
+def _how_to_agree(change: Change) -> str:
+    value = change.before
+    if value is None or isinstance(value, (list, dict)):
+        return ""
+    return f", or state {change.key}={value if isinstance(value, str) else json.dumps(value)} to go on with that run"

@@ -1,0 +1,149 @@
+"""Torch's dispatcher on the pretended device: kernels, copies from the host, memory; and calls that a device would reject."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourfold.rehearse.journal import Journal
+from fourfold.rehearse.pretend import PretendedDevice
+from fourfold.rehearse.shapes import KnownShapes, flatten
+from fourfold.rehearse.streams import COMPUTE, Streams
+from fourfold.runtime.tracker import MemoryTracker
+
+_ALLOCATES = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}
+_VIEWS = {"_unsafe_view", "lift_fresh", "detach"}
+_COPIES = {"_to_copy", "copy_"}
+_BY_INDEX = {"index", "index_put", "index_put_"}
+_NO_META = {"_fused_sgd_"}
+"""Operations that torch has no version of for tensors without data. They return nothing."""
+_BY_VALUE = {"nonzero", "masked_select", "unique_dim", "_unique2", "_local_scalar_dense", "equal", "is_nonzero"}
+"""Operations whose result the host must see before it goes on."""
+
+
+class _Operation(NamedTuple):
+    """An operation of torch: `kind` is view, allocate, copy, by_value or kernel; places and names of the arguments it writes."""
+
+    name: str
+    kind: str
+    written: tuple[int, ...]
+    written_names: tuple[str, ...]
+
+
+class DeviceKernels(MemoryTracker):
+    """Within the block every operation is checked and counted. Enter the mode that pretends the device first."""
+
+    def __init__(self, journal: Journal, device: PretendedDevice, streams: Streams, shapes: KnownShapes) -> None:
+        super().__init__("meta")
+        self._journal, self._device, self._streams, self._shapes = journal, device, streams, shapes
+        self._operations: dict[Any, _Operation] = {}
+        self._stale = True
+
+    def after_instruction(self) -> None:
+        """Looks at the units' buffers, which are allocated and freed without an operation."""
+        self.refresh()
+        self._stale = True
+        freed = self._streams.freed_too_early()
+        if freed is not None:
+            raise self._journal.fault(
+                f"memory that `{freed}` uses is freed, and the computing stream has not joined it"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operation, options = self._operation(func), kwargs or {}
+        if operation.kind == "view":
+            return func(*args, **options)
+        if self._stale:
+            self.refresh()
+            self._stale = False
+        inputs = flatten((*args, *options.values()))
+        if operation.kind == "copy" and _crosses(operation, args, options):
+            result = self._copy(operation, args, options, func)
+        elif operation.kind == "allocate" or not any(x.is_meta for x in inputs):
+            result = func(*args, **options)
+        else:
+            written = flatten([*(args[i] for i in operation.written), *map(options.get, operation.written_names)])
+            self._run(operation, inputs, written, args)
+            result = None if operation.name in _NO_META else self._shapes.run(func, args, options, written)
+        for output in flatten(result if isinstance(result, tuple) else (result,)):
+            if output.is_meta:
+                self.watch(output)
+        return result
+
+    def _operation(self, func: Any) -> _Operation:
+        known = self._operations.get(func)
+        if known is None:
+            known = self._operations[func] = _operation(func)
+        return known
+
+    def _run(self, operation: _Operation, inputs: list[Tensor], written: list[Tensor], args: Any) -> None:
+        """One kernel, or several: counted as one."""
+        host = [x for x in inputs if not x.is_meta and x.dim() > 0]
+        if host:
+            raise self._journal.fault(
+                f"{operation.name} takes a tensor {list(host[0].shape)} on the CPU beside one on the device"
+            )
+        by_mask = operation.name in _BY_INDEX and any(x.dtype == torch.bool for x in flatten(args[1:2]))
+        if operation.kind == "by_value" or by_mask:
+            self._journal.wait(f"{operation.name}: the result's size depends on values")
+        reads = [x for x in inputs if x.is_meta and not any(x is other for other in written)]
+        self._touch(reads, written)
+        if self._streams.current != COMPUTE:
+            self._streams.launch(
+                self._streams.current, f"{self._journal.instruction}: {operation.name}", reads, written
+            )
+        if any(x.numel() for x in inputs):
+            self._journal.launch()
+
+    def _touch(self, reads: list[Tensor], written: list[Tensor]) -> None:
+        for tensors, writes in ((reads, False), (written, True)):
+            for tensor in tensors:
+                race = self._streams.touch(tensor, writes)
+                if race is not None:
+                    raise self._journal.fault(race)
+
+    def _copy(self, operation: _Operation, args: Any, options: Any, func: Any) -> Any:
+        """A copy between host and device. To the device it is asynchronous from pinned memory alone."""
+        source = args[0] if operation.name == "_to_copy" else args[1]
+        if source.is_meta:
+            self._journal.wait(f"{operation.name}: a copy to the host")
+            values = torch.ones(source.shape, dtype=options.get("dtype") or source.dtype)
+            return values if operation.name == "_to_copy" else args[0].copy_(values)
+        if source.numel():
+            self._journal.copies += 1
+            self._journal.copied_bytes += source.numel() * source.element_size()
+            asked = options.get("non_blocking") or args[2:3] == (True,)
+            if not asked or not self._device.is_pinned(source):
+                self._journal.wait(f"{operation.name}: a copy from pageable memory, or one that blocks")
+        if operation.name == "copy_":
+            self._touch([], [args[0]])
+        return func(*args, **options)
+
+
+def _operation(func: Any) -> _Operation:
+    schema, name = func._schema, func.overloadpacket.__name__
+    aliases = [each.alias_info for each in schema.returns]
+    written = tuple(i for i, each in enumerate(schema.arguments) if each.alias_info and each.alias_info.is_write)
+    names = tuple(schema.arguments[i].name for i in written if schema.arguments[i].kwarg_only)
+    if name in _ALLOCATES:
+        kind = "allocate"
+    elif (
+        name in _VIEWS
+        or torch.Tag.inplace_view in func.tags
+        or (aliases and not written and all(each is not None for each in aliases))
+    ):
+        kind = "view"
+    elif name in _COPIES:
+        kind = "copy"
+    else:
+        kind = "by_value" if name in _BY_VALUE else "kernel"
+    positional = tuple(i for i in written if not schema.arguments[i].kwarg_only)
+    return _Operation(name, kind, positional, names)
+
+
+def _crosses(operation: _Operation, args: Any, options: Any) -> bool:
+    """Whether a copy goes from host to device or back."""
+    if operation.name == "copy_":
+        return bool(args[0].is_meta != args[1].is_meta)
+    target = options.get("device")
+    return target is not None and (torch.device(target).type == "meta") != args[0].is_meta

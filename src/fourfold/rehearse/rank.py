@@ -1,0 +1,145 @@
+"""One rank's step, rehearsed: the executor, its program and its microbatches, on a device that is not there."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+from torch import Tensor
+
+from fourfold.config.optimizers import OptimizerSection
+from fourfold.data.batches import Batch
+from fourfold.layout import FlatLayout
+from fourfold.model import torch_operations
+from fourfold.model.operations import Operations
+from fourfold.program import Instruction, Program, memory_peak
+from fourfold.program.view import RankView
+from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
+from fourfold.rehearse.kernels import DeviceKernels
+from fourfold.rehearse.link import RehearsedLinks
+from fourfold.rehearse.pretend import DEVICE, PretendedDevice
+from fourfold.rehearse.shapes import KnownShapes
+from fourfold.rehearse.streams import Streams
+from fourfold.runtime.collectives import bind_groups
+from fourfold.runtime.executor import Executor, StepTimeout
+from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.units import build_units, share_parameters, watch_units
+from fourfold.train.feed import RowFeed, feed_tables, own_positions
+
+
+@dataclass(frozen=True)
+class RankRehearsal:
+    """One rank's step. `resident_bytes`: allocated before the step; `peak_bytes`: the most allocated within it, and
+    as the program predicts it. `launches`: operations given to the device; a collective is none. `joins`: by instruction, how
+    often the computing stream waits for a communicator. `sent_bytes`: by axes."""
+
+    rank: int
+    pp_rank: int
+    instructions: int
+    resident_bytes: int
+    peak_bytes: int
+    predicted_peak_bytes: int
+    launches: int
+    copies: int
+    copied_bytes: int
+    waits: tuple[Wait, ...]
+    calls: tuple[GroupCall, ...]
+    joins: Mapping[str, int]
+    sent_bytes: dict[str, int]
+
+    @property
+    def communicators(self) -> int:
+        """Communicators that the step uses."""
+        return len({(call.link, call.peer, call.upwards) for call in self.calls})
+
+
+def rehearse_rank(
+    view: RankView, program: Program, rank: int, optimizer: OptimizerSection, shapes: KnownShapes
+) -> RankRehearsal:
+    """Runs one step of a rank. `shapes` may be shared by ranks. Raises `RehearsalFault` for what a device would reject."""
+    spec, journal, streams = view.spec, Journal(rank), Streams()
+    device = PretendedDevice(journal)
+    kernels = DeviceKernels(journal, device, streams, shapes)
+    with ExitStack() as modes:
+        modes.enter_context(device)
+        groups = bind_groups(spec.layout, rank, groups_of(spec), RehearsedLinks(journal, streams), {})
+        units = build_units(view, rank, optimizer, DEVICE, _fill)
+        tables = feed_tables(spec, DEVICE)
+        modes.enter_context(kernels)
+        share_parameters(spec, units, groups)
+        executor = Executor(
+            view, units, groups, optimizer, DEVICE, rank, operations=_operations(journal), side=streams.on_side
+        )
+        watch_units(kernels, units.values(), tables)
+        kernels.after_instruction()
+        resident = kernels.peak_bytes = kernels.live_bytes
+        before = {axes: group.sent_bytes for axes, group in groups.items()}
+        start = _Totals(journal)
+        feed = _feed(view, rank, tables)
+
+        def observe(counter: int, step: Instruction) -> None:
+            kernels.after_instruction()
+            following = program.instructions[counter + 1 : counter + 2]
+            journal.instruction = following[0].short if following else "end"
+
+        journal.instruction = program.instructions[0].short
+        try:
+            executor.run(program, feed, 1e-4, observe)
+        except RehearsalFault:
+            raise
+        except (RuntimeError, NotImplementedError, ValueError, IndexError, StepTimeout) as error:
+            raise journal.fault(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        left = streams.left()
+        if left is not None:
+            raise journal.fault(f"`{left}` is not joined at the end of the step")
+    return RankRehearsal(
+        rank=rank,
+        pp_rank=view.pp_rank,
+        instructions=len(program.instructions),
+        resident_bytes=resident,
+        peak_bytes=kernels.peak_bytes,
+        predicted_peak_bytes=memory_peak(program).bytes,
+        launches=sum(journal.launches.values()) - start.launches,
+        copies=journal.copies - start.copies,
+        copied_bytes=journal.copied_bytes - start.copied_bytes,
+        waits=tuple(journal.waits[start.waits :]),
+        calls=tuple(journal.calls[start.calls :]),
+        joins=dict(journal.joins),
+        sent_bytes={axes: group.sent_bytes - before[axes] for axes, group in groups.items()},
+    )
+
+
+class _Totals:
+    """The journal's numbers before the step."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.launches, self.waits, self.calls = sum(journal.launches.values()), len(journal.waits), len(journal.calls)
+        self.copies, self.copied_bytes = journal.copies, journal.copied_bytes
+
+
+def _fill(flat: FlatLayout, index: int, out: Tensor) -> None:
+    """Parameters have no values here."""
+
+
+def _operations(journal: Journal) -> Operations:
+    """Those of torch, but for the counts that a dispatcher reads from the device: experts are chosen equally often."""
+
+    def host_counts(totals: Tensor, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+        journal.wait("host_counts: rows to each expert")
+        return [tuple(rows // size + (i < rows % size) for i in range(size)) for size in parts]
+
+    return cast(Operations, SimpleNamespace(**{**vars(torch_operations), "host_counts": host_counts}))
+
+
+def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
+    """Microbatches of the rank's shape. Where documents are kept apart, each row is three of them."""
+    spec, layout = view.spec, view.spec.layout
+    rows, length = layout.num_microbatches * layout.microbatch_sequences, layout.sequence_length
+    tokens = np.zeros((rows, length), dtype=np.int64)
+    positions = np.broadcast_to(np.arange(length), (rows, length))
+    third = length // 3
+    documents = ((third, third, length - 2 * third),) * rows if spec.document_mask else None
+    batch = Batch(tokens, tokens, positions, documents)
+    return RowFeed(batch, layout.microbatch_sequences, tables, own_positions(layout, rank), spec.model.mtp_layers)

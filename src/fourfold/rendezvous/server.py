@@ -1,0 +1,164 @@
+"""The store's server: one thread, which listens on the addresses given and on no other."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+from fourfold.config import RunFailure
+from fourfold.config.errors import open_files_advice, shortened
+from fourfold.rendezvous.frames import (
+    CHALLENGE_BYTES,
+    FROM_CLIENT,
+    FROM_SERVER,
+    HEAD_BYTES,
+    PROOF_BYTES,
+    SECRET,
+    BrokenFrame,
+    FrameCodec,
+    challenge,
+    check_proof,
+    new_secret,
+    proof,
+)
+from fourfold.rendezvous.values import Values
+
+LOOPBACK = "127.0.0.1"
+_HANDSHAKE_SECONDS = 10.0
+_MAX_STRANGERS = 256
+"""Connections that have yet to prove that they know the secret; one more is closed at once."""
+
+
+class StoreServer:
+    """Keys and values of one run. Listens from the start; answers after `start`, so that a launcher may fork in between.
+
+    `hosts`: names or addresses of this machine. `port` 0: any free one; where the port asked for is taken, any free one too.
+    """
+
+    def __init__(self, hosts: Sequence[str] = (LOOPBACK,), port: int = 0) -> None:
+        self.secret = new_secret()
+        self._sockets = [_listen(hosts[0], port)]
+        self.host, self.port = hosts[0], int(self._sockets[0].getsockname()[1])
+        self._sockets += [_listen(host, self.port) for host in hosts[1:]]
+        self._loop = asyncio.new_event_loop()
+        self._values = Values(self._loop)
+        self._strangers: set[_Peer] = set()
+        self._ended = asyncio.Event()
+        serve = self._loop.run_until_complete
+        self._thread = threading.Thread(target=lambda: serve(self._serve()), name="rendezvous", daemon=True)
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which ranks on this machine find the store and are let in."""
+        return {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port), SECRET: self.secret.hex()}
+
+    def start(self) -> None:
+        """Answers from now on, until `close` or the end of this process."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Closes every connection."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
+        self._loop.close()
+        for listener in self._sockets:
+            listener.close()
+
+    async def _serve(self) -> None:
+        for listener in self._sockets:
+            await self._loop.create_server(lambda: _Peer(self.secret, self._values, self._strangers), sock=listener)
+        await self._ended.wait()
+        self._values.close()
+
+
+class _Peer(asyncio.Protocol):
+    """One connection. Whatever a stranger sends, only its own connection ends."""
+
+    def __init__(self, secret: bytes, values: Values, strangers: "set[_Peer]") -> None:
+        self._secret, self._values, self._strangers = secret, values, strangers
+        self._codec: FrameCodec | None = None
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport, self._challenge = transport, challenge()
+        self._values.connections.add(transport)
+        if len(self._strangers) >= _MAX_STRANGERS:
+            transport.abort()
+            return
+        self._strangers.add(self)
+        self._deadline = asyncio.get_running_loop().call_later(_HANDSHAKE_SECONDS, transport.abort)
+        transport.write(self._challenge)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._values.connections.discard(self._transport)
+        self._strangers.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            while (part := self._next_part()) is not None:
+                if self._codec is None:
+                    self._admit(part)
+                else:
+                    self._values.answer(self._codec.decode(part[:HEAD_BYTES], part[HEAD_BYTES:]), self._reply)
+        except (BrokenFrame, ValueError):
+            self._transport.abort()
+
+    def _next_part(self) -> bytes | None:
+        """The answer to the challenge, or a frame, once it is there in full."""
+        if self._codec is None:
+            size = CHALLENGE_BYTES + PROOF_BYTES
+        elif len(self._buffer) < HEAD_BYTES:
+            return None
+        else:
+            size = HEAD_BYTES + self._codec.body_bytes(self._buffer)
+        if len(self._buffer) < size:
+            return None
+        part = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return part
+
+    def _admit(self, answer: bytes) -> None:
+        """Lets in who knows the secret."""
+        challenges = self._challenge + answer[:CHALLENGE_BYTES]
+        check_proof(self._secret, FROM_CLIENT, challenges, answer[CHALLENGE_BYTES:])
+        self._deadline.cancel()
+        self._strangers.discard(self)
+        self._transport.write(proof(self._secret, FROM_SERVER, challenges))
+        self._codec = FrameCodec(self._secret, challenges, FROM_SERVER)
+
+    def _reply(self, fields: Sequence[bytes]) -> None:
+        assert self._codec is not None
+        self._transport.write(self._codec.encode(fields))
+
+
+def loopback_interface() -> dict[str, str]:
+    """The variables that keep gloo's and NCCL's own sockets on this machine, where all ranks are on it; a person's own settings
+    stand."""
+    name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    keys = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name is not None else ()
+    return {key: os.environ.get(key, str(name)) for key in keys}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, port))
+        except OSError:
+            if port == 0:
+                raise
+            listener.bind((address, 0))
+        listener.listen(1024)
+    except (OSError, UnicodeError) as error:
+        if (cure := open_files_advice(error)) is not None:
+            raise RunFailure(f"{host}: cannot listen ({error}); {cure}") from None
+        raise RunFailure(
+            f"{shortened(host)[1:-1]}: the run's ranks cannot meet at this address ({error}); it must be one of this machine, "
+            f"which starts rank 0; what works: export MASTER_ADDR=ADDRESS with the address at which the others reach it"
+        ) from None
+    return listener

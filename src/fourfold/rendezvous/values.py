@@ -1,0 +1,84 @@
+"""The keys and values of the store, and who waits for which."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from fourfold.rendezvous.frames import BrokenFrame
+
+Reply = Callable[[Sequence[bytes]], None]
+OK, LATE = b"ok", b"late"
+
+
+class Values:
+    """Answers requests: a name and its fields. The answer is `ok` and results, or `late` where what a request waits for did not
+    come in time. `connections`: those that are open."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.connections: set[asyncio.Transport] = set()
+        self._loop = loop
+        self._values: dict[bytes, bytes] = {}
+        self._waiting: dict[bytes, list[Callable[[], None]]] = {}
+
+    def close(self) -> None:
+        """Closes every connection."""
+        for transport in list(self.connections):
+            transport.abort()
+
+    def answer(self, request: Sequence[bytes], reply: Reply) -> None:
+        """Answers at once, or when what is waited for is there. Raises `BrokenFrame` and `ValueError` for a malformed request."""
+        match request:
+            case (b"check", *keys):
+                reply([OK, b"1" if all(key in self._values for key in keys) else b"0"])
+            case (b"set", key, value):
+                self._set(key, value)
+                reply([OK])
+            case (b"get", seconds, key):
+                self._when_set([key], float(seconds), reply, lambda: [self._values.get(key, b"")])
+            case (b"wait", seconds, *keys):
+                self._when_set(keys, float(seconds), reply, list)
+            case (b"add", key, amount):
+                self._set(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
+                reply([OK, self._values[key]])
+            case (b"append", key, value):
+                self._set(key, self._values.get(key, b"") + value)
+                reply([OK])
+            case (b"compare_set", key, expected, desired):
+                if self._values.get(key, b"") == expected:
+                    self._set(key, desired)
+                reply([OK, self._values.get(key, expected)])
+            case (b"delete", key):
+                reply([OK, b"1" if self._values.pop(key, None) is not None else b"0"])
+            case (b"count",):
+                reply([OK, b"%d" % len(self._values)])
+            case _:
+                raise BrokenFrame("a request of another form")
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        self._values[key] = value
+        for look_again in self._waiting.pop(key, ()):
+            look_again()
+
+    def _when_set(
+        self, keys: Sequence[bytes], seconds: float, reply: Reply, results: Callable[[], list[bytes]]
+    ) -> None:
+        """Replies when all keys are there, or `late` after so many seconds."""
+        is_late = False
+
+        def be_late() -> None:
+            nonlocal is_late
+            is_late = True
+            reply([LATE])
+
+        timer = self._loop.call_later(max(0.0, min(seconds, 1e6)), be_late)
+
+        def look() -> None:
+            if is_late:
+                return
+            missing = next((key for key in keys if key not in self._values), None)
+            if missing is not None:
+                self._waiting.setdefault(missing, []).append(look)
+                return
+            timer.cancel()
+            reply([OK, *results()])
+
+        look()

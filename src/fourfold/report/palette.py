@@ -1,0 +1,51 @@
+"""The colours of everything that is drawn, for light and dark ground: terminal, pictures of the docs and the page share them.
+
+Axes of the mesh take Okabe and Ito's colours (2008), which people who see two primaries tell apart. Memory that stays for the whole
+step is blue, memory that comes and goes is warm. Time that computes is slate, so that communication stands out.
+"""
+
+from typing import NamedTuple
+
+
+class Colour(NamedTuple):
+    """`name`: in words. `light`, `dark`: on a light and on a dark ground. `kinds`: the words of documents that it stands for."""
+
+    name: str
+    light: str
+    dark: str
+    kinds: tuple[str, ...] = ()
+
+
+AXES = {
+    "tp": Colour("tensor parallel", "#d55e00", "#f0803c", ("tp", "tp_head", "tp_copy")),
+    "pp": Colour("pipeline", "#009e73", "#2fc29a", ("pp", "tied")),
+    "dp": Colour("data parallel", "#0072b2", "#4ba3dd", ("dp_shard", "dp_replicate", "dp", "edp")),
+    "cp": Colour("context parallel", "#cc79a7", "#dd93bb", ("cp", "cp_ring", "cp_ulysses")),
+    "ep": Colour("expert parallel", "#e69f00", "#f2b633", ("ep", "etp")),
+}
+"""A group of several axes has the colour of the first that it names."""
+
+TIME = {
+    "compute": Colour("compute", "#42526b", "#66788f"),
+    "idle": Colour("bubble", "#d9dee5", "#2b333d", ("pipeline bubble", "waiting")),
+}
+
+MEMORY = {
+    "parameters": Colour("parameters", "#1d4273", "#3f74b8", ("params", "shard", "units")),
+    "gradients": Colour("gradients", "#4c7db0", "#74a5d8", ("grad", "grad_shard", "reduce")),
+    "optimizer": Colour("optimizer states", "#9cc0e4", "#bcd6f0", ("optimizer", "master")),
+    "activations": Colour("activations", "#c2512f", "#e0734f", ("saved", "hidden", "dhidden", "deferred")),
+    "temporary": Colour("temporary", "#e8b04b", "#efc26c", ("workspace", "batch", "rope", "router")),
+    "software": Colour("software", "#8b95a1", "#6d7884", ("software",)),
+}
+"""`kinds`: those of `program/buffers.py`; `software` is what the device holds beside the program."""
+
+OPERATIONS = {
+    "F": Colour("forward", "#2f62ad", "#6f9fe6"),
+    "B": Colour("backward", "#2c7a4b", "#5fb383"),
+    "I": Colour("input gradient", "#0b5563", "#7adbe3"),
+    "W": Colour("weight gradient", "#96611a", "#d9a252"),
+    "K": Colour("recompute", "#94407f", "#cf8fc4"),
+}
+
+PALETTE: dict[str, dict[str, Colour]] = {"axis": AXES, "time": TIME, "memory": MEMORY, "operation": OPERATIONS}

@@ -1,0 +1,82 @@
+"""The first tensor of a step that holds an infinity or a NaN, on this rank."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fourfold.layout import FlatLayout
+from fourfold.program import Instruction
+from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS
+from fourfold.runtime.executor import Executor
+from fourfold.runtime.units import Unit, is_live
+
+
+@dataclass(frozen=True)
+class BadTensor:
+    """`order` puts those of all ranks in the order in which one follows from another: weights and optimizer states, then by
+    microbatch forward through the segments and back."""
+
+    order: int
+    what: str
+
+
+class FirstBadTensor:
+    """The executor's observer that finds it; `found` is None until then. It waits for the device after every instruction."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._segments = [segment.name for segment in executor.view.spec.segments]
+        self.found = bad_state(executor.units.values())
+
+    def __call__(self, index: int, step: Instruction) -> None:
+        """After an instruction: looks at what it wrote."""
+        if self.found is not None or step.op not in COMPUTE_OPS:
+            return
+        for name in step.writes:
+            tensor = self._executor.buffer(name)
+            first = _first_bad(tensor) if isinstance(tensor, Tensor) else None
+            if first is not None:
+                self.found = BadTensor(self._order(step), f"{self._name(name, first)}, written by `{step.short}`")
+                return
+
+    def _order(self, step: Instruction) -> int:
+        count, place = len(self._segments), self._segments.index(step.segment or "")
+        if step.op in BACKWARD_OPS:
+            place = 2 * count - place
+        return 1 + (step.microbatch or 0) * (2 * count + 1) + place
+
+    def _name(self, buffer: str, index: int) -> str:
+        kind, _, rest = buffer.partition("/")
+        if kind == "grad":
+            return f"the gradient of {_parameter(self._executor.units[rest].flat, index)}"
+        segment = rest.partition("/")[0]
+        return f"the {'gradient of the ' if kind == 'dhidden' else ''}input of {segment}"
+
+
+def bad_state(units: Iterable[Unit]) -> BadTensor | None:
+    """The first of this rank's weights and optimizer states that is not finite. Takes one pass over them."""
+    for unit in units:
+        start, _ = unit.flat.shard_range(unit.index)
+        for role, tensor in {"": unit.master, **unit.optimizer.state}.items():
+            index = _first_bad(tensor)
+            if index is not None:
+                name = _parameter(unit.flat, start + index)
+                return BadTensor(0, f"{role} of {name}" if role else name)
+    return None
+
+
+def _parameter(flat: FlatLayout, index: int) -> str:
+    """The parameter that an element of the flat buffer belongs to."""
+    return next((p.name for p, start, end in flat.ranges() if start <= index < end), f"the padding of {flat.unit}")
+
+
+def _first_bad(tensor: Tensor) -> int | None:
+    """The index of the first element that is not finite, of a tensor laid flat."""
+    if not is_live(tensor) or torch.isfinite(
+        tensor.sum()
+    ):  # a finite sum has finite terms, and is faster than looking at each
+        return None
+    bad = ~torch.isfinite(tensor.reshape(-1))
+    return int(bad.to(torch.uint8).argmax()) if bad.any() else None

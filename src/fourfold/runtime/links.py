@@ -1,0 +1,155 @@
+"""Process groups, made before the first step: what carries the collectives of some ranks, and transfers between two of them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fourfold.layout import Layout
+from fourfold.model.parallel import Pending
+
+
+class Link(Protocol):
+    """The calls by which some ranks communicate. Every method starts something and returns at once. `native`: NCCL's own
+    collectives and no tags. The ranks that are named are those of the world."""
+
+    native: bool
+
+    def all_gather(self, full: Tensor, shard: Tensor) -> Pending: ...
+    def reduce_scatter(self, shard: Tensor, full: Tensor) -> Pending: ...
+    def all_reduce(self, full: Tensor) -> Pending: ...
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, rows_in: list[int] | None, rows_out: list[int] | None
+    ) -> Pending: ...
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> Sequence[Pending]:
+        """Sends to and receives from several ranks at once, each rank with the same numbers of calls before."""
+        ...
+
+    def send(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Pending:
+        """The transfer of that number to a rank of a higher index (`upwards`), or of a lower."""
+        ...
+
+    def receive(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Pending:
+        """`upwards`: from a rank of a lower index."""
+        ...
+
+
+Channels = Mapping[tuple[int, bool], Any]
+"""By a neighbour's rank and the direction, the process group of that neighbour and this rank."""
+
+_TRANSFER_TAGS = 1 << 30
+
+
+@dataclass
+class TorchLink:
+    """Process groups of torch.distributed. `channels`: groups of two, so that no transfer waits behind one with another rank;
+    without them transfers travel on the group, by tags. `_sequence` numbers the exchanges, whatever axes they are along."""
+
+    process_group: Any
+    native: bool
+    channels: Channels = field(default_factory=dict)
+    _sequence: int = 0
+
+    def all_gather(self, full: Tensor, shard: Tensor) -> Any:
+        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        return function(full, shard, group=self.process_group, async_op=True)
+
+    def reduce_scatter(self, shard: Tensor, full: Tensor) -> Any:
+        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        return function(shard, full, group=self.process_group, async_op=True)
+
+    def all_reduce(self, full: Tensor) -> Any:
+        return dist.all_reduce(full, group=self.process_group, async_op=True)
+
+    def all_to_all(self, received: Tensor, sent: Tensor, rows_in: list[int] | None, rows_out: list[int] | None) -> Any:
+        return dist.all_to_all_single(received, sent, rows_in, rows_out, group=self.process_group, async_op=True)
+
+    def exchange(self, sent: Sequence[tuple[Tensor, int]], received: Sequence[tuple[Tensor, int]]) -> Any:
+        group = self.process_group
+        if self.native:
+            operations = [dist.P2POp(dist.isend, tensor, rank, group) for tensor, rank in sent]
+            operations += [dist.P2POp(dist.irecv, tensor, rank, group) for tensor, rank in received]
+            return dist.batch_isend_irecv(operations)
+        self._sequence += 1
+        base = self._sequence << 8
+        works = [dist.irecv(x, rank, group=group, tag=base + i) for x, rank, i in _numbered(received)]
+        return works + [dist.isend(x, rank, group=group, tag=base + i) for x, rank, i in _numbered(sent)]
+
+    def send(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Any:
+        group = self.channels.get((rank, upwards), self.process_group)
+        return dist.isend(tensor, rank, group=group, tag=_TRANSFER_TAGS + number)
+
+    def receive(self, tensor: Tensor, rank: int, upwards: bool, number: int) -> Any:
+        group = self.channels.get((rank, upwards), self.process_group)
+        return dist.irecv(tensor, rank, group=group, tag=_TRANSFER_TAGS + number)
+
+
+Links = dict[tuple[int, ...], Link]
+"""Links by their ranks."""
+
+
+class LinkMaker(Protocol):
+    """Makes the links of one rank."""
+
+    def link(self, axes: str, ranks: Sequence[int]) -> Link: ...
+
+    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> Link:
+        """The link of a pipeline's ranks, over which neighbours transfer to each other."""
+        ...
+
+
+class TorchLinks:
+    """Links over process groups of torch.distributed.
+
+    With NCCL every communicator is connected here, on this rank's device and by its members alone (`device_id` of the default
+    group would make all ranks split it, group after group). Left to the first call, a communicator is connected within the step,
+    where both ends block until the other comes: an order that the proof about transfers does not know.
+    """
+
+    def __init__(self, timeout_seconds: float) -> None:
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._native = dist.get_backend() == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if self._native else None
+
+    def link(self, axes: str, ranks: Sequence[int]) -> TorchLink:
+        if not self._native and len(ranks) == dist.get_world_size():
+            return TorchLink(dist.group.WORLD, native=False)
+        return TorchLink(self._group(ranks), self._native)
+
+    def pipeline(self, layout: Layout, rank: int, ranks: Sequence[int]) -> TorchLink:
+        """The link of a pipeline's ranks, with a channel for each neighbour and direction. A rank makes a group of itself in the
+        place of others' channels: see `make_groups`."""
+        link = self.link("pp", ranks)
+        channels = {}
+        for pair in neighbours(layout, ranks) if self._native else ():
+            for upwards in (False, True):
+                group = self._group(pair if rank in pair else (rank,))
+                if rank in pair:
+                    channels[pair[1 - pair.index(rank)], upwards] = group
+        link.channels = channels
+        return link
+
+    def _group(self, ranks: Sequence[int]) -> Any:
+        device = self._device if len(ranks) > 1 else None
+        return dist.new_group(list(ranks), timeout=self._timeout, use_local_synchronization=True, device_id=device)
+
+
+def _numbered(items: Sequence[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int, int]]:
+    """(tensor, rank, how many before it are for the same rank)."""
+    seen: Counter[int] = Counter()
+    for tensor, rank in items:
+        yield tensor, rank, seen[rank]
+        seen[rank] += 1
+
+
+def neighbours(layout: Layout, ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of a pipeline's `ranks` that hold consecutive stages, in one order for all of them: so all can connect one by one."""
+    places = zip(layout.stage_ranks, layout.stage_ranks[1:], strict=False)
+    pairs = {(min(a, b), max(a, b)) for a, b in places if a != b}
+    return ((ranks[low], ranks[high]) for low, high in sorted(pairs))

@@ -1,0 +1,68 @@
+"""Where a run goes on from: the newest checkpoint that every rank can read; newer ones that some rank cannot are named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fourfold.checkpoint import DamagedCheckpoint, step_of
+from fourfold.config import FinalFailure
+from fourfold.config.remote_path import place
+from fourfold.train.session import RankContext
+
+Restore = Callable[[Path], dict[str, Any]]
+"""Fills this rank's tensors from a checkpoint and returns what was saved beside them. Raises `DamagedCheckpoint`."""
+
+
+class Resumption:
+    """The checkpoints of a run, as all its ranks see them."""
+
+    def __init__(self, find: Callable[[], list[Path]], context: RankContext) -> None:
+        """`find`: the folders of saved steps, newest first."""
+        self._context = context
+        if context.rank == 0:  # one rank looks, so that all see the same folders
+            context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
+        self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is nothing to go on from."""
+        return not self._paths
+
+    def restore(self, restore: Restore, refuse: Callable[[int, str], None]) -> dict[str, Any]:
+        """Fills the tensors of all ranks from the newest checkpoint that every rank can read; what was saved beside them.
+
+        `refuse` is called with the step of each newer one, and why a rank could not read it. Raises `FinalFailure` where
+        none is left.
+        """
+        problems = []
+        for path in self._paths:
+            info, problem = self._attempt(path, restore)
+            if info is not None:
+                return info
+            refuse(step_of(path) or 0, problem)
+            problems.append(f"  {problem}\n")
+        raise FinalFailure(
+            f"{self._paths[0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
+            f"move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
+        )
+
+    def _attempt(self, path: Path, restore: Restore) -> tuple[dict[str, Any] | None, str]:
+        """(what was saved, "") on every rank, or (None, the problem of a rank that could not read it)."""
+        info, problem = None, ""
+        try:
+            info = restore(path)
+            check_info(path, info)
+        except DamagedCheckpoint as error:
+            problem = error.problem
+        context = self._context
+        failed = context.least(context.rank if problem else context.world_size)
+        return (info, "") if failed == context.world_size else (None, context.tell(problem, failed))
+
+
+def check_info(path: Path, info: dict[str, Any]) -> None:
+    """Raises `DamagedCheckpoint` where the counters beside the tensors are missing, malformed or of another step."""
+    for key in ("step", "tokens", "skipped_steps", "updates"):
+        value = info.get(key)
+        if type(value) is not int or value < 0 or (key == "step" and value != (step_of(path) or value)):
+            raise DamagedCheckpoint(f"{path}: info.{key} = {value!r} is not that of a run's checkpoint", "name another")

@@ -1,0 +1,144 @@
+"""Saves of one rank: the step is held up for a copy to host memory, a thread writes it beside training."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fourfold.checkpoint import SaveFailure
+from fourfold.config import RunConfig
+from fourfold.program.view import RankView
+from fourfold.runtime.routers import Routers
+from fourfold.runtime.units import Unit
+from fourfold.train import state
+
+
+@dataclass
+class SaveEnd:
+    """How a save ended. `seconds`: from its begin to its end; `held_seconds`: those that training stood still, of them
+    `waited_seconds` for the save before. `error`: why nothing was saved, the same on every rank."""
+
+    step: int
+    path: Path | None = None
+    seconds: float = 0.0
+    held_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    error: Exception | None = None
+    begun: float = field(default_factory=time.perf_counter)
+
+    def event(self) -> dict[str, Any]:
+        """The values of the event `save` or `save_failed`."""
+        values = {key: getattr(self, key) for key in ("step", "seconds", "held_seconds", "waited_seconds")}
+        if self.path is None:
+            return {**values, "message": str(self.error)}
+        return {**values, "path": self.path.name}
+
+
+class Saver:
+    """Saves the state of one rank's units and routers. Every rank calls the same methods in the same order.
+
+    At most one save is under way: the next one waits for it, so that slow storage slows training instead of filling memory.
+    """
+
+    def __init__(
+        self, config: RunConfig, out: Path, view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int
+    ):
+        self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
+        self._rank = rank
+        self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
+        self._group = None
+        if self.beside_training and view.spec.layout.world_size > 1:  # training's own collectives go on meanwhile
+            self._group = dist.new_group(timeout=timedelta(seconds=config.run.timeout_seconds), backend="gloo")
+        self._host: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._pending: SaveEnd | None = None
+        self._ended: list[SaveEnd] = []
+        self._newest: int | None = None
+        if self.beside_training:
+            self._thread = threading.Thread(target=self._prepare, daemon=True)
+            self._thread.start()
+
+    def begin(self, step: int, info: Mapping[str, Any]) -> None:
+        """Copies the state before step `step` and saves the copy beside training."""
+        end = SaveEnd(step)
+        self.wait()
+        end.waited_seconds = time.perf_counter() - end.begun
+        if not self._host:
+            self._prepare()
+        on_device = False
+        for name, tensor in self._tensors().items():
+            self._host[name].copy_(tensor, non_blocking=True)
+            on_device = on_device or tensor.is_cuda
+        if on_device:
+            torch.cuda.synchronize()
+        end.held_seconds = time.perf_counter() - end.begun
+        self._pending = end
+        self._thread = threading.Thread(target=self._save, args=(end, info, self._meet, self._host), daemon=True)
+        self._thread.start()
+
+    def save(self, step: int, info: Mapping[str, Any], synchronize: Callable[[], None]) -> None:
+        """Saves the state before step `step` before it returns, after the save under way, unless that one saved this step.
+        `synchronize`: a barrier."""
+        end = SaveEnd(step)
+        self.wait()
+        if self._newest == step:
+            return
+        end.waited_seconds = time.perf_counter() - end.begun
+        self._save(end, info, synchronize, None)
+        end.held_seconds = end.seconds
+        self._ended.append(end)
+
+    def wait(self) -> None:
+        """Returns when no save is under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._pending is not None:
+            self._ended.append(self._pending)
+            self._pending = None
+
+    def ended(self) -> list[SaveEnd]:
+        """The saves that ended since the last call. Raises the error of one that ended without a word to the other ranks."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+        ended, self._ended = self._ended, []
+        for end in ended:
+            if end.error is not None and not isinstance(end.error, SaveFailure):
+                raise end.error
+        return ended
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return state.written_tensors(self._view, self._units, self._routers, self._rank)
+
+    def _prepare(self) -> None:
+        """Allocates the copy and touches its pages, which would take longer than the first copy itself."""
+        for name, tensor in self._tensors().items():
+            self._host[name] = torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+
+    def _meet(self) -> None:
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def _save(
+        self,
+        end: SaveEnd,
+        info: Mapping[str, Any],
+        synchronize: Callable[[], None],
+        copies: Mapping[str, Tensor] | None,
+    ) -> None:
+        try:
+            end.path = state.save(
+                self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, synchronize,
+                tensors=copies,
+            )  # fmt: skip
+            self._newest = end.step
+        except Exception as error:
+            end.error = error
+        end.seconds = time.perf_counter() - end.begun

@@ -1,0 +1,82 @@
+"""Documents are what `--json` prints, and have the types from which the page's sources are generated."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from fourfold.api.simulation import simulate
+from fourfold.config import UserError
+from fourfold.explore.documents import encoded
+from fourfold.explore.schema import SCHEMAS
+from fourfold.explore.setup import Malformed, read_setup
+from tools.page_types import main
+
+SMALL = {
+    "model.preset": "smollm2-135m",
+    "batch.global_sequences": 16,
+    "batch.sequence_length": 512,
+    "precision.compute": "bf16",
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "simulate": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "memory": True, "tokens": "1G"},
+    "plan": {"overrides": SMALL, "cluster": "dgx-h100:2", "explain": ["tp=2", "pp=3"], "tokens": "1G", "budget": 1},
+    "catalog": {},
+    "texts": {"overrides": SMALL, "cluster": "dgx-h100:8"},
+    "program": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "pp_rank": 1},
+    "verify": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
+    "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+                         "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5}},
+}  # fmt: skip
+
+
+def silent(text: str, share: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_document_has_its_type(name: str) -> None:
+    TypeAdapter(SCHEMAS[name]).validate_json(encoded(name, BODIES[name], silent), strict=True)
+
+
+def test_the_generated_sources_are_up_to_date() -> None:
+    assert main(["--check"]) == 0
+
+
+def test_a_step_is_what_simulate_prints() -> None:
+    for run, overrides in (("preset:llama3-70b", {}), ("preset:llama3.1-8b-128", {"layout.recompute": "full"})):
+        ours = json.loads(encoded("simulate", {"run": run, "overrides": overrides}, silent))
+        assert ours == json.loads(json.dumps(simulate(run, overrides).to_json()))
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"run": "/etc/passwd"}, "allowed: preset:NAME"),
+        ({"run": "preset:llama3-70b", "cluster": "../x.toml"}, "files"),
+        ({"run": "preset:llama3-70b", "software": "./mine.toml"}, "files"),
+        ({"overrides": {"model.block": "python:os:system"}}, "cannot be stated"),
+        ({"overrides": {'model.block="python:os:x"#': 1}}, "cannot be stated"),
+        ({"overrides": {"model.hf": "/root"}}, "cannot be stated"),
+        ({"overrides": {"layout.auto": True}}, "cannot be stated"),
+        ({"overrides": {"layout.schedule": "python:os:system"}}, "files and code"),
+        ({"overrides": {"layout.schedule": "file:/etc/passwd"}}, "files and code"),
+        ({"overrides": {"data.tokenizer": "/etc/passwd"}}, "files"),
+        ({"overrides": {"data.corpus": "/etc"}}, "cannot be stated"),
+        ({"overrides": {"layout": "auto"}}, "cannot be stated"),
+        ({"overrides": {"layout.tp": {"a": {"b": 1}}}}, "overrides"),
+        ({"overrides": [1]}, "overrides"),
+        ({"more": 1}, "more"),
+        ({"run": "preset:" + "x" * 1000}, "run"),
+    ],
+)
+def test_a_request_reads_no_file_and_runs_no_code(body: dict[str, Any], word: str) -> None:
+    with pytest.raises(Malformed, match=word):
+        read_setup(body)
+
+
+def test_a_layout_that_cannot_run_is_an_answer() -> None:
+    with pytest.raises(UserError, match="tp") as found:
+        encoded("simulate", {"overrides": SMALL | {"layout.tp": 7}, "cluster": "dgx-h100:8"}, silent)
+    assert not isinstance(found.value, Malformed)

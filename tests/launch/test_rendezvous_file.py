@@ -1,0 +1,74 @@
+"""Ranks of another launcher find the store through a file that only their user can read."""
+
+import json
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fourfold.config import RunFailure, parse_run
+from fourfold.launch.external import ExternalRank, external_rank, start_token
+from fourfold.launch.rendezvous_file import find_store, listening_hosts, serving
+from fourfold.launch.run_folder import RunFolder
+from fourfold.rendezvous.frames import SECRET
+from tests.launch.test_external_ranks import SLURM, TORCHRUN
+
+ALONE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "0"}
+
+
+def rank_of(environment: dict[str, str]) -> ExternalRank:
+    rank = external_rank(environment)
+    assert rank is not None
+    return rank
+
+
+def test_the_file_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+    folder, rank = RunFolder(tmp_path), rank_of(ALONE)
+    with serving(folder, rank, "this") as told:
+        (file,) = tmp_path.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert find_store(folder, rank, "this", 0.0) == told
+        assert len(bytes.fromhex(told[SECRET])) == 32
+        with pytest.raises(RunFailure, match="rank 0 waited 0 s"):
+            find_store(folder, rank, "another launch", 0.0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        json.dumps({"start": "this"}),
+        json.dumps({"start": "this", "port": "1", "secret": "0" * 64}),
+        json.dumps({"start": "this", "port": 1, "secret": "no digits"}),
+    ],
+)
+def test_a_file_that_is_none_is_waited_for(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".rendezvous").write_text(text)
+    with pytest.raises(RunFailure, match="must run as one user"):
+        find_store(RunFolder(tmp_path), rank_of(ALONE), "this", 0.0)
+
+
+def test_ranks_that_are_all_here_meet_on_loopback() -> None:
+    assert listening_hosts(rank_of(ALONE)) == ["127.0.0.1"]
+    environment = rank_of(ALONE).environment()
+    assert environment["MASTER_ADDR"] == "127.0.0.1"
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("environment", [TORCHRUN, {**SLURM, "MASTER_ADDR": "192.0.2.7"}])
+def test_ranks_elsewhere_meet_at_the_address_given(environment: dict[str, str]) -> None:
+    rank = rank_of(environment)
+    assert listening_hosts(rank)[0] == environment["MASTER_ADDR"]
+    assert "GLOO_SOCKET_IFNAME" not in rank.environment()
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid", "x" * 300, "\udcff"])
+def test_an_address_that_is_not_this_machines(tmp_path: Path, address: str) -> None:
+    rank = replace(rank_of(TORCHRUN), master_address=address)
+    assert start_token(parse_run({"batch": {"global_sequences": 8, "sequence_length": 16, "steps": 5}}), rank)
+    with pytest.raises(RunFailure, match="MASTER_ADDR"), serving(RunFolder(tmp_path), rank, "this"):
+        pass

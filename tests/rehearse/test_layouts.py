@@ -1,0 +1,58 @@
+"""A rehearsed step of every layout passes, waits for the device once, and allocates and sends what its program declares."""
+
+import functools
+
+import pytest
+
+from fourfold.program import lower_pipeline
+from fourfold.program.instruction import Op
+from fourfold.program.liveness import ledger
+from fourfold.rehearse.rank import RankRehearsal
+from fourfold.rehearse.run import rehearse
+from tests.rehearse.layouts import LAYOUTS
+from tests.rehearse.rehearsed import layout_spec
+
+DISPATCHER = "model/experts/dispatch.py"
+
+
+@functools.cache
+def _results(name: str) -> list[RankRehearsal]:
+    spec, optimizer = layout_spec(name)
+    return rehearse(spec, optimizer)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_step(name: str) -> None:
+    spec, _ = layout_spec(name)
+    programs = lower_pipeline(spec)
+    for result in _results(name):
+        program = programs[result.pp_rank]
+        routed = [s for s in program.instructions if s.op in (Op.FORWARD, Op.RECOMPUTE) and _routes(spec, s.segment)]
+        waits = [wait for wait in result.waits if DISPATCHER not in wait.line]
+        assert [wait.instruction for wait in waits] == ["end"], waits
+        assert len(result.waits) - 1 == len(routed)  # a dispatcher must know how many rows each rank gets
+        assert result.peak_bytes == pytest.approx(program_peak(result), rel=0.05)
+        declared = {axes: size for axes, size in ledger(program).items() if size}
+        sent = {axes: size for axes, size in result.sent_bytes.items() if size}
+        assert set(sent) == set(declared)
+        if not routed:
+            assert sent == declared
+        assert result.copies >= 2 * spec.layout.num_microbatches  # tokens and targets, all of them from pinned memory
+
+
+def program_peak(result: RankRehearsal) -> int:
+    return result.predicted_peak_bytes
+
+
+def _routes(spec, segment: str | None) -> bool:
+    return any(each.moe for each in spec.segments if each.name == segment)
+
+
+@pytest.mark.parametrize("name", ["hsdp, zero 2", "hsdp, zero 3", "tp, hsdp, zero 3"])
+def test_a_reduction_of_several_phases_does_not_stop_the_computing_stream(name: str) -> None:
+    for result in _results(name):
+        assert not [short for short in result.joins if short.startswith("R ")]
+
+
+def test_there_are_thirty() -> None:
+    assert len(LAYOUTS) >= 30

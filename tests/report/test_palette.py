@@ -1,0 +1,89 @@
+"""The palette can be told apart by people who see two primaries, and its graphics from the ground."""
+
+import itertools
+
+import pytest
+
+from fourfold.report.palette import AXES, MEMORY, OPERATIONS, PALETTE, TIME, Colour
+
+GROUNDS = {"light": "#ffffff", "dark": "#161d24"}
+"""The ground of the page's cards."""
+DEFICIENCIES = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+}
+"""Machado, Oliveira and Fernandes 2009, table 1, severity 1: on linear RGB."""
+LEAST_DIFFERENCE = 9.0
+"""CIE 1976 difference of neighbours; 2.3 is just noticeable."""
+
+
+def linear(colour: str) -> tuple[float, ...]:
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    return tuple(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+
+
+def luminance(colour: str) -> float:
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: tuple[float, ...]) -> tuple[float, float, float]:
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    xyz = (sum(a * max(0.0, b) for a, b in zip(row, rgb, strict=True)) for row in rows)
+    x, y, z = (
+        (v / white) ** (1 / 3) if v / white > 0.008856 else 7.787 * v / white + 16 / 116
+        for v, white in zip(xyz, (0.9505, 1.0, 1.089), strict=True)
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def difference(one: str, other: str, matrix: tuple[tuple[float, ...], ...]) -> float:
+    seen = (
+        lab(tuple(sum(a * b for a, b in zip(row, linear(colour), strict=True)) for row in matrix))
+        for colour in (one, other)
+    )
+    return sum((a - b) ** 2 for a, b in zip(*seen, strict=True)) ** 0.5
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+@pytest.mark.parametrize("deficiency", DEFICIENCIES)
+def test_colours_that_stand_together_differ(ground: str, deficiency: str) -> None:
+    together: list[dict[str, Colour]] = [AXES, {**TIME, **AXES}, MEMORY, OPERATIONS]
+    close = {
+        (one, other): round(found, 1)
+        for colours in together
+        for one, other in itertools.combinations(colours, 2)
+        if (
+            found := difference(
+                getattr(colours[one], ground), getattr(colours[other], ground), DEFICIENCIES[deficiency]
+            )
+        )
+        < LEAST_DIFFERENCE
+    }
+    assert close == {}
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_colours_stand_out_from_the_ground(ground: str) -> None:
+    """3 to 1, as WCAG 1.4.11 asks of graphics, but for what is meant to recede and has a hatch or a neighbour's edge."""
+    receding = (
+        {"idle", "optimizer", "ep", "temporary", "cp"} if ground == "light" else {"idle", "software", "parameters"}
+    )
+    faint = {
+        key: round(contrast(getattr(each, ground), GROUNDS[ground]), 2)
+        for colours in PALETTE.values()
+        for key, each in colours.items()
+        if key not in receding and contrast(getattr(each, ground), GROUNDS[ground]) < 3
+    }
+    assert faint == {}
+
+
+def test_no_kind_of_a_document_has_two_colours() -> None:
+    for colours in PALETTE.values():
+        kinds = [kind for colour in colours.values() for kind in colour.kinds]
+        assert len(kinds) == len(set(kinds))

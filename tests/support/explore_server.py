@@ -1,0 +1,69 @@
+"""A running `fourfold explore`, and a headless Chromium that looks at it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from fourfold.explore.server import PAGE
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[str]:
+    """Starts the command on a free port; gives the address that it prints."""
+    command = [sys.executable, "-m", "fourfold", "explore", *arguments, "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        found = re.search(r"http://\S+", first)
+        if found is None:
+            process.wait(5)
+            assert process.stderr is not None
+            raise AssertionError(f"no address: {first!r} {process.stderr.read()}")
+        yield found[0]
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@dataclass
+class Watched:
+    """A tab and what must not happen in it: messages of the console, errors of the page, requests to elsewhere."""
+
+    tab: object
+    address: str
+    faults: list[str] = field(default_factory=list)
+
+    def open(self, place: str = "") -> None:
+        """Loads the page at a place such as `#/strategy?layout.tp=2`."""
+        self.tab.goto("about:blank")
+        self.tab.goto(self.address + place)
+        self.tab.wait_for_selector("h1")
+
+
+def needs_page() -> None:
+    """Skips, and says so, where the page is not built."""
+    if not (PAGE / "index.html").is_file():
+        pytest.skip("the page is not built: make page")
+
+
+def needs_browser() -> str:
+    """The path of Chromium. Skips, and says so, where there is none."""
+    needs_page()
+    pytest.importorskip("playwright", reason="no playwright: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    return CHROMIUM
