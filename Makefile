@@ -6,14 +6,15 @@ RANKS  ?= 4
 WORKERS ?= 2
 BENCHMARK ?= data_parallel
 
-.PHONY: train explore page page-types page-check test test-all test-slurm test-exports lint docs wheel benchmark clean help
+.PHONY: train explore page page-types page-check test test-all test-faults test-slurm test-exports lint docs wheel benchmark clean help
 
 help:
 	@echo "make train      train a small model on this machine's Python standard library, on $(RANKS) ranks (a few minutes)"
 	@echo "make explore    the page on which to change a layout and see memory, time and communication (Node.js is installed if need be)"
 	@echo "make page       build that page alone; make page-check: its types, style and unit tests too"
-	@echo "make test       all tests but the long sweeps, on $(WORKERS) processes"
-	@echo "make test-all   the long sweeps too"
+	@echo "make test       all tests but the long sweeps and fault tests, on $(WORKERS) processes"
+	@echo "make test-all   the long sweeps and fault tests too"
+	@echo "make test-faults  ranks that are killed, stopped and broken in every way (some ten minutes)"
 	@echo "make test-slurm the job script on a real Slurm of two nodes on this machine (some four minutes; installs Debian's packages as root)"
 	@echo "make test-exports  exports with DeepSpeed and torchtitan themselves, in an environment of their own"
 	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"
@@ -38,10 +39,13 @@ page-types: $(VENV)/ready
 
 test: $(VENV)/ready $(VENV)/page-ready
 	$(BIN)/python -m tools.build_page
-	$(BIN)/python -m pytest -m "not sweep" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not sweep and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(VENV)/ready
 	$(BIN)/python -m pytest $(ARGS)
+
+test-faults: $(VENV)/ready
+	$(BIN)/python -m pytest tests/supervise $(ARGS)
 
 test-slurm: $(VENV)/ready
 	$(BIN)/python -m tools.check_slurm

@@ -20,12 +20,14 @@ FAMILIES = "huggingface/families/"
 SHORT = {
     "plan/budget.py": "what counts as work; search, pricing and baseline spend it",
     "checkpoint/initial.py": "training alone starts from another model's weights; saving and loading know nothing of it",
+    "report/format_goodput.py": "goodput in lines, which the report and the end of a run share",
     "report/console.py": "a terminal's spinner, for every command that makes one wait",
     "cli/outcome.py": "the end of a run, which both ways to start its ranks print",
     "api/numbers.py": "numbers with suffixes, for every command",
     "api/software.py": "options of software, for every command that prices",
     "cli/cases.py": "how validate and fit name measured runs",
     "cli/new_file.py": "files for --out, for every command that writes one",
+    "cli/doctor.py": "one command, one file",
     "cli/list.py": "one command, one file",
     "config/section.py": "what the schema and the optimizers both stand on",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",
@@ -40,7 +42,6 @@ SHORT = {
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
-    "train/peak.py": "one measurement, for the denominator of MFU",
 }
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
 from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override
+from fourfold.config.schema import FaultsSection
 from fourfold.launch.machine import threads_per_rank
-from fourfold.launch.processes import launch_local
 from fourfold.launch.resolve import resolve_run
-from fourfold.launch.run_folder import RUN_FILE, RunFolder, read_jsonl
+from fourfold.launch.run_folder import RUN_FILE, RunFolder
+from fourfold.supervise.supervisor import supervise
+from fourfold.train.metrics import read_jsonl
 
 _COMPARED = ("loss", "grad_norm")
 
@@ -151,7 +153,7 @@ def replay(found: SavedCheckpoint, steps: int) -> Replay:
         scratch, ranks = RunFolder(Path(place) / "run"), resolve_run(config, None, None).layout.world_size
         table = {**folder.data(), "restore_from": str(found.path.absolute()), "stop_at": end}
         scratch.write(config.model_copy(update=quiet), table)
-        outcome = launch_local(scratch, ranks, threads_per_rank(config, ranks))
+        outcome = supervise(scratch, ranks, threads_per_rank(config, ranks), FaultsSection(attempts=1))
         if outcome.message:
             raise RunFailure(f"the replay failed: {outcome.message}")
         again = {int(row["step"]): row for row in read_jsonl(scratch.metrics)}

@@ -15,7 +15,6 @@ from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
-from fourfold.launch.processes import WORKER, LaunchOutcome, launch_local
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.layout.resolve import check_ranks
@@ -29,6 +28,9 @@ from fourfold.report.plain import PlainDisplay
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
+from fourfold.supervise.blame import Blame
+from fourfold.supervise.supervisor import LaunchOutcome, supervise
+from fourfold.supervise.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -139,12 +141,12 @@ def train_locally(
     ranks: int | None,
     folder: RunFolder,
     quiet: bool = False,
-    worker: tuple[str, ...] = WORKER,
+    worker: tuple[str, ...] | None = None,
     grace_seconds: float = 10.0,
     change: bool = False,
 ) -> TrainingEnd:
-    """Prepares a run, starts its ranks, and shows them until they end. `worker`: the program of a rank, which has `grace_seconds`
-    to end once another failed. Raises `UserError` and `RunFailure`."""
+    """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
+    `grace_seconds` to end once another ended the run. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
     if not quiet:
         say_what_is_imported(config)
@@ -160,13 +162,24 @@ def train_locally(
             locks.enter_context(folder.locked())
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
         begin_changes(folder, ready.changes, ready.step)
-        launch = partial(launch_local, folder, count, threads_per_rank(ready.resolved.config, count))
+        complete = ready.resolved.config
+        launch = partial(
+            supervise,
+            folder,
+            count,
+            threads_per_rank(complete, count),
+            complete.faults,
+            lambda: max(folder.saved_steps(complete), default=0),
+            Watch(folder.path, complete.faults, complete.run.timeout_seconds, Blame(ready.resolved)),
+            command=worker,
+            grace_seconds=grace_seconds,
+        )
         if quiet:
-            return TrainingEnd(ready, state, launch(command=worker, grace_seconds=grace_seconds))
+            return TrainingEnd(ready, state, launch())
         for warning in ready.warnings:
             write_plain(warning)
         with _display(state) as shown:
-            return TrainingEnd(ready, state, launch(shown.update, shown.notice, worker, grace_seconds))
+            return TrainingEnd(ready, state, launch(on_tick=shown.update, on_notice=shown.notice))
 
 
 def check_request(config: RunConfig, ranks: int | None) -> None:

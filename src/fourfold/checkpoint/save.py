@@ -27,7 +27,7 @@ from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
 from fourfold.checkpoint.file_bytes import drop_from_cache
 from fourfold.checkpoint.manifest import read_manifest
 from fourfold.checkpoint.unit_shard import UnitShard, file_metadata
-from fourfold.config import RunFailure
+from fourfold.config import FinalFailure, RunFailure
 from fourfold.layout import Layout
 
 _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
@@ -35,6 +35,10 @@ _SOUND, _FAILED, _FULL = "sound", "failed-", "full-"
 
 class SaveFailure(RunFailure):
     """A checkpoint that was not saved; every rank of the run raises it, with the same message but for the writers' own errors."""
+
+
+class FullDisk(SaveFailure, FinalFailure):
+    """A checkpoint for which the disk, or a quota, has no room."""
 
 
 def save_checkpoint(
@@ -93,7 +97,7 @@ def save_checkpoint(
         with suppress(OSError):
             folders.remove_tree(folders.aside(folder))
     if complaint is not None:
-        raise SaveFailure(complaint) from failure.error
+        raise complaint from failure.error
     return folder
 
 
@@ -236,8 +240,8 @@ def _is_committed(folder: Path, attempt: str | None) -> bool:
     return False
 
 
-def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> str:
-    """One message for all ranks: which failed and why, the bytes needed and free, what stands, what helps."""
+def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> SaveFailure:
+    """One error for all ranks: which failed and why, the bytes needed and free, what stands, what helps."""
     texts = [failure.text] if failure.error is not None else []
     full, held_bytes = failure.is_full, 0
     aside = folders.aside(folder)
@@ -259,7 +263,7 @@ def _complain(folder: Path, failure: _Failure, needed_bytes: int) -> str:
     cure = "free space there, or set checkpoint.directory to a folder on a larger disk"
     if not full:
         cure = "if the folder is at fault, set checkpoint.directory to one that all ranks share and can write"
-    return (
+    return (FullDisk if full else SaveFailure)(
         f"checkpoint {folder} was not saved: {'; '.join(texts)}. It needs {folders.format_bytes(needed_bytes)}, and {free} "
         f"in {folder.parent}; {standing}; {cure}"
     )

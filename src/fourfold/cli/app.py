@@ -21,6 +21,7 @@ USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 COMMANDS = {
     "train": ("train", "train"),
     "report": ("report", "report"),
+    "doctor": ("doctor", "doctor"),
     "plan": ("plan", "plan"),
     "simulate": ("simulate", "simulate"),
     "explore": ("explore", "explore"),

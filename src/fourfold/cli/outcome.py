@@ -2,10 +2,10 @@
 
 from fourfold.api.training import how_it_stopped, write_plain, write_report
 from fourfold.config import RunConfig
-from fourfold.launch.processes import LaunchOutcome
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_state import RunState
+from fourfold.supervise.supervisor import LaunchOutcome
 
 
 def say_finished(state: RunState, folder: RunFolder, command: Command) -> None:

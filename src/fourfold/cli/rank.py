@@ -11,13 +11,13 @@ from fourfold.config import RunConfig, UserError
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import ExternalRank, start_token, wait_for_start
 from fourfold.launch.machine import threads_per_rank
-from fourfold.launch.processes import STOPPED, LaunchOutcome
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.rendezvous_file import find_store, serving
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
 from fourfold.report.plain import PlainDisplay
 from fourfold.report.run_state import RunState
+from fourfold.supervise.supervisor import LaunchOutcome
 
 _TICK_SECONDS = 0.5
 _SIGTERM_CODE = 143
@@ -91,7 +91,7 @@ def _plain_lines(state: RunState) -> Iterator[None]:
 
 def _run_worker(folder: RunFolder) -> int:
     """The rank's exit code; a stop by request is that of SIGTERM, so that no launcher takes it for the end."""
-    from fourfold.train.worker import run_worker
+    from fourfold.train.worker import STOPPED, run_worker
 
     code = run_worker(folder.path)
     return _SIGTERM_CODE if code == STOPPED else code

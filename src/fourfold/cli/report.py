@@ -1,6 +1,7 @@
 """`fourfold report`: a run's measured steps beside their prediction, in the terminal and as a page."""
 
 import json as json_text
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,11 @@ from cyclopts import Parameter
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
 from fourfold.report.format_comparison import comparison_document, comparison_lines
+from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_trace import TRACE, write_run_trace
+from fourfold.supervise.goodput import goodput
+from fourfold.train.metrics import read_jsonl
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
@@ -51,10 +55,16 @@ def report(
     written = trace if trace is not None else run / TRACE
     write_page(found, folder, page)
     events = write_run_trace(found, written)
+    time_of = goodput(list(read_jsonl(folder.events)), read_jsonl(folder.metrics), time.time())
     if json:
-        document = {**comparison_document(found), "page": str(page), "trace": str(written)}
+        document = {
+            **comparison_document(found),
+            "goodput": time_of.to_json(),
+            "page": str(page),
+            "trace": str(written),
+        }
         print(json_text.dumps(document, indent=1))
         return 0
-    print("\n".join(comparison_lines(found)))
+    print("\n".join([*comparison_lines(found), "", *goodput_lines(time_of, found.measured_seconds)]))
     print(f"\npage {page}, and a trace of {events} events for ui.perfetto.dev {written}")
     return 0

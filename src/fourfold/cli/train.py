@@ -11,7 +11,6 @@ from fourfold.cli.outcome import conclude, say_finished
 from fourfold.cli.rank import train_as_rank
 from fourfold.config import load_run
 from fourfold.launch.external import external_rank
-from fourfold.launch.processes import WORKER
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
@@ -70,9 +69,9 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
 
 
 def train_with(
-    command: Command, worker: tuple[str, ...] = WORKER, grace_seconds: float = 10.0, change: bool = False
+    command: Command, worker: tuple[str, ...] | None = None, grace_seconds: float = 10.0, change: bool = False
 ) -> int:
-    """The command, with the program that a rank runs and the time it has to end once another failed."""
+    """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
     external = external_rank(os.environ)

@@ -1,6 +1,6 @@
 """Run files: model, data, batch, optimizer, cluster, layout; presets of real models."""
 
-from fourfold.config.errors import RunFailure, UserError, did_you_mean, nearest
+from fourfold.config.errors import FinalFailure, RunFailure, UserError, did_you_mean, nearest
 from fourfold.config.model_config import ModelConfig
 from fourfold.config.model_section import ModelSection
 from fourfold.config.presets import preset_names, run_preset_names
@@ -10,6 +10,7 @@ from fourfold.config.section import DTYPE_BYTES
 
 __all__ = [
     "DTYPE_BYTES",
+    "FinalFailure",
     "ModelConfig",
     "ModelSection",
     "RunConfig",

@@ -59,3 +59,7 @@ class RunFailure(UserError):
     """Something outside the request failed (a full disk, a lost rank, a corrupt file). Exit code 1."""
 
     exit_code = 1
+
+
+class FinalFailure(RunFailure):
+    """A failure that the same run would meet again, such as divergence: its ranks are not started again."""

@@ -199,6 +199,20 @@ class RunSection(Section):
     """Tokens that the model writes when training ends. 0: none."""
 
 
+class FaultsSection(Section):
+    """Recovery: when a rank fails, all ranks are started again from the newest checkpoint."""
+
+    attempts: PositiveInt = 3
+    """Failures in a row at one step after which the run stops with the first cause. 1: it is never started again."""
+    restarts: Annotated[int, Field(ge=0)] = 10
+    """Restarts in a row without a newer checkpoint after which the run stops. 0: it is never started again."""
+    stall_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Seconds within which a rank that does not get on is named and the ranks are started again; at least three times its
+    longest instruction so far. 0: nobody watches, and `run.timeout_seconds` alone ends a hang."""
+    straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
+    """A rank whose own work takes this many times its peers' is flagged; it goes on."""
+
+
 class RunConfig(Section):
     """A whole run file."""
 
@@ -211,6 +225,7 @@ class RunConfig(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     cluster: ClusterSection = ClusterSection()
     run: RunSection = RunSection()
+    faults: FaultsSection = FaultsSection()
     published: PublishedSection = PublishedSection()
 
     def on_cluster(self, name: str) -> "RunConfig":

@@ -12,12 +12,25 @@ from fourfold.launch.run_folder import LOGS, RunFolder
 from fourfold.runtime.progress import FILE_NAME as POSITIONS
 from fourfold.train.measured import FOLDER as MEASUREMENTS
 
-_ORDER = ("data", "batch", "layout", "precision", "optimizer", "model", "checkpoint", "cluster", "run", "published")
+_ORDER = (
+    "data",
+    "batch",
+    "layout",
+    "precision",
+    "optimizer",
+    "model",
+    "checkpoint",
+    "cluster",
+    "run",
+    "faults",
+    "published",
+)
 _FREE = (
     "layout.",
     "run.",
     "checkpoint.",
     "cluster.",
+    "faults.",
     "published.",
     "batch.steps",
     "batch.tokens",
@@ -77,7 +90,7 @@ def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> No
     if not changes:
         return
     if any(each.key.startswith("layout.") for each in changes):
-        for pattern in (POSITIONS, f"{MEASUREMENTS}/rank-*.json", f"{LOGS}/rank-*.log"):
+        for pattern in (POSITIONS, f"{MEASUREMENTS}/rank-*.json", f"{LOGS}/rank-*"):
             for path in folder.path.glob(pattern):
                 path.unlink()
     event = {

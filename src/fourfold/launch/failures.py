@@ -16,24 +16,36 @@ _NOTICED = re.compile(
 _TAIL_LINES = 6
 _TAIL_BYTES = 1 << 16
 _MARK = "error: "
+MISTAKEN, FINAL = 2, 4
+"""Exit codes of a worker: a mistake in the run, and a failure that would come again."""
 
 
 @dataclass(frozen=True)
 class RankFailure:
-    """One rank that ended badly. `exit_code` as subprocess gives it: negative for a signal."""
+    """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
+    `killed` by a signal, `exit`, `log` that cannot be written, or a watch's word. `instruction`: where, as far as it is
+    known. `still_seconds`: how long the rank had stood still."""
 
     rank: int
     exit_code: int
     message: str
+    cause: str = "exit"
+    instruction: str = ""
+    still_seconds: float = 0.0
 
     @property
     def only_noticed(self) -> bool:
         """Whether it merely lost its connection to another rank."""
-        return bool(_NOTICED.search(self.message))
+        return self.cause == "exit" and bool(_NOTICED.search(self.message))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether ranks that are started again would meet it again: a mistake in the run, divergence, a full disk."""
+        return self.exit_code in (MISTAKEN, FINAL) or self.cause == "log"
 
 
-def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
-    """The failure of a rank that ended with `exit_code`, in the words of its log."""
+def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> RankFailure:
+    """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on."""
     if exit_code < 0:
         try:
             name = f" ({signal.Signals(-exit_code).name})"
@@ -43,8 +55,8 @@ def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
             "; the usual cause is too little memory: use smaller microbatches, more recompute or a higher layout.zero"
         )
         message = f"rank {rank} was killed by signal {-exit_code}{name}{hint if exit_code == -signal.SIGKILL else ''}"
-        return RankFailure(rank, exit_code, message)
-    text = _tail(log)
+        return RankFailure(rank, exit_code, message, "killed")
+    text = log_tail(log, since)
     stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
     if text.startswith(_MARK) and "\n" + _MARK not in text:
         stated = text.removeprefix(_MARK)
@@ -56,8 +68,13 @@ def describe_failure(rank: int, exit_code: int, log: Path) -> RankFailure:
             exit_code,
             f"rank {rank} ended with exit code {exit_code} and could not say why: its log {log} cannot be written ({reason}); "
             f"free space there, or name another folder with --out",
+            "log",
         )
     last = "\n".join("  " + line for line in text.splitlines()[-_TAIL_LINES:])
+    if exit_code == 0:
+        return RankFailure(
+            rank, exit_code, f"rank {rank} ended with exit code 0 in mid-run, as after os._exit(0); its log: {log}"
+        )
     log_end = f"its log {log} ends with\n{last}" if last else f"its log {log} is empty"
     return RankFailure(rank, exit_code, f"rank {rank} ended with exit code {exit_code}; {log_end}")
 
@@ -74,11 +91,12 @@ def _cannot_be_written(log: Path) -> str | None:
     return None
 
 
-def _tail(path: Path) -> str:
+def log_tail(path: Path, since: int = 0) -> str:
+    """The end of what a log holds from byte `since` on; empty where it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(since, file.tell() - _TAIL_BYTES))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
@@ -92,4 +110,4 @@ def summarize(failures: Iterable[RankFailure]) -> tuple[str, int]:
     seen = list(failures)
     causes = [failure for failure in seen if not failure.only_noticed] or seen[:1]
     messages = list(dict.fromkeys(failure.message for failure in causes))
-    return "\n".join(messages), 2 if causes[0].exit_code == 2 else 1
+    return "\n".join(messages), 2 if causes[0].exit_code == MISTAKEN else 1

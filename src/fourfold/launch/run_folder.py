@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.remote_path import place
 from fourfold.config.whole_file import write_whole
+from fourfold.train.metrics import read_jsonl
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
@@ -169,13 +170,3 @@ def _create_at_once(path: Path, texts: dict[str, str]) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
-    with suppress(OSError), open(path, "rb") as file:
-        for line in file:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row

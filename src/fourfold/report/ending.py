@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 
+from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.run_state import RunState
 from fourfold.report.units import format_count
 
@@ -59,6 +60,8 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
     skipped = int(state.number("skipped_steps") or 0)
     if skipped:
         lines.append(f"skipped          {skipped} steps, whose gradients were not finite")
+    if any(event.get("event") == "failure" for event in state.new_events):
+        lines += [line.replace("goodput  ", "goodput          ", 1) for line in goodput_lines(state.goodput, None)[:1]]
     sample = state.finish.get("sample")
     if isinstance(sample, str) and sample.strip():
         lines += ["", "A sample that the model wrote:", *("  " + line for line in sample.strip("\n").splitlines())]

@@ -122,6 +122,8 @@ def _figures(state: RunState, inner: int) -> RenderableType:
     for style in ("dim", "bold", "dim", "bold"):
         table.add_column(style=style, no_wrap=True)
     figures = [*_losses(state, inner), *_speeds(state, inner)]
+    if any(event.get("event") == "failure" for event in state.new_events):
+        figures.append(("goodput", f"{100 * state.goodput.share:.1f} %"))
     half = (len(figures) + 1) // 2
     for index in range(half):
         left = figures[index]

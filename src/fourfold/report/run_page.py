@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import write_whole
-from fourfold.launch.run_folder import RunFolder, read_jsonl
+from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import Comparison, furthest
 from fourfold.report.format_comparison import SHOWN_DIFFERENCES, difference_line, headline, shown_kinds, signed
 from fourfold.report.format_run import layout_line, model_line
@@ -16,6 +16,7 @@ from fourfold.report.format_simulation import seconds_text
 from fourfold.report.run_charts import BANDS, curve, timelines
 from fourfold.report.run_state import RunInfo, RunState, describe_event
 from fourfold.report.units import format_bytes, format_count
+from fourfold.train.metrics import read_jsonl
 
 PAGE = "report.html"
 SHOWN_RANKS, SHOWN_EVENTS = 64, 40

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from fourfold.report.follow import Follower
+from fourfold.supervise.goodput import MeasuredGoodput, goodput
 
 _RATE_STEPS = 20
 
@@ -112,6 +113,11 @@ class RunState:
         return next((event for event in reversed(self.new_events) if event.get("event") == "finish"), {})
 
     @property
+    def goodput(self) -> MeasuredGoodput:
+        """Seconds of all launches so far by what they went to."""
+        return goodput(self.events, self.rows.values(), time.time())
+
+    @property
     def refused_steps(self) -> set[float]:
         """Steps of the checkpoints that could not be read, and were not saved again since."""
         refused: set[float] = set()
@@ -140,6 +146,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
     if kind == "phase":
         return str(event.get("name") or event.get("what") or kind)
     texts = {
+        "launch": "starting the ranks",
+        "machine": "measured this machine's matmuls",
         "start": "training starts",
         "resume": f"resumed{at}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
@@ -150,6 +158,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "stop": f"stopped{at}",
         "change": f"goes on{at} with {event.get('message', '')}",
         "failure": f"failed{at}: {event.get('message', '')}",
+        "straggler": f"rank {event.get('rank')} is slow: its own work takes {_number(event.get('ratio'), 0.0):.1f} x its peers'",
+        "restart": f"starting all ranks again{' from step ' + str(step) if step else ''}",
         "finish": f"finished{at}",
     }
     extra = event.get("message") or event.get("path") or ""

@@ -1,5 +1,11 @@
-"""Every rank's program counter, which others can read while the rank runs: one file of fixed records in the run folder."""
+"""Every rank's program counter, which others can read while the rank runs: memory that they share through a file.
 
+The file in the run's folder holds one record a rank. A rank writes to its own without a call to the system: the kernel brings the
+pages to the disk when it likes, and a reader on the same machine sees them at once. A reader may catch a record half written; what
+it shows of a rank that stands still is right.
+"""
+
+import mmap
 import os
 import struct
 import time
@@ -9,46 +15,96 @@ from pathlib import Path
 
 from fourfold.layout import Layout
 from fourfold.program import Instruction, Op, Program
+from fourfold.program.instruction import STARTS
 
-_RECORD = struct.Struct("<qqdi4x")
+_RECORD = struct.Struct("<qqddii24x")
 FILE_NAME = "progress.bin"
-TRAINING, EVALUATING, SAVING = 0, 1, 2
+TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED = range(6)
+ACTIVITIES = ("training", "evaluating", "saving", "starting", "reading the data of", "at the end,")
+"""The kinds of a position, as words before its step."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank was last seen: step, index of its instruction, Unix time, and `kind`: training, evaluating or saving."""
+    """Where a rank was last seen: step, index of its instruction, Unix time, and `kind`. `busy_seconds`: spent in instructions that
+    wait for no other rank. `pid`: its process, 0 before it has reported."""
 
     step: int
     counter: int
     time: float
+    busy_seconds: float
     kind: int
+    pid: int
+
+    @property
+    def runs_program(self) -> bool:
+        return self.kind in (TRAINING, EVALUATING)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Changes whenever the rank gets on."""
+        return (self.step, self.kind, self.counter)
 
 
 class ProgressBoard:
-    """Writes this rank's record: one small write for each recorded instruction."""
+    """Writes this rank's record."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
-        self._offset = rank * _RECORD.size
+        offset = rank * _RECORD.size
+        page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        file = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(
+                file, bytes(_RECORD.size), offset
+            )  # a page that the disk has no room for would end the process later
+            self._map = mmap.mmap(file, offset - page + _RECORD.size, offset=page)
+        finally:
+            os.close(file)
+        self._offset = offset - page
+        self._pid = os.getpid()
+        self._last = time.time()
+        self._busy = 0.0
+        self._waits: Sequence[bool] = ()
+        self._works = False
         self.step = 0
-        self.kind = 0
+        self.kind = STARTING
+        self.record(0)
+
+    def enter(self, kind: int, step: int, program: Program | None = None) -> None:
+        """Begins something else. `program`: the one that runs now."""
+        self.kind, self.step = kind, step
+        self._waits = waits_for_others(program) if program is not None else ()
+        self.record(0)
 
     def record(self, counter: int) -> None:
-        os.pwrite(self._file, _RECORD.pack(self.step, counter, time.time(), self.kind), self._offset)
+        """Notes that instruction `counter` begins."""
+        now = time.time()
+        if self._works:
+            self._busy += now - self._last
+        self._last = now
+        self._works = self.kind == READING or (counter < len(self._waits) and not self._waits[counter])
+        _RECORD.pack_into(self._map, self._offset, self.step, counter, now, self._busy, self.kind, self._pid)
 
-    def close(self) -> None:
-        os.close(self._file)
+
+def waits_for_others(program: Program) -> tuple[bool, ...]:
+    """For each instruction whether it waits for other ranks."""
+    return tuple(s.op is Op.WAIT or (bool(s.collectives) and s.op not in STARTS) for s in program.instructions)
+
+
+def clear_positions(folder: Path, ranks: int) -> None:
+    """Makes empty records for all ranks. Raises `OSError`."""
+    (folder / FILE_NAME).write_bytes(bytes(ranks * _RECORD.size))
 
 
 def read_positions(folder: Path) -> list[Position]:
-    """The records of all ranks; an empty list where there are none."""
+    """The records of all ranks; an empty list where no rank has reported."""
     try:
         raw = (folder / FILE_NAME).read_bytes()
     except FileNotFoundError:
         return []
     usable = len(raw) // _RECORD.size * _RECORD.size
-    return [Position(step, counter, seen, kind) for step, counter, seen, kind in _RECORD.iter_unpack(raw[:usable])]
+    positions = [Position(*fields) for fields in _RECORD.iter_unpack(raw[:usable])]
+    return positions if any(position.pid for position in positions) else []
 
 
 def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:
@@ -71,19 +127,16 @@ def describe_wait(
     `programs`: of every pipeline coordinate, of the kind that runs.
     """
     program = programs[layout.coordinates(rank)["pp"]]
-    instruction = program.instructions[index]
-    start = index
-    if instruction.op is Op.WAIT:
-        start = max((i for i in range(index) if program.instructions[i].short == instruction.handle), default=index)
+    instruction, start = program.instructions[index], start_of(program, index)
     lines = [f"rank {rank} waits at step {step} #{index} `{instruction.short}`"]
-    for axes, members in _peers(rank, program.instructions[start], layout):
+    for axes, members in peers_of(rank, program.instructions[start], layout):
         for member in members:
             if member == rank or member >= len(positions):
                 continue
             other, place = programs[layout.coordinates(member)["pp"]], positions[member]
             known = place.counter < len(other.instructions)
             at = f"step {place.step} #{place.counter} `{other.instructions[place.counter].short if known else 'end'}`"
-            entry = start if other is program else _entry(program.instructions[start], other)
+            entry = start if other is program else entry_of(program.instructions[start], other)
             behind = (place.step, place.counter) < (step, entry)
             state = f"stopped at {at}" if behind else f"has entered it, and was last seen at {at}"
             lines.append(f"rank {member} {state} ({axes})")
@@ -92,7 +145,21 @@ def describe_wait(
     return "; ".join(lines)
 
 
-def _peers(rank: int, started: Instruction, layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
+def start_of(program: Program, index: int) -> int:
+    """The instruction that a wait joins; any other instruction itself."""
+    step = program.instructions[index]
+    if step.op is not Op.WAIT:
+        return index
+    return max((i for i in range(index) if program.instructions[i].short == step.handle), default=index)
+
+
+def join_of(program: Program, start: int) -> int:
+    """The wait that joins what instruction `start` begins; itself where it waits at once."""
+    handle, steps = program.instructions[start].short, program.instructions
+    return next((i for i in range(start, len(steps)) if steps[i].op is Op.WAIT and steps[i].handle == handle), start)
+
+
+def peers_of(rank: int, started: Instruction, layout: Layout) -> list[tuple[str, tuple[int, ...]]]:
     """(name of a group, its ranks) for each collective; for a transfer its other end."""
     if started.peer is not None:
         return [("pp", (layout.group_of(rank, ("pp",))[started.peer],))]
@@ -112,7 +179,7 @@ _OTHER_END = {
 }
 
 
-def _entry(started: Instruction, other: Program) -> int:
+def entry_of(started: Instruction, other: Program) -> int:
     """The instruction with which another pipeline rank joins in: the other end of a transfer, or the same collective."""
     wanted = (_OTHER_END.get(started.op, started.op), started.segment, started.microbatch)
     entries = (i for i, s in enumerate(other.instructions) if (s.op, s.segment, s.microbatch) == wanted)
@@ -126,8 +193,10 @@ def describe_positions(
     lines = []
     for rank, place in enumerate(positions):
         ago = f"{time.time() - place.time:.1f} s ago"
-        if place.kind == SAVING:
-            lines.append(f"rank {rank}: saving step {place.step}, {ago}")
+        if not place.runs_program:
+            lines.append(
+                f"rank {rank}: {ACTIVITIES[place.kind]} step {place.step}, {ago}" if place.pid else f"rank {rank}: gone"
+            )
             continue
         program = programs[place.kind][layout.coordinates(rank)["pp"]]
         known = place.counter < len(program.instructions)

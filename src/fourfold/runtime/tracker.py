@@ -24,6 +24,11 @@ class MemoryTracker(TorchDispatchMode):
         self._resizable: dict[int, weakref.ref[Any]] = {}
         self._total = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing here is compiled, and torch would import its compiler, which takes seconds, at the first operation."""
+        return False
+
     @property
     def live_bytes(self) -> int:
         return self._total

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable
 
-from fourfold.config import RunConfig, RunFailure
+from fourfold.config import FinalFailure, RunConfig
 from fourfold.runtime.finite import BadTensor, bad_state
 from fourfold.runtime.units import Unit
 from fourfold.train.session import RankContext
@@ -24,7 +24,7 @@ class SkippedSteps:
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         return self.in_a_row >= self._config.run.max_skipped_steps
 
-    def failure(self, step: int, found: BadTensor | None, saved: int | None, context: RankContext) -> RunFailure:
+    def failure(self, step: int, found: BadTensor | None, saved: int | None, context: RankContext) -> FinalFailure:
         """The message of the run's end after step `step`, the same on every rank.
 
         `found`: this rank's first bad tensor, when the step was run once more. `saved`: the step of the newest checkpoint.
@@ -38,16 +38,16 @@ class SkippedSteps:
         )
 
     def require_finite(self, units: Iterable[Unit], saved: int | None, context: RankContext) -> None:
-        """Raises `RunFailure` on every rank where one has weights or optimizer states that are not finite."""
+        """Raises `FinalFailure` on every rank where one has weights or optimizer states that are not finite."""
         agreed = _agree_on_first(bad_state(units), context)
         if agreed is not None:
             raise self._failure(f"the state is not finite and is not saved; the first bad tensor is {agreed}", saved)
 
-    def _failure(self, what: str, saved: int | None) -> RunFailure:
+    def _failure(self, what: str, saved: int | None) -> FinalFailure:
         section, limit = self._config.optimizer, self._config.run.max_skipped_steps
         clip = "optimizer.clip_norm = 1.0 or " if section.clip_norm is None else ""
         before = f"the checkpoint of step {saved} is from before" if saved is not None else "nothing was saved before"
-        return RunFailure(
+        return FinalFailure(
             f"diverged: {what}; {before}; what helps: {clip}a lower optimizer.lr ({section.lr:g} here); run.max_skipped_steps = "
             f"{limit} is the limit"
         )

@@ -1,6 +1,7 @@
 """The training loop of one rank, from a prepared run folder to a finished run."""
 
 import json
+import os
 import resource
 import time
 from dataclasses import replace
@@ -17,6 +18,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.spec import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
+from fourfold.program.liveness import ledger
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
@@ -26,7 +28,9 @@ from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
+    ENDED,
     EVALUATING,
+    READING,
     SAVING,
     TRAINING,
     ProgressBoard,
@@ -40,12 +44,12 @@ from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
-from fourfold.train.measured import rank_measured, write_measured
-from fourfold.train.metrics import RunLog, append_event
-from fourfold.train.peak import measure_peak_flops
+from fourfold.train.measured import check_sent, rank_measured, write_measured
+from fourfold.train.metrics import RunLog, append_event, finite
+from fourfold.train.peak import known_peak_flops, measure_peak_flops
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
-from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.session import RankContext, StopSignal, generation
 
 
 class Training:
@@ -53,6 +57,7 @@ class Training:
 
     def __init__(self, out: Path, context: RankContext, stop: StopSignal) -> None:
         self.out, self.context, self.stop = out, context, stop
+        self.board = ProgressBoard(out, context.rank)
         self.config = load_run(out / "run.toml")
         model = resolve_model(self.config.model)
         layout = resolve_layout(self.config, model, context.world_size)
@@ -68,15 +73,10 @@ class Training:
         prepared = open_prepared(table["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
-        _agree(
-            context,
-            f"program of pp {self.view.pp_rank}",
-            digest(self.program),
-            layout.group_of(context.rank, _ALIKE)[0],
-        )
+        first = layout.group_of(context.rank, _ALIKE)[0]
+        context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
-        self.board = ProgressBoard(out, context.rank)
         resumption = Resumption(lambda: state.saved_steps(self.config, out), context)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
@@ -106,6 +106,7 @@ class Training:
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
+        self.declared_bytes = ledger(self.program)
         self.clock = StepClock(context.device)
 
     def _refuse(self, step: int, problem: str) -> None:
@@ -133,19 +134,17 @@ class Training:
         try:
             return self._run(log)
         except RunFailure as error:
-            if log is not None:
+            if log is not None and "FOURFOLD_GENERATION" not in os.environ:  # else the supervisor says so
                 log.event("failure", step=self.step, message=str(error))
             raise
         finally:
             if log is not None:
                 log.close()
-            self.board.close()
 
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
-        _event(log, "phase", what="measuring this machine's matmuls")
-        peak_flops = self._peak_flops()
+        peak_flops = self._peak_flops(log)
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
@@ -162,6 +161,8 @@ class Training:
             seconds = time.perf_counter() - start
             self.clock.finish(seconds)
             self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
+            if not self.spec.model.num_experts:  # with experts the router decides who sends
+                check_sent(self.program, self.declared_bytes, self.sent_bytes, self.context.rank, self.step)
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
             self.chain = extend(self.chain, self.step, result)
@@ -188,11 +189,12 @@ class Training:
                 values["mtp_loss"] = result.mtp_loss
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
-                self.validation_loss = self._evaluate()
-                values["validation_loss"] = self.validation_loss
-                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss)
+                begun = time.perf_counter()
+                self.validation_loss = values["validation_loss"] = self._evaluate()
+                took = time.perf_counter() - begun
+                _event(log, "evaluate", step=self.step, validation_loss=self.validation_loss, seconds=took)
             if rank == 0 and log is not None:
-                log.step(_finite(values))
+                log.step(finite(values))
             if diverged:
                 self.saver.wait()
                 self._tell_saves(log)
@@ -211,19 +213,27 @@ class Training:
         self.step += 1
         return self.skips.failure(self.step, finder.found, self.saved_step, self.context)
 
-    def _peak_flops(self) -> float:
-        """A rank's peak, as the mean over all ranks measuring together."""
+    def _peak_flops(self, log: RunLog | None) -> float:
+        """A rank's peak, as the mean over all ranks measuring together; after a restart that of the start."""
         dist.barrier()
-        peak = torch.tensor(measure_peak_flops(self.spec.compute, self.context.device), dtype=torch.float64)
-        peak = peak.to(self.context.device)
-        dist.all_reduce(peak)
-        return peak.item() / self.context.world_size
+        peak = torch.zeros(1, dtype=torch.float64, device=self.context.device)
+        if generation():
+            peak += known_peak_flops(self.out) if self.context.rank == 0 else 0.0
+            dist.all_reduce(peak)
+        if not peak.item():
+            _event(log, "phase", what="measuring this machine's matmuls")
+            peak += measure_peak_flops(self.spec.compute, self.context.device)
+            dist.all_reduce(peak)
+            peak /= self.context.world_size
+            _event(log, "machine", peak_flops=peak.item())
+        return peak.item()
 
     def _train_step(self, lr: float, observer: Observer | None = None) -> StepResult:
         """Runs step number `self.step`, timed where nobody else observes it."""
+        self.board.enter(READING, self.step)
         rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
-        self.board.step, self.board.kind = self.step, TRAINING
+        self.board.enter(TRAINING, self.step, self.program)
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
                 return self._tracked_step(feed, lr)
@@ -246,7 +256,7 @@ class Training:
         return result
 
     def _evaluate(self) -> float:
-        self.board.kind = EVALUATING
+        self.board.enter(EVALUATING, self.step, self.evaluation)
         try:
             return self.executor.run(self.evaluation, self.evaluation_feed).loss
         except StepTimeout as error:
@@ -286,11 +296,10 @@ class Training:
             "updates": self.executor.updates,
             **certificate(self.config, self.program, self.chain),
         }
+        self.board.enter(SAVING, self.step)
         if self.saver.beside_training and not last:
             self.saver.begin(self.step, info)
         else:
-            self.board.step, self.board.kind = self.step, SAVING
-            self.board.record(0)
             self.saver.save(self.step, info, self._barrier)
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:
@@ -316,6 +325,7 @@ class Training:
             _event(log, "phase", what="writing a sample")
             sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self.board.enter(ENDED, self.step)
         _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
 
 
@@ -324,22 +334,5 @@ def _event(log: RunLog | None, name: str, **values: Any) -> None:
         log.event(name, **values)
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN or infinity: a non-finite number is written as null."""
-    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
-
-
 _ALIKE = ("dp_replicate", "dp_shard", "cp", "tp")
 """Axes along which all ranks run one program."""
-
-
-def _agree(context: RankContext, what: str, value: str, first: int) -> None:
-    """Raises on every rank whose value is not that of rank `first`."""
-    if context.rank == first:
-        context.store.set(what, value)
-    expected = context.store.get(what).decode()
-    if value != expected:
-        raise RunFailure(
-            f"rank {context.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
-            f"start all ranks with the same version and the same run file"
-        )

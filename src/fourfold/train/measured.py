@@ -95,6 +95,24 @@ def rank_measured(
     )
 
 
+def check_sent(
+    program: Program, declared_bytes: Mapping[str, int], sent_bytes: Mapping[str, int], rank: int, step: int
+) -> None:
+    """Raises `RunFailure` where a rank did not send what its program declares, by axes.
+
+    A rank that leaves a collective out need not hang: gloo pairs the others' with its next one of that size.
+    """
+    for axes, declared in declared_bytes.items():
+        missing = declared - sent_bytes.get(axes, 0)
+        if missing:
+            sizes = ((s, sum(c.sent_bytes for c in s.collectives if c.axes == axes)) for s in program.instructions)
+            found = next((f", as if it had left out `{s.short}`" for s, size in sizes if size == missing), "")
+            raise RunFailure(
+                f"rank {rank} sent {declared - missing} bytes over {axes} in step {step}, its program declares {declared}{found}; "
+                f"this is a defect of the program that ran there, or of its machine"
+            )
+
+
 def kind_times(kinds: Sequence[str], steps: Sequence[Timed]) -> dict[str, KindTime]:
     """Medians over steps of what every kind of instruction took in a step."""
     found = [seconds_by_kind(kinds, step.ends) for step in steps]

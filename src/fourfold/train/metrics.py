@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from fourfold.config import RunConfig, RunFailure, UserError
+from fourfold.config import FinalFailure, RunConfig, UserError
 from fourfold.config.whole_file import write_whole
+
+EVENTS = "events.jsonl"
 
 
 class MetricsSink(Protocol):
@@ -31,17 +34,34 @@ class JsonLines:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
         except OSError as error:
-            raise RunFailure(f"{self._path}: cannot be written: {error.strerror}; free some space and resume") from None
+            raise FinalFailure(
+                f"{self._path}: cannot be written: {error.strerror}; free some space and resume"
+            ) from None
 
     def close(self) -> None:
         self._file.close()
 
 
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
+
+
 def append_event(out: Path, name: str, **values: Any) -> None:
     """Adds one event to the run in `out`."""
-    events = JsonLines(out / "events.jsonl")
+    events = JsonLines(out / EVENTS)
     events.append({"time": time.time(), "event": name, **values})
     events.close()
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN or infinity: a non-finite number is written as null."""
+    return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in values.items()}
 
 
 def truncate_after(path: Path, step: int) -> None:
@@ -64,7 +84,7 @@ class RunLog:
     def __init__(self, out: Path, config: RunConfig, start_step: int) -> None:
         truncate_after(out / "metrics.jsonl", start_step)
         self._metrics = JsonLines(out / "metrics.jsonl")
-        self._events = JsonLines(out / "events.jsonl")
+        self._events = JsonLines(out / EVENTS)
         self._sinks: Sequence[MetricsSink] = [_SINKS[name](out, config) for name in config.run.log]
 
     def step(self, values: Mapping[str, Any]) -> None:

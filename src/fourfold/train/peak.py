@@ -1,10 +1,12 @@
 """The measured peak of this device's matmuls: the denominator of MFU where the cluster is "this"."""
 
 import time
+from pathlib import Path
 
 import torch
 
 from fourfold.model.torch_operations import torch_dtype
+from fourfold.train.metrics import EVENTS, read_jsonl
 
 ENOUGH_SECONDS = 0.2
 
@@ -29,6 +31,12 @@ def measure_peak_flops(compute: str, device: torch.device) -> float:
         if device.type == "cpu" and spent > ENOUGH_SECONDS:
             break
     return best
+
+
+def known_peak_flops(out: Path) -> float:
+    """The peak that an earlier generation of the run in `out` measured; 0 where there is none."""
+    found = [row.get("peak_flops") for row in read_jsonl(out / EVENTS) if row.get("event") == "machine"]
+    return float(found[-1]) if found and isinstance(found[-1], float) else 0.0
 
 
 def _synchronize(device: torch.device) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.checkpoint import DamagedCheckpoint, step_of
-from fourfold.config import RunFailure
+from fourfold.config import FinalFailure
 from fourfold.config.remote_path import place
 from fourfold.train.session import RankContext
 
@@ -32,7 +32,7 @@ class Resumption:
     def restore(self, restore: Restore, refuse: Callable[[int, str], None]) -> dict[str, Any]:
         """Fills the tensors of all ranks from the newest checkpoint that every rank can read; what was saved beside them.
 
-        `refuse` is called with the step of each newer one, and why a rank could not read it. Raises `RunFailure` where
+        `refuse` is called with the step of each newer one, and why a rank could not read it. Raises `FinalFailure` where
         none is left.
         """
         problems = []
@@ -42,7 +42,7 @@ class Resumption:
                 return info
             refuse(step_of(path) or 0, problem)
             problems.append(f"  {problem}\n")
-        raise RunFailure(
+        raise FinalFailure(
             f"{self._paths[0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
             f"move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
         )

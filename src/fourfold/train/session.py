@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from fourfold.config import UserError
+from fourfold.config import FinalFailure, UserError
 from fourfold.config.schema import RunSection
 from fourfold.rendezvous.frames import SECRET
 from fourfold.rendezvous.store import SecretStore
@@ -43,9 +43,25 @@ class RankContext:
         dist.broadcast(buffer, source)
         return bytes(buffer.tolist()).rstrip(b"\0").decode(errors="replace")
 
+    def agree(self, what: str, value: str, first: int) -> None:
+        """Raises `FinalFailure` on every rank whose value is not that of rank `first`."""
+        if self.rank == first:
+            self.store.set(what, value)
+        expected = self.store.get(what).decode()
+        if value != expected:
+            raise FinalFailure(
+                f"rank {self.rank} lowered another {what} ({value}) than rank {first} ({expected}); "
+                f"start all ranks with the same version and the same run file"
+            )
+
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def generation() -> int:
+    """How often the ranks of this launch were started before."""
+    return int(os.environ.get("FOURFOLD_GENERATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def choose_device(section: RunSection) -> torch.device:
@@ -66,7 +82,7 @@ def choose_device(section: RunSection) -> torch.device:
 def init_rank_context(section: RunSection) -> RankContext:
     """Joins the process group named by RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the secret beside them.
 
-    The store is this run's own, prefixed by the attempt's number: restarted workers never read what an earlier attempt left.
+    The store is this run's own, prefixed by the generation's number: restarted workers never read what an earlier generation left.
     """
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = choose_device(section)
@@ -75,7 +91,7 @@ def init_rank_context(section: RunSection) -> RankContext:
     timeout = timedelta(seconds=section.timeout_seconds)
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     base = SecretStore(host, port, bytes.fromhex(os.environ[SECRET]), timeout)
-    store = dist.PrefixStore(f"fourfold/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", base)
+    store = dist.PrefixStore(f"fourfold/{generation()}", base)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=dist.PrefixStore("collectives", store), rank=rank, world_size=world_size, timeout=timeout

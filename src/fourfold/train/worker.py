@@ -1,23 +1,28 @@
-"""The process of one rank: `python -m fourfold.train.worker OUT`, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-FOURFOLD_SECRET set.
+"""The process of one rank, with RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and FOURFOLD_SECRET set.
 
-Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving. An error is one message on
-standard error that starts with `error: `.
+Exit codes: 0 finished, 1 failure, 2 a mistake in the run, 3 stopped by request after saving; under a supervisor 4, a failure that
+would come again. An error is one message on standard error that starts with `error: `.
 """
 
+import errno
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.errors import open_files_advice
 from fourfold.runtime.allocator import keep_freed_memory
 
-FINISHED, FAILED, MISTAKEN, STOPPED = 0, 1, 2, 3
+TRACEBACKS = signal.SIGUSR2
+FINISHED, FAILED, MISTAKEN, STOPPED, FINAL = range(5)
+_WITHOUT_CURE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE))
+"""Errors of files that a new start would meet again."""
 
 
 def run_worker(out: Path) -> int:
@@ -26,14 +31,21 @@ def run_worker(out: Path) -> int:
         return _train(out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+        return _failed(isinstance(error, FinalFailure)) if isinstance(error, RunFailure) else error.exit_code
     except OSError as error:
         print(f"error: {error.filename or out}: {error.strerror or error}{_advice(error)}", file=sys.stderr, flush=True)
+        return _failed(error.errno in _WITHOUT_CURE)
+    except SystemExit as error:
+        print(f"error: rank {os.environ.get('RANK')}: sys.exit({error.code!r}) in mid-run", file=sys.stderr, flush=True)
         return FAILED
     except (RuntimeError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"error: rank {os.environ.get('RANK')}: {message}{_advice(error)}", file=sys.stderr, flush=True)
-        return FAILED
+        return _failed(open_files_advice(error) is not None)
+
+
+def _failed(is_final: bool) -> int:
+    return FINAL if is_final and "FOURFOLD_GENERATION" in os.environ else FAILED
 
 
 def _advice(error: Exception) -> str:
@@ -46,6 +58,7 @@ def _train(out: Path) -> int:
     from fourfold.train.session import StopSignal, init_rank_context
 
     _exit_with_parent()
+    _write_tracebacks_on_request(out)
     keep_freed_memory()
     early: list[int] = []
     handlers = {
@@ -72,6 +85,19 @@ def _train(out: Path) -> int:
     return FINISHED if finished else STOPPED
 
 
+def _write_tracebacks_on_request(out: Path) -> None:
+    """On `TRACEBACKS` all threads' calls go to a file of the run, whatever this process is doing."""
+    with suppress(OSError):  # no descriptor or disk to spare: whoever asks gets no answer
+        path = traceback_file(out, int(os.environ["RANK"]))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        faulthandler.register(TRACEBACKS, file=descriptor, all_threads=True)
+
+
+def traceback_file(out: Path, rank: int) -> Path:
+    """Where a rank writes its tracebacks."""
+    return out / "logs" / f"rank-{rank:05d}.tracebacks"
+
+
 def _exit_with_parent() -> None:
     """Ends this process when the launcher that started it (FOURFOLD_PARENT) is gone."""
     parent = os.environ.get("FOURFOLD_PARENT")
@@ -84,10 +110,3 @@ def _exit_with_parent() -> None:
         os._exit(FAILED)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-if __name__ == "__main__":
-    code = run_worker(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # all that lasts is written; threads of the communication library do not always end in order

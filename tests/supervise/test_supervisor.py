@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from fourfold.launch.processes import LaunchOutcome, launch_local
+from fourfold.config.schema import FaultsSection
 from fourfold.launch.run_folder import RunFolder
+from fourfold.supervise.supervisor import LaunchOutcome, supervise
 
-FAKE = Path(__file__).with_name("fake_worker.py")
+FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
+ONCE = FaultsSection(attempts=1)
 
 
 @pytest.fixture
@@ -23,7 +25,9 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def launch(folder: RunFolder, mode: str, ranks: int = 3, grace: float = 5.0, **callbacks) -> LaunchOutcome:
-    return launch_local(folder, ranks, 1, command=[sys.executable, str(FAKE), mode], grace_seconds=grace, **callbacks)
+    return supervise(
+        folder, ranks, 1, ONCE, command=[sys.executable, str(FAKE), mode], grace_seconds=grace, **callbacks
+    )
 
 
 def pids(folder: RunFolder) -> list[int]:
@@ -88,7 +92,7 @@ def test_a_signal_asks_the_ranks_once_and_waits_for_them(folder: RunFolder, numb
             time.sleep(0.02)
 
     before = signal.getsignal(number)
-    outcome = launch(folder, "hang", on_tick=signal_once_all_run, on_stop=messages.append)
+    outcome = launch(folder, "hang", on_tick=signal_once_all_run, on_notice=messages.append)
     assert outcome == LaunchOutcome(128 + number)
     assert len(messages) == 1
     assert "stopping after this step, saving" in messages[0]
@@ -104,7 +108,7 @@ def test_the_second_signal_kills(folder: RunFolder) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.02)
 
-    outcome = launch(folder, "deaf", on_tick=interrupt, on_stop=messages.append)
+    outcome = launch(folder, "deaf", on_tick=interrupt, on_notice=messages.append)
     assert outcome == LaunchOutcome(130, killed=True)
     assert not any(map(is_alive, pids(folder)))
 
@@ -122,9 +126,9 @@ def test_an_error_in_the_display_leaves_no_process(folder: RunFolder) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_no_rank_outlives_a_launcher_that_is_killed(folder: RunFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from fourfold.launch.processes import launch_local;"
-        "from fourfold.launch.run_folder import RunFolder;"
-        "launch_local(RunFolder(Path(sys.argv[1])), 2, 1, command=[sys.executable, sys.argv[2], 'deaf'])"
+        "import sys; from pathlib import Path; from fourfold.supervise.supervisor import supervise;"
+        "from fourfold.config.schema import FaultsSection; from fourfold.launch.run_folder import RunFolder;"
+        "supervise(RunFolder(Path(sys.argv[1])), 2, 1, FaultsSection(), command=[sys.executable, sys.argv[2], 'deaf'])"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code, str(folder.path), str(FAKE)])
     wait_until(lambda: len(pids(folder)) == 2)

@@ -1,0 +1,126 @@
+"""Recovery on this machine, with real ranks and real signals: kill to next step, detection, a kill storm.
+
+python benchmarks/faults.py [--kills 10] [--stops 10] [--storm-steps 2000] [--mean 5] [--ranks 2]
+"""
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from fourfold.runtime.progress import TRAINING
+from tests.support.supervised import Supervised, left_by, write_run
+
+FOR_EVER = "batch.steps=1000000"
+
+
+def server_of(run: Supervised) -> int:
+    """The process that forks ranks."""
+    return int(Path(f"/proc/{run.pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def beginnings(run: Supervised) -> list[dict]:
+    """The events with which ranks begin to train."""
+    return run.events("start") + run.events("resume")
+
+
+def seconds_to_next_step(run: Supervised, kill: Callable[[], None]) -> float:
+    """From a kill until all ranks have finished a step after it."""
+    before = len(beginnings(run))
+    kill()
+    begun = time.monotonic()
+    run.wait_until(lambda: len(beginnings(run)) > before, 120)
+    resumed = beginnings(run)[-1]["step"]
+    run.wait_until(lambda: run.pids and all(p.kind == TRAINING and p.step > resumed for p in run.positions), 120)
+    return time.monotonic() - begun
+
+
+def recoveries(run_file: Path, out: Path, kills: int, ranks: int, cold: bool) -> list[float]:
+    found = []
+    with Supervised(run_file, out, FOR_EVER, "faults.restarts=1000", ranks=ranks) as run:
+        run.wait_for_step(10)
+        for kill in range(kills):
+            victim = server_of(run) if cold else run.pids[kill % ranks]
+            found.append(seconds_to_next_step(run, lambda victim=victim: os.kill(victim, signal.SIGKILL)))
+            run.wait_for_step(beginnings(run)[-1]["step"] + random.randrange(6, 14))
+    return found
+
+
+def detections(run_file: Path, out: Path, times: int, ranks: int) -> tuple[list[float], int]:
+    """Seconds from SIGSTOP to the event that names the rank, and how often it named the right one."""
+    found, right = [], 0
+    with Supervised(run_file, out, FOR_EVER, "faults.restarts=1000", ranks=ranks) as run:
+        run.wait_for_step(10)
+        for number in range(times):
+            rank, begins = number % ranks, len(beginnings(run))
+            run.signal_rank(rank, signal.SIGSTOP)
+            begun = time.time()
+            run.wait_until(lambda number=number: len(run.events("failure")) > number, 120)
+            event = run.events("failure")[-1]
+            found.append(event["time"] - begun)
+            right += event["rank"] == rank and bool(event.get("instruction") or "step" in event)
+            run.wait_until(lambda begins=begins: len(beginnings(run)) > begins, 120)
+            run.wait_for_step(beginnings(run)[-1]["step"] + 6)
+    return found, right
+
+
+def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> None:
+    """The same run without and under kills at random times, `mean` seconds apart."""
+    times = []
+    for name in ("undisturbed", "storm"):
+        begun, draw = time.monotonic(), random.Random(0)
+        with Supervised(run_file, folder / name, f"batch.steps={steps}", "faults.restarts=1000", ranks=ranks) as run:
+            while name == "storm" and run.process.poll() is None:
+                time.sleep(draw.expovariate(1 / mean))
+                if run.process.poll() is None and (pids := run.pids):
+                    os.kill(draw.choice(pids), signal.SIGKILL)
+            assert run.finish(3600) == 0, run.printed
+            times.append(time.monotonic() - begun)
+            kills = len(run.events("failure"))
+    equal = left_by(folder / "undisturbed") == left_by(folder / "storm")
+    line = next(
+        (line for line in run_lines(folder / "storm.txt") if line.startswith("goodput")), "goodput not reported"
+    )
+    print(
+        f"storm: {steps} steps, {kills} kills, equal to the bit: {equal}; {times[0]:.1f} s undisturbed, {times[1]:.1f} s; {line}"
+    )
+
+
+def run_lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def spread(values: list[float]) -> str:
+    return f"median {statistics.median(values):.2f} s, {min(values):.2f} to {max(values):.2f} s, {len(values)} times"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--stops", type=int, default=10)
+    parser.add_argument("--storm-steps", type=int, default=2000)
+    parser.add_argument("--mean", type=float, default=5.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    print(f"load average at the start: {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run_file = write_run(folder)
+        warm = recoveries(run_file, folder / "warm", options.kills, options.ranks, cold=False)
+        print(f"kill to next finished step, warm: {spread(warm)}", flush=True)
+        cold = recoveries(run_file, folder / "cold", max(2, options.kills // 3), options.ranks, cold=True)
+        print(f"kill to next finished step, cold: {spread(cold)}", flush=True)
+        stops, right = detections(run_file, folder / "stops", options.stops, options.ranks)
+        print(f"SIGSTOP to its name: {spread(stops)}; right in {right} of {len(stops)}", flush=True)
+        storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
+
+
+if __name__ == "__main__":
+    main()

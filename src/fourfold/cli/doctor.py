@@ -1,0 +1,33 @@
+"""`fourfold doctor`: which rank of a run is at fault, where it stands, and who waits for it."""
+
+import json as json_text
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from fourfold.supervise.doctor import diagnose, diagnosis_lines
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+
+
+def doctor(run: Path, /, *, json: Flag = False) -> int:
+    """Say which rank of a run is at fault: where every rank stands, in which call, and who waits for whom.
+
+    Reads the counters, calls and events of a run in progress on this machine, or what a dead one left; disturbs nothing. A rank
+    writes its calls itself; where py-spy is installed, the native calls are shown too. Exit code 1 where the ranks live and none
+    gets on.
+
+    Parameters
+    ----------
+    run
+        The folder of a run.
+    json
+        Print one JSON document and nothing else.
+    """
+    found = diagnose(run)
+    if json:
+        print(json_text.dumps(found.to_json(), indent=1))
+    else:
+        print("\n".join(diagnosis_lines(found)))
+    return 1 if found.verdict is not None else 0

@@ -1,0 +1,145 @@
+"""The state of a run from outside: counters, calls and events of its ranks, whether it lives or not."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fourfold.config import UserError
+from fourfold.launch.machine import num_cuda_devices, transport_of
+from fourfold.launch.resolve import resolve_run
+from fourfold.launch.run_folder import RunFolder
+from fourfold.runtime.progress import ENDED, Position, read_positions
+from fourfold.supervise.blame import Blame, Sighting, Verdict
+from fourfold.supervise.tracebacks import native_traceback, process_state, read_tracebacks
+from fourfold.train.metrics import read_jsonl
+
+_LOOK_SECONDS = 1.0
+_SHOWN_CALLS, _SHOWN_EVENTS = 4, 6
+_STATES = {"R": "runs", "S": "sleeps", "D": "waits for a device", "T": "is stopped", "t": "is traced", "Z": "has ended"}
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank. `seconds`: since it last got on. `waits_for`: ranks that keep it waiting, with their group."""
+
+    rank: int
+    pid: int
+    state: str
+    place: str
+    step: int
+    index: int
+    instruction: str
+    seconds: float
+    waits_for: tuple[tuple[int, str], ...]
+    calls: tuple[str, ...]
+    native: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A run as it stands. `verdict`: the rank at fault where the ranks live and none gets on. `chain`: ranks of
+    which each waits for the next. `events`: the newest failures, restarts and stragglers."""
+
+    alive: bool
+    moving: bool
+    ranks: tuple[RankReport, ...]
+    verdict: Verdict | None
+    chain: tuple[int, ...]
+    events: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--json`."""
+        return {**asdict(self), "chain": list(self.chain), "events": list(self.events)}
+
+
+def diagnose(path: Path) -> Diagnosis:
+    """Looks twice at the ranks of the run in `path`, a second apart, and asks those that live for their calls. Raises `UserError`
+    where no rank has reported yet."""
+    folder = RunFolder(path)
+    config = folder.require_config()
+    before = read_positions(path)
+    if not before:
+        raise UserError(f"{path}: no rank has reported yet; what works: the folder of a run that is training or was")
+    cuda_devices = num_cuda_devices(config)
+    resolved = resolve_run(config, None, config.model.vocab_size, transport_of(config, cuda_devices))
+    states = _states(before)
+    alive = any(state not in ("", "Z") for state in states)
+    if alive:
+        time.sleep(_LOOK_SECONDS)
+    positions = read_positions(path) or before
+    states = _states(positions)
+    moving = any(p.place != q.place for p, q in zip(positions, before, strict=False))
+    pids = {rank: p.pid for rank, p in enumerate(positions) if states[rank]}
+    calls = read_tracebacks(path, pids) if alive else {}
+    blame = Blame(resolved)
+    seen = [Sighting(p, states[rank], calls.get(rank, ())) for rank, p in enumerate(positions)]
+    ended = all(p.kind == ENDED for p in positions)
+    verdict = blame.verdict(seen) if alive and not moving and not ended else None
+    reports = tuple(_report(blame, rank, seen) for rank in range(len(seen)))
+    events = [row for row in read_jsonl(folder.events) if row.get("event") in ("failure", "restart", "straggler")]
+    chain = tuple(blame.chain(seen)) if verdict is not None else ()
+    return Diagnosis(alive, moving, reports, verdict, chain, tuple(events[-_SHOWN_EVENTS:]))
+
+
+def _states(positions: Sequence[Position]) -> list[str]:
+    return [process_state(p.pid) if _is_rank(p.pid) else "" for p in positions]
+
+
+def _is_rank(pid: int) -> bool:
+    """Whether this machine's process of that number is one of ours: numbers are given again."""
+    try:
+        return pid > 0 and b"fourfold" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _report(blame: Blame, rank: int, seen: Sequence[Sighting]) -> RankReport:
+    own, place = seen[rank], seen[rank].position
+    waits = tuple((wait.member, wait.group) for wait in blame.held_up_by(rank, seen))
+    native = native_traceback(place.pid) if own.state in ("R", "S", "D") else ""
+    return RankReport(
+        rank,
+        place.pid,
+        own.state,
+        blame.place(place, rank),
+        place.step,
+        place.counter,
+        blame.instruction(place, rank),
+        time.time() - place.time,
+        waits,
+        own.traceback,
+        native,
+    )
+
+
+def diagnosis_lines(found: Diagnosis) -> list[str]:
+    """The lines of `fourfold doctor`."""
+    if found.verdict is not None:
+        lines = [found.verdict.message]
+        if len(found.chain) > 1:
+            lines.append("chain: " + ", which waits for ".join(f"rank {rank}" for rank in found.chain))
+    elif found.alive:
+        lines = ["all ranks get on" if found.moving else "the ranks are at their end"]
+    else:
+        lines = ["no rank of this run lives on this machine; where each was last seen:"]
+    lines.append("")
+    for each in found.ranks:
+        state = f" ({_STATES.get(each.state, each.state)}, process {each.pid})" if each.state else ""
+        lines.append(f"rank {each.rank}{state}: {each.place}, {each.seconds:.1f} s ago")
+        if each.waits_for:
+            members = ", ".join(f"rank {member} ({group})" for member, group in each.waits_for[:_SHOWN_CALLS])
+            lines.append(f"  waits for {members}")
+        lines += [f"  {call}" for call in each.calls[:_SHOWN_CALLS]]
+        lines += [f"  {line}" for line in each.native.splitlines()[:20]]
+    if found.events:
+        lines += ["", "events"]
+    for event in found.events:
+        clock = time.strftime("%H:%M:%S", time.localtime(event.get("time", 0.0)))
+        rank = f" rank {event['rank']}" if "rank" in event else ""
+        message = event.get("message") or ""
+        lines.append(
+            f"  {clock} {event['event']}{rank} at step {event.get('step', '?')}{': ' if message else ''}{message}"
+        )
+    return lines

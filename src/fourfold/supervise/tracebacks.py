@@ -1,0 +1,82 @@
+"""Tracebacks of ranks that run: each writes its own to a file when it gets a signal, in whatever call it is."""
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from fourfold.train.worker import TRACEBACKS, traceback_file
+
+_WAIT_SECONDS = 0.3
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+
+
+def process_state(pid: int) -> str:
+    """The letter of /proc: R runs, S sleeps, D waits for a device, T is stopped; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of all threads of a process; 0 where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return 0.0
+
+
+def read_tracebacks(folder: Path, pids: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
+    """By rank: the calls of its main thread, innermost first, as `file:line function`; without ranks that did not answer.
+
+    `pids`: processes by rank. Ranks that are stopped cannot answer and are not asked.
+    """
+    begins = {}
+    for rank, pid in pids.items():
+        path = traceback_file(folder, rank)
+        if process_state(pid) in ("R", "S", "D") and path.exists():
+            begins[rank] = path.stat().st_size
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, TRACEBACKS)
+    deadline = time.monotonic() + _WAIT_SECONDS
+    found: dict[int, tuple[str, ...]] = {}
+    while len(found) < len(begins) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        for rank, begin in begins.items():
+            if frames := _main_thread(traceback_file(folder, rank), begin):
+                found[rank] = frames
+    return found
+
+
+def _main_thread(path: Path, begin: int) -> tuple[str, ...]:
+    """The thread that runs the worker; empty while it is not written in full."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(begin)
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ()
+    for thread in re.split(r"\n(?=(?:Current thread|Thread) 0x)|\n\n", text):
+        frames = [f"{match[1]}:{match[2]} {match[3]}" for line in thread.splitlines() if (match := _FRAME.match(line))]
+        if any(frame.endswith(" run_worker") for frame in frames):
+            return tuple(frames)
+    return ()
+
+
+def native_traceback(pid: int) -> str:
+    """The traceback with its native calls, where py-spy is installed and may look; else empty."""
+    program = shutil.which("py-spy")
+    if program is None:
+        return ""
+    with suppress(subprocess.SubprocessError, OSError):
+        done = subprocess.run(
+            [program, "dump", "--native", "--pid", str(pid)], capture_output=True, text=True, timeout=20, check=False
+        )
+        return done.stdout
+    return ""

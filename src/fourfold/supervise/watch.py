@@ -1,0 +1,160 @@
+"""Watches ranks that live: which one no longer gets on, and which one is slower than its peers.
+
+A rank stands still while its place does not change. That counts as time only as far as the rank could have got on: the processor
+time that it used where it wants the processor, real time where it sleeps. A loaded machine therefore makes no rank look hung.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from fourfold.config.schema import FaultsSection
+from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position, read_positions
+from fourfold.supervise.blame import Blame, Sighting, Verdict
+from fourfold.supervise.tracebacks import process_state, processor_seconds, read_tracebacks
+
+_LOOK_SECONDS = 0.1
+_MOST_SECONDS = 0.5
+"""Longest time that one look counts: whoever watches may have been held up too."""
+_SHARE = 0.85
+"""Share of the limit after which a rank is named, so that its name is known within the limit."""
+_LENIENT = 12.0
+"""Times the limit for the first step, of which no earlier one tells anything, and for an evaluation."""
+_TIMES_LONGEST = 3.0
+_WINDOW_SECONDS, _WINDOW_STEPS = 2.0, 5
+_RETRY_SECONDS = 1.0
+
+
+@dataclass
+class _WatchedRank:
+    """One rank since it last got on. `still`: seconds that it could have got on and did not."""
+
+    place: tuple[int, int, int] = (-1, -1, -1)
+    still: float = 0.0
+    processor: float = 0.0
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank whose own work takes `ratio` times the median of its peers, in seconds a step."""
+
+    rank: int
+    ratio: float
+    seconds: float
+
+
+@dataclass
+class Watch:
+    """Looks at ranks again and again, over all generations of a launch: what they took before is the measure of what they may take.
+
+    `timeout_seconds`: for whatever has no measure yet.
+    """
+
+    folder: Path
+    faults: FaultsSection
+    timeout_seconds: float
+    blame: Blame
+    longest: dict[int, float] = field(default_factory=dict)
+    """By the kind of a position: the longest time that a rank stood still and then got on."""
+    _ranks: list[_WatchedRank] = field(default_factory=list)
+    _looked: float = 0.0
+    _judged: float = 0.0
+    _window: tuple[float, Sequence[Position]] = (0.0, ())
+    _slow: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, ranks: int) -> None:
+        """A new generation."""
+        self._ranks = [_WatchedRank() for _ in range(ranks)]
+        self._looked = self._judged = time.monotonic()
+        self._window = (0.0, ())
+        self._slow.clear()
+
+    def look(self, pids: Sequence[int]) -> Verdict | None:
+        """The rank at fault once it has stood still for too long. Called as often as one likes; looks ten times a second."""
+        now = time.monotonic()
+        passed = min(now - self._looked, _MOST_SECONDS)
+        if passed < _LOOK_SECONDS or not self.faults.stall_seconds:
+            return None
+        self._looked = now
+        positions = read_positions(self.folder)
+        if len(positions) < len(pids):
+            return self._stopped_before(pids, passed)
+        states = [process_state(pid) for pid in pids]
+        for rank, (own, position) in enumerate(zip(self._ranks, positions, strict=True)):
+            self._follow(own, position, pids[rank], states[rank], passed)
+        late = any(own.still > self._limit(p, s) for own, p, s in zip(self._ranks, positions, states, strict=True))
+        if not late or now - self._judged < _RETRY_SECONDS:
+            return None
+        self._judged = now
+        tracebacks = read_tracebacks(self.folder, dict(enumerate(pids)))
+        seen = [Sighting(p, states[rank], tracebacks.get(rank, ())) for rank, p in enumerate(positions)]
+        found = self.blame.verdict(seen)
+        own = self._ranks[found.rank]
+        if own.still <= self._limit(positions[found.rank], states[found.rank]):
+            return None
+        return replace(found, still_seconds=own.still)
+
+    def _follow(self, own: _WatchedRank, position: Position, pid: int, state: str, passed: float) -> None:
+        used = processor_seconds(pid)
+        if not position.pid:
+            own.still = own.still + passed if state in ("T", "t") else 0.0
+            return
+        if position.place != own.place:
+            if own.place[1] >= 0 and own.place[1] != ENDED:
+                self.longest[own.place[1]] = max(self.longest.get(own.place[1], 0.0), own.still)
+            if position.step > own.place[0] >= 0:  # it read and trained in between, perhaps too quickly to be seen
+                for kind in (READING, TRAINING):
+                    self.longest.setdefault(kind, 0.0)
+            own.place, own.still = position.place, 0.0
+        elif position.kind != ENDED:
+            wants = state == "R" or used - own.processor > 0.05 * passed
+            own.still += min(passed, used - own.processor) if wants else passed
+        own.processor = used
+
+    def _limit(self, position: Position, state: str) -> float:
+        """How long a rank may stand still where it stands."""
+        stall = self.faults.stall_seconds
+        if state in ("T", "t"):
+            return _SHARE * stall
+        is_step = position.kind in (TRAINING, READING)
+        if position.kind not in self.longest:
+            return _LENIENT * stall if is_step else self.timeout_seconds
+        longest = _TIMES_LONGEST * self.longest[position.kind]
+        if position.kind == SAVING:  # a save that begins may wait for the whole of the one before
+            return max(self.timeout_seconds, longest)
+        return _SHARE * max(stall, longest) if is_step else max(_LENIENT * stall, longest)
+
+    def _stopped_before(self, pids: Sequence[int], passed: float) -> Verdict | None:
+        """The verdict on a rank that was stopped before the ranks reported where they are."""
+        for rank, pid in enumerate(pids):
+            own = self._ranks[rank]
+            own.still = own.still + passed if process_state(pid) in ("T", "t") else 0.0
+            if own.still > _SHARE * self.faults.stall_seconds:
+                return Verdict(rank, "stopped", f"rank {rank} is stopped, as after SIGSTOP, while it starts", "")
+        return None
+
+    def stragglers(self) -> list[Straggler]:
+        """Ranks that became slow: for two windows in a row their own work took longer than their peers' by the ratio allowed."""
+        now = time.monotonic()
+        began, before = self._window
+        if now - began < _WINDOW_SECONDS:
+            return []
+        positions = read_positions(self.folder)
+        steps = [p.step - q.step for p, q in zip(positions, before, strict=False)]
+        if before and (len(steps) < 2 or (0 <= min(steps) < _WINDOW_STEPS)):
+            return []
+        self._window = (now, positions)
+        if not before or min(steps) < 0:
+            return []
+        busy = [(p.busy_seconds - q.busy_seconds) / n for p, q, n in zip(positions, before, steps, strict=True)]
+        found = []
+        for rank, own in enumerate(busy):
+            others = median(busy[:rank] + busy[rank + 1 :])
+            ratio = own / max(others, 1e-9)
+            is_slow = ratio > self.faults.straggler_ratio and own - others > 0.1 * (now - began) / min(steps)
+            self._slow[rank] = self._slow.get(rank, 0) + 1 if is_slow else 0
+            if self._slow[rank] == 2:
+                found.append(Straggler(rank, ratio, own))
+        return found

@@ -1,0 +1,109 @@
+"""A process that has imported all that a rank needs, and forks ranks: the next one starts in milliseconds, not seconds.
+
+    python -m fourfold.train.fork_server OUT DESCRIPTOR
+
+It has one thread and no process group, so that its forks are sound. DESCRIPTOR is a `SOCK_SEQPACKET` socket; each message is a
+JSON object:
+
+    -> {"environment": {...}}, with the descriptor of a log     fork a rank
+    <- {"ready": true}                                          once everything is imported
+    <- {"pid": 17}                                              it runs
+    <- {"pid": 17, "exit_code": -9}                             it ended; negative for a signal
+
+When the socket closes, or the launcher dies, all ranks are killed.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+MESSAGE_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(out: Path, connection: socket.socket) -> None:
+    """Forks ranks as it is asked, and says how they end, until the connection closes."""
+    import fourfold.train.loop
+    import fourfold.train.session
+    import fourfold.train.worker  # noqa: F401
+
+    children: set[int] = set()
+    ended, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the launcher passes them on to the ranks
+    gc.collect()
+    gc.freeze()  # pages of what is imported stay shared: no collection touches them
+    _say(connection, {"ready": True})
+    while True:
+        ready, _, _ = select.select([connection.fileno(), ended], [], [])
+        if ended in ready:
+            os.read(ended, 4096)
+            while children and (found := os.waitpid(-1, os.WNOHANG))[0]:
+                children.discard(found[0])
+                _say(connection, {"pid": found[0], "exit_code": os.waitstatus_to_exitcode(found[1])})
+        if connection.fileno() in ready:
+            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
+            if not message:
+                break
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _run_rank(out, json.loads(message)["environment"], descriptors[0])
+            os.close(descriptors[0])
+            children.add(pid)
+            _say(connection, {"pid": pid})
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _say(connection: socket.socket, message: dict[str, object]) -> None:
+    connection.send(json.dumps(message).encode())
+
+
+def _run_rank(out: Path, environment: dict[str, str], log: int) -> NoReturn:
+    """The forked process, which never returns into the server's loop."""
+    code = 1
+    try:
+        server = os.getppid()
+        die_with_parent()
+        if os.getppid() != server:
+            os._exit(1)
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(environment, FOURFOLD_PARENT=str(server))
+        from fourfold.train.worker import run_worker
+
+        code = run_worker(out)
+    except BaseException:  # what a process of its own would print
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # all that lasts is written; threads of the communication library do not always end in order
+
+
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """Asks the kernel to kill this process when the thread that started it ends, however that ends."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))

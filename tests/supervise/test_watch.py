@@ -1,0 +1,96 @@
+"""Ranks that no longer get on are named, with their instruction, and the run recovers; a slow one is flagged and goes on."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from fourfold.config import RunFailure, parse_run
+from fourfold.launch.resolve import resolve_run
+from fourfold.program.liveness import ledger
+from fourfold.train.measured import check_sent
+from tests.support.supervised import Supervised, left_by, write_run
+
+RUN = {
+    "model": {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "ffn_size": 56, "vocab_size": 320},
+    "data": {"tokenizer": "bytes"},
+    "batch": {"global_sequences": 12, "sequence_length": 32, "steps": 1},
+    "layout": {"zero": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("run"), 16)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run_file: Path):
+    with Supervised(run_file, run_file.parent / "undisturbed") as run:
+        assert run.finish() == 0, run.printed
+        assert run.events("failure") == []
+        return left_by(run.out)
+
+
+def test_a_collective_left_out_shows_in_the_bytes_of_the_step() -> None:
+    resolved = resolve_run(parse_run(RUN), 2, 320)
+    program = resolved.train_programs[0]
+    declared = ledger(program)
+    check_sent(program, declared, declared, 1, 7)
+    reduction = next(step for step in program.instructions if step.short.startswith("R b1"))
+    less = {**declared, "dp_shard": declared["dp_shard"] - sum(c.sent_bytes for c in reduction.collectives)}
+    with pytest.raises(RunFailure, match=r"rank 1 sent .* over dp_shard in step 7, .* left out `R b\d"):
+        check_sent(program, declared, less, 1, 7)
+
+
+def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:
+    assert run.finish() == 0, run.printed
+    (failure,) = run.events("failure")
+    assert (failure["rank"], failure["cause"]) == (rank, cause), failure["message"]
+    assert left_by(run.out) == undisturbed
+    return failure
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.faults), 1])
+def test_a_stopped_rank(run_file: Path, undisturbed, tmp_path: Path, rank: int) -> None:
+    with Supervised(run_file, tmp_path / "run") as run:
+        run.wait_for_step(6)
+        run.signal_rank(rank, signal.SIGSTOP)
+        begun = time.time()
+        failure = check_recovered(run, undisturbed, rank, "stopped")
+        assert failure["time"] - begun < 5.0
+        assert f"rank {rank} is stopped" in failure["message"]
+        assert f"rank {1 - rank} waits at" in failure["message"]
+
+
+@pytest.mark.faults
+def test_an_endless_loop(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run", fault="loop:1:7:1") as run:
+        failure = check_recovered(run, undisturbed, 1, "looping")
+        assert failure["instruction"] == "C"
+        assert failure["step"] == 7
+
+
+def test_a_hung_data_reader(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run", fault="sleep:0:7:1") as run:
+        failure = check_recovered(run, undisturbed, 0, "hung")
+        assert "reading the data of step 7" in failure["message"]
+        assert "rank 1 waits at step 7" in failure["message"]
+
+
+@pytest.mark.faults
+def test_a_skipped_collective(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run", fault="skip:1:7:1") as run:
+        failure = check_recovered(run, undisturbed, 1, "skipped")
+        assert "which went past it" in failure["message"]
+
+
+@pytest.mark.faults
+def test_a_slow_rank_is_flagged_and_goes_on(run_file: Path, tmp_path: Path) -> None:
+    with Supervised(run_file, tmp_path / "run", "batch.steps=150", fault="slow:1:0:0") as run:
+        run.wait_until(lambda: run.events("straggler"), 90)
+        assert {event["rank"] for event in run.events("straggler")} == {1}
+        assert run.finish() == 0, run.printed
+        assert run.events("failure") == []

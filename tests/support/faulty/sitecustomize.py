@@ -1,0 +1,66 @@
+"""Faults inside a rank, for ranks that are started with this folder on PYTHONPATH.
+
+FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
+in the folder FOURFOLD_TEST_COUNTER.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+what, rank, step, times = (os.environ.get("FOURFOLD_TEST_FAULT") or ":::").split(":")
+
+
+def is_due(at: int) -> bool:
+    if os.environ.get("RANK") != rank or at != int(step):
+        return False
+    counter = Path(os.environ["FOURFOLD_TEST_COUNTER"]) / f"{what}-{rank}"
+    with open(counter, "a+b") as file:
+        file.write(b"x")
+        return file.tell() <= int(times)
+
+
+def fail() -> None:
+    match what:
+        case "exit":
+            sys.exit(0)
+        case "leave":
+            os._exit(0)
+        case "error":
+            raise KeyError("a defect in the data reader")
+        case "sleep":
+            time.sleep(1e6)
+        case "loop":
+            while True:
+                pass
+
+
+def install() -> None:
+    from fourfold.data.batches import GlobalBatches
+    from fourfold.runtime.executor import Executor
+
+    read, clip = GlobalBatches.batch, Executor._clip_norm
+    here = [-1]
+
+    def batch(self, at, rows):
+        here[0] = at
+        if what == "slow" and os.environ.get("RANK") == rank:
+            time.sleep(0.05)
+        elif what not in ("skip", "loop", "slow") and is_due(at):
+            fail()
+        return read(self, at, rows)
+
+    def clip_norm(self, instruction):
+        if what == "loop" and is_due(here[0]):
+            fail()
+        if what == "skip" and is_due(here[0]):
+            self._norm, self._scale = 1.0, 1.0
+            return
+        clip(self, instruction)
+
+    GlobalBatches.batch, Executor._clip_norm = batch, clip_norm
+
+
+if what and "fourfold.train.fork_server" in sys.orig_argv:
+    install()

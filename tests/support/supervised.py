@@ -1,0 +1,145 @@
+"""A real `fourfold train` with real ranks, which tests disturb from outside, and what an undisturbed one leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fourfold.checkpoint import read_manifest
+from fourfold.runtime.progress import Position, read_positions
+
+RUN = """
+[model]
+num_layers = 2
+hidden_size = 32
+num_heads = 4
+ffn_size = 56
+vocab_size = 320
+[data]
+corpus = "{corpus}"
+tokenizer = "bytes"
+directory = "{corpus}/../tokens"
+[batch]
+global_sequences = 12
+sequence_length = 32
+steps = {steps}
+[layout]
+zero = 1
+[optimizer]
+lr = 3e-3
+[checkpoint]
+every_steps = 5
+[run]
+device = "cpu"
+threads_per_rank = 1
+sample_tokens = 0
+evaluate_sequences = 4
+"""
+FAULTY = Path(__file__).with_name("faulty")
+KEYS = ("step", "loss", "grad_norm", "lr", "tokens", "comm_bytes", "validation_loss")
+
+
+def write_run(folder: Path, steps: int = 30) -> Path:
+    """A run file with a corpus of its own."""
+    corpus = folder / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for number in range(40):
+        (corpus / f"{number}.txt").write_text(f"document {number} " + "of many words " * (number % 7 + 3))
+    (folder / "run.toml").write_text(RUN.format(corpus=corpus, steps=steps))
+    return folder / "run.toml"
+
+
+class Supervised:
+    """One launch of `fourfold train`, in a process of its own; `fault`: as in `faulty/sitecustomize.py`."""
+
+    def __init__(self, run_file: Path, out: Path, *changes: str, ranks: int = 2, fault: str | None = None) -> None:
+        self.out, self.ranks = out, ranks
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if fault is not None:
+            paths = [str(FAULTY), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment |= {"PYTHONPATH": os.pathsep.join(paths), "FOURFOLD_TEST_FAULT": fault}
+            environment["FOURFOLD_TEST_COUNTER"] = str(run_file.parent)
+        command = [sys.executable, "-m", "fourfold", "train", str(run_file), *changes]
+        self._printed = open(out.with_suffix(".txt"), "w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*command, "--ranks", str(ranks), "--out", str(out)],
+            stdout=self._printed,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+
+    def __enter__(self) -> "Supervised":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._printed.close()
+
+    @property
+    def printed(self) -> str:
+        return self.out.with_suffix(".txt").read_text()
+
+    @property
+    def positions(self) -> list[Position]:
+        return read_positions(self.out)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of all ranks, once all have reported."""
+        found = [position.pid for position in self.positions]
+        return found if len(found) == self.ranks and all(found) else []
+
+    def wait_until(self, condition: Callable[[], Any], seconds: float = 60.0) -> float:
+        """The time that it took."""
+        begun = time.monotonic()
+        while not condition():
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() - begun < seconds, self.printed
+            time.sleep(0.005)
+        return time.monotonic() - begun
+
+    def wait_for_step(self, step: int, seconds: float = 60.0) -> float:
+        """Until all ranks are in a step past `step`."""
+        return self.wait_until(lambda: self.pids and min(p.step for p in self.positions) > step, seconds)
+
+    def signal_rank(self, rank: int, number: int) -> int:
+        """The process that got it."""
+        pid = self.pids[rank]
+        os.kill(pid, number)
+        return pid
+
+    def kill_rank(self, rank: int) -> None:
+        """Returns once another process has taken its place."""
+        old = self.pids
+        os.kill(old[rank], signal.SIGKILL)
+        self.wait_until(lambda: self.has_replaced(old))
+
+    def has_replaced(self, old: list[int]) -> bool:
+        """Whether all ranks are other processes than `old`, and have reported."""
+        now = self.pids
+        return bool(now) and not set(now) & set(old)
+
+    def finish(self, seconds: float = 120.0) -> int:
+        return self.process.wait(seconds)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_lines(self.out / "events.jsonl") if row["event"] == kind]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines alone: the last may be being written."""
+    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in complete.splitlines()]
+
+
+def left_by(out: Path) -> tuple[list[list[Any]], Any]:
+    """Losses and the like of every step, and the checksums of all states at the end: equal to the bit or not."""
+    rows = [[row.get(key) for key in KEYS] for row in read_lines(out / "metrics.jsonl")]
+    last = sorted((out / "checkpoints").glob("step-*"))[-1]
+    return rows, (last.name, read_manifest(last).files)
