@@ -128,7 +128,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "layout", "owner", "attribute", "make", "message"), FAULTS, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(
+    ("what", "layout", "owner", "attribute", "make", "message"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
 def test_a_fault_is_found(what: str, layout: str, owner: Any, attribute: str, make: Any, message: str) -> None:
     with _replaced(owner, attribute, make), pytest.raises(RehearsalFault, match=message):
         _run(layout)
@@ -180,7 +182,9 @@ WAITS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "layout", "owner", "attribute", "make", "where"), WAITS, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(
+    ("what", "layout", "owner", "attribute", "make", "where"), WAITS, ids=[wait[0] for wait in WAITS]
+)
 def test_a_wait_is_counted(what: str, layout: str, owner: Any, attribute: str, make: Any, where: str | None) -> None:
     with _replaced(owner, attribute, make):
         waits = [wait for result in _run(layout) for wait in result.waits]
