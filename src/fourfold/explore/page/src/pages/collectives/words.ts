@@ -14,7 +14,12 @@ export function sentence(document: CollectiveDocument, step: number): string {
   const link = document.levels[slowest.level]?.name ?? "";
   const verb = { add: "adds", copy: "keeps", move: "takes" }[slowest.how] ?? "takes";
   const target = number === 1 ? `rank ${slowest.target} ${verb} it` : `each receiver ${verb} it`;
-  return `Step ${step} of ${document.steps.length}, ${taken.phase}: ${who} ${bytes(slowest.bytes)}, ${target}; ${seconds(taken.seconds)}, as the ${link} link needs.`;
+  return `Step ${step} of ${document.steps.length}, ${taken.phase}: ${who} ${bytes(slowest.bytes)}, ${target}; ${seconds(taken.seconds)}, as the ${link} link needs.${ended(document, step)}`;
+}
+
+function ended(document: CollectiveDocument, step: number): string {
+  const phase = document.phases.find(({ first, num_steps }) => first + num_steps === step);
+  return phase ? ` With that the ${phase.phase} is done.` : "";
 }
 
 /** The message that the step waits for. */
@@ -36,10 +41,11 @@ export function columns(
   nodes: readonly (readonly number[])[],
   width: number,
   gap: number,
+  margin = 0,
 ): { wide: number; left: number[] } {
   const number = nodes.reduce((sum, node) => sum + node.length, 0);
-  const wide = Math.min(64, (width - gap * (nodes.length - 1)) / number);
-  const start = (width - wide * number - gap * (nodes.length - 1)) / 2;
+  const wide = Math.min(84, (width - margin - gap * (nodes.length - 1)) / number);
+  const start = margin + (width - margin - wide * number - gap * (nodes.length - 1)) / 2;
   const left: number[] = [];
   nodes.forEach((node, index) => {
     for (const rank of node) left[rank] = start + rank * wide + index * gap;
