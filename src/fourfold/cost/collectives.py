@@ -201,9 +201,15 @@ def transfer_seconds(
     size: float, source: int, target: int, cluster: Cluster, senders: int = 1, links: Links = NO_LOSS
 ) -> float:
     """One message between two devices. `senders`: ranks beside it that send at the same time through a medium they share."""
+    index = level_between(source, target, cluster)
+    level, share = cluster.levels[index], links.network_share if index else 1
+    hop = level.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
+    return size / (_bandwidth(level, senders, 1) * share) + hop
+
+
+def level_between(source: int, target: int, cluster: Cluster) -> int:
+    """The innermost level that joins two devices. Raises `ValueError`."""
     for index, level in enumerate(cluster.levels):
         if source // level.devices == target // level.devices:
-            share = links.network_share if index else 1
-            hop = level.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
-            return size / (_bandwidth(level, senders, 1) * share) + hop
+            return index
     raise ValueError(f"devices {source} and {target} are not both in a cluster of {cluster.devices}")

@@ -5,9 +5,9 @@ They run in the processes of `pool.py`; `report` tells how far a search is.
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fourfold.api.inputs import readable_config
 from fourfold.api.planning import plan
@@ -18,6 +18,7 @@ from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
 from fourfold.explore.catalog import catalog_document
+from fourfold.explore.collective import collective_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -28,6 +29,13 @@ from fourfold.simulate.stage_times import estimate_makespan
 Body = Mapping[str, Any]
 Report = Callable[[str, float], None]
 PLAN_OPTIONS = ("objective", "explain", "keep", "budget", "memory_share", "for_", "deadline_days")
+COLLECTIVE_KEYS = {
+    "kind": Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"],
+    "algorithm": Literal["ring", "tree", "hierarchical", "pairwise", "naive"],
+    "ranks": Annotated[int, Field(ge=2, le=16)],
+    "per_node": Annotated[int, Field(ge=1, le=16)],
+    "buffer_bytes": Annotated[float, Field(ge=1, le=1e15)],
+}
 _NOT_OF_PLANS = ("checkpoint_seconds", "restart_seconds", "repair_seconds")
 
 
@@ -90,6 +98,16 @@ def model(body: Body, report: Report) -> dict[str, Any]:
     return {"overrides": {f"model.{key}": each for key, each in plain.items() if each is not None}}
 
 
+def collective(body: Body, report: Report) -> dict[str, Any]:
+    """A collective step by step on the cluster's links."""
+    setup, own = _divided(body, COLLECTIVE_KEYS)
+    missing = [key for key in COLLECTIVE_KEYS if key not in own and key != "algorithm"]
+    if missing or setup.cluster is None:
+        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: kind = all_reduce, ranks = 8, ...")
+    where = (setup.cluster, own["ranks"], own["per_node"])
+    return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -103,6 +121,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "texts": texts,
     "model": model,
     "catalog": catalog,
+    "collective": collective,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

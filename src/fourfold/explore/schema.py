@@ -6,6 +6,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from fourfold.explore.catalog_types import CatalogDocument
+from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 
 
@@ -70,6 +71,7 @@ SCHEMAS: dict[str, type] = {
     "estimate": EstimateDocument,
     "plan": PlanDocument,
     "catalog": CatalogDocument,
+    "collective": CollectiveDocument,
     "texts": TextsDocument,
     "model": ModelDocument,
     "program": ProgramDocument,
