@@ -6,6 +6,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from fourfold.explore.catalog_types import CatalogDocument
+from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 
 
@@ -23,19 +24,6 @@ class ModelDocument(TypedDict):
     """The keys of `[model]` that a config.json states."""
 
     overrides: dict[str, Any]
-
-
-@exact
-class ProgramRow(TypedDict):
-    """An instruction of a program. `stream`: where it runs; None on the compute stream."""
-
-    index: int
-    instruction: str
-    operation: str
-    stream: str | None
-    sent_bytes: int
-    live_bytes: int
-    flops: int
 
 
 @exact
@@ -74,6 +62,8 @@ SCHEMAS: dict[str, type] = {
     "model": ModelDocument,
     "program": ProgramDocument,
     "verify": VerificationDocument,
+    "pipeline": PipelineDocument,
+    "slots": SlotsDocument,
 }
 """The type of each document, by the name in its address."""
 
