@@ -11,6 +11,7 @@ from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed
 from fourfold.program.schedule import SCHEDULES
 from tests.explore.test_documents import SMALL, silent
+from tests.support.explore_server import Watched
 
 TIMES = {"F": 1, "I": 1, "W": 1, "transfer": 0}
 
@@ -105,3 +106,42 @@ def test_a_pipeline_that_cannot_be_drawn_is_refused() -> None:
     for wrong in ({"times": {"F": 1}}, {"times": {**TIMES, "F": -1}}, {"ranks": "4"}):
         with pytest.raises(Malformed):
             document(**wrong)
+
+
+def test_the_page_draws_the_schedule_and_its_proof(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=gpipe")
+    tab.wait_for_selector("text=The verifier proved")
+    assert tab.locator("[data-figure=bubble]").inner_text() == "27.3 %"
+    tab.select_option("select", "zb_h1")
+    tab.wait_for_selector("h1:has-text('ZB-H1')")
+    tab.wait_for_selector("[data-figure=bubble]:text-is('11.1 %')")
+    tab.wait_for_selector("text=The verifier proved")
+    assert "pipeline.schedule=zb_h1" in tab.url
+
+
+def test_an_idle_slot_tells_what_it_waits_for(watched: Watched) -> None:
+    """With the pointer; and the program underneath is the rank's that is pointed at."""
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=1f1b")
+    box = tab.locator("[role=application] canvas").bounding_box()
+    tab.mouse.move(box["x"] + 96, box["y"] + box["height"] - 16)
+    tab.wait_for_selector("text=for F2.0 of rank 2, which ends at 3")
+    tab.wait_for_selector("tr.own code:has-text('m0')")
+    assert tab.locator("text=Rank 3 at F3.0").count() == 1
+
+
+def test_the_step_is_played_and_gone_through_by_keys(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=1f1b")
+    tab.wait_for_selector("[role=application] canvas")
+    tab.get_by_role("button", name="One event on").click()
+    tab.get_by_role("button", name="One event on").click()
+    assert tab.locator("output").inner_text() == "2"
+    tab.get_by_role("button", name="Play").click()
+    tab.wait_for_timeout(400)
+    tab.get_by_role("button", name="Pause").click()
+    assert float(tab.locator("output").inner_text()) > 2.1
+    tab.locator("[role=application]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector("text=F0.0: forward")

@@ -6,6 +6,7 @@ Both are of the run that a person set up, with the pipeline that the page states
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from fourfold.api.inputs import config_of
@@ -19,7 +20,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
 from fourfold.program.compiled import stage_flops
 from fourfold.program.expand import expand_segments
-from fourfold.program.schedule import StageTimes, find_schedule
+from fourfold.program.schedule import Orders, StageTimes, find_schedule
 from fourfold.program.schedule.execution import live_activations
 from fourfold.program.timeline import timeline
 from fourfold.program.view import rank_view
@@ -103,6 +104,8 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
         "waits": rows,
         "critical": list(map(tuple, critical_entries(found, waited))),
         "live_bytes": [list(map(int, row)) for row in live],
+        "idle_bytes": [list(map(int, row)) for row in _between(orders, sizes)],
+        "peak_bytes": [int(max(row, default=0)) for row in live],
         "device_memory_bytes": None if cluster is None else load_cluster(cluster).device.memory_bytes,
         "setup": drawn.setup.model_dump(include={"run", "overrides", "cluster"}, exclude_none=True),
     }
@@ -120,6 +123,13 @@ def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     program = resolved.program("train", rank)
     found = [slot_of.get(step.short, -1) for step in program.instructions]
     return {"pp_rank": rank, "program": program_rows(program), "slots": found}
+
+
+def _between(orders: Orders, sizes: StageTimes) -> list[list[float]]:
+    """Activations that a rank holds before each slot."""
+    changes = sizes.activation_changes()
+    rows = ([0.0, *accumulate(changes[op][stage] for op, stage, _ in order)] for order in orders)
+    return [row[:-1] for row in rows]
 
 
 def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:

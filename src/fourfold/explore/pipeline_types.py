@@ -16,9 +16,9 @@ Wait = tuple[int, int, int]
 class PipelineDocument(TypedDict):
     """`fourfold show --timeline --json`, and what the page shows with it.
 
-    By rank: `events`, `waits`, `live_bytes` (activations that live while each slot runs), `busy`, `idle`, `inner_idle` and
-    `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives
-    this run's other documents.
+    By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`,
+    `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of
+    each. `setup`: the request that gives this run's other documents.
     """
 
     schedule: str
@@ -42,6 +42,8 @@ class PipelineDocument(TypedDict):
     waits: list[list[Wait]]
     critical: list[tuple[int, int]]
     live_bytes: list[list[int]]
+    idle_bytes: list[list[int]]
+    peak_bytes: list[int]
     device_memory_bytes: int | None
     setup: dict[str, Any]
 

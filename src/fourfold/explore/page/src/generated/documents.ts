@@ -165,7 +165,7 @@ export interface NearestDocument {
   [key: string]: unknown;
 }
 
-/** `fourfold show --timeline --json`, and what the page shows with it. By rank: `events`, `waits`, `live_bytes` (activations that live while each slot runs), `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives this run's other documents. */
+/** `fourfold show --timeline --json`, and what the page shows with it. By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`, `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives this run's other documents. */
 export interface PipelineDocument {
   schedule: string;
   stage_ranks: number[];
@@ -188,6 +188,8 @@ export interface PipelineDocument {
   waits: (([number, number, number])[])[];
   critical: ([number, number])[];
   live_bytes: number[][];
+  idle_bytes: number[][];
+  peak_bytes: number[];
   device_memory_bytes: number | null;
   setup: Record<string, unknown>;
 }
