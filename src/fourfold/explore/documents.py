@@ -19,6 +19,7 @@ from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
+from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -74,6 +75,16 @@ def verification(body: Body, report: Report) -> dict[str, Any]:
     return Verification.of(found, [found.train_programs, found.evaluate_programs]).to_json()
 
 
+def pipeline(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold show --timeline --json` with what each rank waits for, for the pipeline that the page states."""
+    return pipeline_document(*_divided(body, OWN))
+
+
+def slots(body: Body, report: Report) -> dict[str, Any]:
+    """The program of a pipeline rank, by the slots of that timeline."""
+    return slots_document(*_divided(body, {**OWN, "pp_rank": int}))
+
+
 def searched(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold plan --json`. Layout keys hold the search where the request states them."""
     setup, own = _divided(body, dict.fromkeys(PLAN_OPTIONS, object))
@@ -122,6 +133,8 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "model": model,
     "catalog": catalog,
     "collective": collective,
+    "pipeline": pipeline,
+    "slots": slots,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

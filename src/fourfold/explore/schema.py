@@ -7,6 +7,7 @@ from typing_extensions import TypedDict
 
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.collective_types import CollectiveDocument
+from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 
 
@@ -24,19 +25,6 @@ class ModelDocument(TypedDict):
     """The keys of `[model]` that a config.json states."""
 
     overrides: dict[str, Any]
-
-
-@exact
-class ProgramRow(TypedDict):
-    """An instruction of a program. `stream`: where it runs; None on the compute stream."""
-
-    index: int
-    instruction: str
-    operation: str
-    stream: str | None
-    sent_bytes: int
-    live_bytes: int
-    flops: int
 
 
 @exact
@@ -76,6 +64,8 @@ SCHEMAS: dict[str, type] = {
     "model": ModelDocument,
     "program": ProgramDocument,
     "verify": VerificationDocument,
+    "pipeline": PipelineDocument,
+    "slots": SlotsDocument,
 }
 """The type of each document, by the name in its address."""
 

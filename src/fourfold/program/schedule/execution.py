@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from fourfold.program.instruction import Op
 from fourfold.program.schedule.compute import Compute
@@ -79,16 +79,18 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     return Execution(starts, ends)
 
 
-def peak_activations(orders: Sequence[Sequence[Compute]], times: StageTimes) -> tuple[float, ...]:
-    """The most live activations of every rank, in the units of `times`. A rank runs one entry at a time, so the order alone
-    gives them. A microbatch's activations of a stage live from the start of F to the end of B; or to the end of I but for
+def live_activations(orders: Sequence[Sequence[Compute]], times: StageTimes) -> tuple[tuple[float, ...], ...]:
+    """The activations that are live while each entry runs, in the units of `times`. A rank runs one entry at a time, so the order
+    alone gives them. A microbatch's activations of a stage live from the start of F to the end of B; or to the end of I but for
     `weight_activations`, and these to the end of W."""
     changes = times.activation_changes()
-    peaks = []
+    rows = []
     for order in orders:
-        live = peak = 0.0
-        for op, stage, _ in order:
-            live += changes[op][stage]
-            peak = max(peak, live)
-        peaks.append(peak)
-    return tuple(peaks)
+        after = accumulate(changes[op][stage] for op, stage, _ in order)
+        rows.append(tuple(max(pair) for pair in pairwise((0.0, *after))))
+    return tuple(rows)
+
+
+def peak_activations(orders: Sequence[Sequence[Compute]], times: StageTimes) -> tuple[float, ...]:
+    """The most live activations of every rank, as `live_activations` counts them."""
+    return tuple(max(row, default=0.0) for row in live_activations(orders, times))

@@ -236,6 +236,35 @@ export interface PhaseDocument {
   seconds: number;
 }
 
+/** `fourfold show --timeline --json`, and what the page shows with it. By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`, `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives this run's other documents. */
+export interface PipelineDocument {
+  schedule: string;
+  stage_ranks: number[];
+  makespan: number;
+  bubble_fraction: number;
+  bubble_over_ideal: number;
+  zero_bubble_fraction: number;
+  imbalance_fraction: number;
+  busy: number[];
+  idle: number[];
+  inner_idle: number[];
+  peak_activations: number[];
+  events: (([number, number, string, number, number])[])[];
+  transfer: number;
+  virtual_stages: number;
+  num_microbatches: number;
+  num_layers: number;
+  stated_layers: number;
+  stages: string[][];
+  waits: (([number, number, number])[])[];
+  critical: ([number, number])[];
+  live_bytes: number[][];
+  idle_bytes: number[][];
+  peak_bytes: number[];
+  device_memory_bytes: number | null;
+  setup: Record<string, unknown>;
+}
+
 /** `fourfold plan --json`. */
 export interface PlanDocument {
   cluster: string;
@@ -386,6 +415,13 @@ export interface SimulationDocument {
   published: PublishedDocument | null;
 }
 
+/** `slots`: by instruction of the program, the slot whose computation it is; -1 for all others. */
+export interface SlotsDocument {
+  pp_rank: number;
+  program: ProgramRow[];
+  slots: number[];
+}
+
 /** A row of `fourfold list software --json`; the other columns are constants of the profile. */
 export interface SoftwareRow {
   name: string;
@@ -475,4 +511,6 @@ export interface Documents {
   model: ModelDocument;
   program: ProgramDocument;
   verify: VerificationDocument;
+  pipeline: PipelineDocument;
+  slots: SlotsDocument;
 }

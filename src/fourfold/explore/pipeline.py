@@ -1,0 +1,151 @@
+"""Documents of the Pipeline page: a schedule's timeline with its waits and critical path, and a rank's program by its slots.
+
+Both are of the run that a person set up, with the pipeline that the page states: what is drawn is what `fourfold train` executes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from fourfold.api.inputs import readable_config
+from fourfold.api.programs import compiled_run
+from fourfold.api.simulation import priced_run
+from fourfold.api.software import software_overrides_of
+from fourfold.config import UserError
+from fourfold.explore.setup import Malformed, Setup
+from fourfold.hardware import THIS, load_cluster, named_with
+from fourfold.huggingface import resolve_model
+from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
+from fourfold.program.compiled import stage_flops
+from fourfold.program.expand import expand_segments
+from fourfold.program.schedule import Orders, StageTimes, find_schedule
+from fourfold.program.schedule.execution import live_activations
+from fourfold.program.timeline import timeline
+from fourfold.program.view import rank_view
+from fourfold.program.waits import critical_entries, waits
+from fourfold.report.format_timeline import timeline_document
+from fourfold.report.program_table import program_rows
+from fourfold.simulate.stage_times import stage_seconds
+
+OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int, "times": dict[str, float]}
+"""Keys that the page adds to a setup. `times`: F, I and W of all stages of a rank together, so that schedules with several stages
+compare with those that have one, and a transfer, in any unit; left out: seconds on the cluster."""
+_TIMES = ("F", "I", "W", "transfer")
+_MOST_SLOTS = 65_536
+_MOST_RANKS = 128
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A setup with the page's pipeline in it. `stated_layers`: the layers that the model has without it."""
+
+    setup: Setup
+    resolved: ResolvedRun
+    stated_layers: int
+
+
+def drawn_run(setup: Setup, own: Mapping[str, Any]) -> Drawn:
+    """The run with the page's pipeline: one rank a stage group, other degrees as they are stated, data parallelism 1 where it is
+    not. A model with fewer layers than the pipeline has stages is drawn deeper. Raises `UserError`."""
+    ranks, microbatches = own.get("ranks", 4), own.get("microbatches", 8)
+    schedule = find_schedule(own.get("schedule", "1f1b"))
+    stages = max(schedule.min_virtual_stages, own.get("virtual_stages", 1))
+    stages = min(stages, schedule.max_virtual_stages or stages)
+    if not 1 <= ranks <= _MOST_RANKS or microbatches < 1 or ranks * microbatches * stages > _MOST_SLOTS:
+        raise UserError(
+            f"{ranks} ranks x {stages} stages x {microbatches} microbatches: allowed: 1 to {_MOST_RANKS} ranks, and "
+            f"{_MOST_SLOTS:,} slots in all; what works: 64 ranks x 1 stage x 256 microbatches"
+        )
+    stated = {key: value for key, value in setup.stated.items() if key != "layout.segments_per_stage"}
+    config = config_of(setup.run_input, stated)
+    model = resolve_model(config.model, stated_vocab_size(config.model, config.data))
+    layout = config.layout
+    shards = stated.get("layout.dp_shard") or max(1, layout.ep * layout.etp // (layout.cp * layout.tp))
+    stated |= {
+        "layout.pp": ranks,
+        "layout.schedule": schedule.name,
+        "layout.virtual_stages": stages,
+        "layout.dp_shard": shards,
+        "batch.global_sequences": microbatches * layout.microbatch_sequences * layout.dp_replicate * shards,
+        "model.num_layers": max(model.num_layers, ranks * stages),
+    }
+    cluster = setup.cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
+    if cluster is not None:
+        cluster = named_with(cluster, ranks * layout.dp_replicate * shards * layout.cp * layout.tp)
+    complete = setup.model_copy(update={"overrides": stated, "cluster": cluster})
+    resolved = compiled_run(complete.run_input, stated, cluster=cluster)
+    return Drawn(complete, resolved, model.num_layers)
+
+
+def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of `fourfold show --timeline --json`, for times that are set or those of the cluster. With it: what every
+    rank waits for, the critical path, and the activations that are live in every slot. Raises `UserError`."""
+    drawn = drawn_run(setup, own)
+    resolved, layout = drawn.resolved, drawn.resolved.layout
+    orders, stages = resolved.compiled.orders(resolved.spec), resolved.compiled.stages
+    sizes = stage_flops(stages, resolved.compiled.footprints)
+    found = timeline(orders, layout.stage_ranks, _times(drawn, own, sizes))
+    cluster = drawn.setup.cluster
+    live = live_activations(orders, sizes)
+    waited = waits(found)
+    rows: list[list[tuple[int, int, int]]] = [[] for _ in orders]
+    for (rank, index), maker in waited.items():
+        rows[rank].append((index, *maker))
+    return {
+        **timeline_document(found, layout.schedule),
+        "transfer": found.transfer_time,
+        "virtual_stages": layout.virtual_stages,
+        "num_microbatches": layout.num_microbatches,
+        "num_layers": resolved.model.num_layers,
+        "stated_layers": drawn.stated_layers,
+        "stages": [[segment.name for segment in stage] for stage in stages.stages],
+        "waits": rows,
+        "critical": list(map(tuple, critical_entries(found, waited))),
+        "live_bytes": [list(map(int, row)) for row in live],
+        "idle_bytes": [list(map(int, row)) for row in _between(orders, sizes)],
+        "peak_bytes": [int(max(row, default=0)) for row in live],
+        "device_memory_bytes": None if cluster is None else load_cluster(cluster).device.memory_bytes,
+        "setup": drawn.setup.model_dump(include={"run", "overrides", "cluster"}, exclude_none=True),
+    }
+
+
+def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The program of a pipeline rank, and where in it the instructions of each slot stand. Raises `UserError`."""
+    drawn = drawn_run(setup, own)
+    resolved, rank = drawn.resolved, own.get("pp_rank", 0)
+    if not 0 <= rank < resolved.layout.pp:
+        raise Malformed(f"pp_rank = {rank}: allowed: 0 to {resolved.layout.pp - 1}")
+    view = rank_view(resolved.spec, rank)
+    slots = expand_segments(resolved.compiled.orders(resolved.spec)[rank], view)
+    slot_of = {pattern.of(m).short: index for index, steps in enumerate(slots) for pattern, m in steps}
+    program = resolved.program("train", rank)
+    found = [slot_of.get(step.short, -1) for step in program.instructions]
+    return {"pp_rank": rank, "program": program_rows(program), "slots": found}
+
+
+def _between(orders: Orders, sizes: StageTimes) -> list[list[float]]:
+    """Activations that a rank holds before each slot."""
+    changes = sizes.activation_changes()
+    rows = ([0.0, *accumulate(changes[op][stage] for op, stage, _ in order)] for order in orders)
+    return [row[:-1] for row in rows]
+
+
+def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:
+    set_by_hand = own.get("times")
+    if set_by_hand is None:
+        setup, options = drawn.setup, drawn.setup.options
+        changed = software_overrides_of(
+            *(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation"))
+        )
+        config = readable_config(setup.run_input, setup.stated, trust=False)
+        resolved, _, prices = priced_run(config, setup.cluster, None, setup.software, changed)
+        return stage_seconds(resolved.spec, prices, resolved.compiled)
+    if set(set_by_hand) != set(_TIMES) or not all(
+        0 <= each <= 1e9 and math.isfinite(each) for each in set_by_hand.values()
+    ):
+        raise Malformed(f"times = {set_by_hand}: allowed: {', '.join(_TIMES)}, each from 0 to 1e9")
+    part = drawn.resolved.layout.virtual_stages
+    forward, inputs, weights, transfer = (set_by_hand[name] for name in _TIMES)
+    return StageTimes.uniform(sizes.num_stages, forward / part, inputs / part, weights / part, transfer)

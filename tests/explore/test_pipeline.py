@@ -1,0 +1,147 @@
+"""The Pipeline page: every schedule that it draws is the program that runs, and is proved."""
+
+import json
+from typing import Any
+
+import pytest
+
+from fourfold.api.programs import RunProgram
+from fourfold.config import UserError
+from fourfold.explore.documents import encoded
+from fourfold.explore.setup import Malformed
+from fourfold.program.schedule import SCHEDULES
+from tests.explore.test_documents import SMALL, silent
+from tests.support.explore_server import Watched
+
+TIMES = {"F": 1, "I": 1, "W": 1, "transfer": 0}
+
+
+def document(name: str = "pipeline", **own: Any) -> Any:
+    body = {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 4, "microbatches": 8, **own}
+    return json.loads(encoded(name, body, silent))
+
+
+@pytest.mark.parametrize("schedule", [each.name for each in SCHEDULES])
+@pytest.mark.parametrize(("ranks", "microbatches", "virtual_stages"), [(4, 8, 2), (3, 5, 3), (2, 1, 1), (1, 2, 1)])
+def test_what_is_drawn_passes_the_verifier(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> None:
+    own = {"ranks": ranks, "microbatches": microbatches, "virtual_stages": virtual_stages}
+    drawn = document(schedule=schedule, times=TIMES, **own)
+    proof = json.loads(encoded("verify", drawn["setup"], silent))
+    assert proof["sound"]
+    assert proof["layout"]["schedule"] == schedule == drawn["schedule"]
+    assert proof["layout"]["pp"] == ranks
+    assert proof["layout"]["num_microbatches"] == microbatches
+    for rank in range(ranks):
+        slots = document("slots", schedule=schedule, pp_rank=rank, **own)
+        program = json.loads(encoded("program", {**drawn["setup"], "pp_rank": rank}, silent))
+        assert slots["program"] == program["program"]
+        order = [slot for slot in slots["slots"] if slot >= 0]
+        assert order == sorted(order)
+        for row, slot in zip(slots["program"], slots["slots"], strict=True):
+            if slot >= 0:
+                op, segment, m = row["instruction"].split()
+                _, _, drawn_op, stage, microbatch = drawn["events"][rank][slot]
+                assert segment in drawn["stages"][stage]
+                assert m == f"m{microbatch}"
+                assert (op == "F") == (drawn_op == "F")
+
+
+def test_times_are_those_of_the_schedule() -> None:
+    """1F1B with P = 4, M = 8 and B = 2F has a bubble of 3/11; several stages a rank share its time."""
+    plain, interleaved = (
+        document(schedule=name, virtual_stages=2, times=TIMES) for name in ("1f1b", "interleaved_1f1b")
+    )
+    assert plain["makespan"] == 33
+    assert plain["bubble_fraction"] == pytest.approx(3 / 11)
+    assert interleaved["busy"] == plain["busy"]
+    assert interleaved["bubble_fraction"] < plain["bubble_fraction"]
+    priced = document(schedule="1f1b")
+    assert 0 < priced["makespan"] < 10
+    assert priced["transfer"] > 0
+
+
+def test_an_idle_slot_waits_for_what_comes_last() -> None:
+    drawn = document(schedule="1f1b", times={**TIMES, "transfer": 0.5})
+    count = 0
+    for rank, (events, waits) in enumerate(zip(drawn["events"], drawn["waits"], strict=True)):
+        waiting = {index: (by, slot) for index, by, slot in waits}
+        free = 0.0
+        for index, (start, end, *_) in enumerate(events):
+            assert (index in waiting) == (start > free)
+            if index in waiting:
+                by, slot = waiting[index]
+                assert start == drawn["events"][by][slot][1] + (0.5 if by != rank else 0)
+                count += 1
+            free = end
+    assert count > 10
+
+
+def test_the_critical_path_makes_up_the_step() -> None:
+    """Its slots and the transfers between them follow one another without a gap."""
+    for schedule in ("gpipe", "zb_h1", "interleaved_1f1b"):
+        drawn = document(schedule=schedule, virtual_stages=2, times={**TIMES, "transfer": 0.25})
+        time, before = 0.0, None
+        for rank, slot in drawn["critical"]:
+            start, end, *_ = drawn["events"][rank][slot]
+            assert start == time + (0.25 if before not in (None, rank) else 0)
+            time, before = end, rank
+        assert time == drawn["makespan"]
+
+
+def test_activations_are_those_of_the_timeline() -> None:
+    gpipe, plain = (document(schedule=name, times=TIMES)["live_bytes"] for name in ("gpipe", "1f1b"))
+    assert max(gpipe[1]) == 8 / 3 * max(plain[1])
+    assert [max(row) for row in gpipe] == [row[8] for row in gpipe]
+
+
+def test_a_shallow_model_is_drawn_deeper() -> None:
+    drawn = document(schedule="1f1b", ranks=64, microbatches=2, times=TIMES)
+    assert (drawn["stated_layers"], drawn["num_layers"]) == (30, 64)
+    assert RunProgram.of({}, drawn["setup"]["overrides"]).resolved.model.num_layers == 64
+
+
+def test_a_pipeline_that_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(UserError, match="what works"):
+        document(ranks=128, microbatches=1024)
+    for wrong in ({"times": {"F": 1}}, {"times": {**TIMES, "F": -1}}, {"ranks": "4"}):
+        with pytest.raises(Malformed):
+            document(**wrong)
+
+
+def test_the_page_draws_the_schedule_and_its_proof(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=gpipe")
+    tab.wait_for_selector("text=The verifier proved")
+    assert tab.locator("[data-figure=bubble]").inner_text() == "27.3 %"
+    tab.select_option("select", "zb_h1")
+    tab.wait_for_selector("h1:has-text('ZB-H1')")
+    tab.wait_for_selector("[data-figure=bubble]:text-is('11.1 %')")
+    tab.wait_for_selector("text=The verifier proved")
+    assert "pipeline.schedule=zb_h1" in tab.url
+
+
+def test_an_idle_slot_tells_what_it_waits_for(watched: Watched) -> None:
+    """With the pointer; and the program underneath is the rank's that is pointed at."""
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=1f1b")
+    box = tab.locator("[role=application] canvas").bounding_box()
+    tab.mouse.move(box["x"] + 96, box["y"] + box["height"] - 16)
+    tab.wait_for_selector("text=for F2.0 of rank 2, which ends at 3")
+    tab.wait_for_selector("tr.own code:has-text('m0')")
+    assert tab.locator("text=Rank 3 at F3.0").count() == 1
+
+
+def test_the_step_is_played_and_gone_through_by_keys(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=1f1b")
+    tab.wait_for_selector("[role=application] canvas")
+    tab.get_by_role("button", name="One event on").click()
+    tab.get_by_role("button", name="One event on").click()
+    assert tab.locator("output").inner_text() == "2"
+    tab.get_by_role("button", name="Play").click()
+    tab.wait_for_timeout(400)
+    tab.get_by_role("button", name="Pause").click()
+    assert float(tab.locator("output").inner_text()) > 2.1
+    tab.locator("[role=application]").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector("text=F0.0: forward")
