@@ -59,7 +59,7 @@ def drawn_run(setup: Setup, own: Mapping[str, Any]) -> Drawn:
             f"{_MOST_SLOTS:,} slots in all; what works: 64 ranks x 1 stage x 256 microbatches"
         )
     stated = {key: value for key, value in setup.stated.items() if key != "layout.segments_per_stage"}
-    config = config_of(setup.run_input, stated)
+    config = readable_config(setup.run_input, stated, trust=False)
     model = resolve_model(config.model, stated_vocab_size(config.model, config.data))
     layout = config.layout
     shards = stated.get("layout.dp_shard") or max(1, layout.ep * layout.etp // (layout.cp * layout.tp))
