@@ -49,6 +49,9 @@ class DeviceRow(TypedDict):
     peak_flops_per_second: dict[str, float]
     units: int | None
     power_watts: float | None
+    kernels: dict[str, float]
+    host_launch_seconds: float | None
+    context_bytes: int | None
     description: str
 
 

@@ -194,7 +194,8 @@ class EstimateDocument(TypedDict):
 
 @exact
 class PricedLayout(TypedDict):
-    """A layout that a search priced."""
+    """A layout that a search priced. `is_tight`: it may well run out of memory; `distance`: to the nearest published run;
+    `score_seconds`: by which layouts are ordered."""
 
     layout: LayoutDocument
     words: str
@@ -204,6 +205,10 @@ class PricedLayout(TypedDict):
     mfu: float
     memory_bytes: int
     memory_bytes_by_pp_rank: list[int]
+    out_of_memory_probability: float
+    is_tight: bool
+    distance: float
+    score_seconds: float
 
 
 @exact
@@ -236,6 +241,7 @@ class PlanDocument(TypedDict):
     within_interval: int | None
     closer: StepDocument | None
     pareto: list[PricedLayout]
+    roomy: PricedLayout | None
     heuristic_baseline: PricedLayout | None
     heuristic_baseline_is_outside: bool
     explanations: list[ExplanationDocument]

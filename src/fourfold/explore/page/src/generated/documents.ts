@@ -100,6 +100,9 @@ export interface DeviceRow {
   peak_flops_per_second: Record<string, number>;
   units: number | null;
   power_watts: number | null;
+  kernels: Record<string, number>;
+  host_launch_seconds: number | null;
+  context_bytes: number | null;
   description: string;
 }
 
@@ -283,6 +286,7 @@ export interface PlanDocument {
   within_interval: number | null;
   closer: StepDocument | null;
   pareto: PricedLayout[];
+  roomy: PricedLayout | null;
   heuristic_baseline: PricedLayout | null;
   heuristic_baseline_is_outside: boolean;
   explanations: ExplanationDocument[];
@@ -310,7 +314,7 @@ export interface PresetRow {
   overrides: Record<string, unknown>;
 }
 
-/** A layout that a search priced. */
+/** A layout that a search priced. `is_tight`: it may well run out of memory; `distance`: to the nearest published run; `score_seconds`: by which layouts are ordered. */
 export interface PricedLayout {
   layout: LayoutDocument;
   words: string;
@@ -320,6 +324,10 @@ export interface PricedLayout {
   mfu: number;
   memory_bytes: number;
   memory_bytes_by_pp_rank: number[];
+  out_of_memory_probability: number;
+  is_tight: boolean;
+  distance: number;
+  score_seconds: number;
 }
 
 /** `fourfold show --json`. */
