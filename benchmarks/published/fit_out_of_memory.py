@@ -25,7 +25,7 @@ from case import PublishedCase, Skip
 from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
-from fourfold.evidence import OutOfMemory
+from fourfold.evidence.out_of_memory import OutOfMemory
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.whole import check_size

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fourfold.evidence.nearest import DOUBLING, OF_LAYOUT, OTHER, Neighbourhood, RunShape, nearest_runs, published_runs
+from fourfold.evidence.nearest import DOUBLING, OF_LAYOUT, OTHER, RunShape, nearest_runs, published_runs
+from fourfold.evidence.neighbourhood import Neighbourhood
 from fourfold.hardware import device_names
 from tests.support.programs import make_spec
 from tests.support.simulated import real_prices

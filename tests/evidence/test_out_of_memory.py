@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fourfold.cost.prices import Prices
-from fourfold.evidence import out_of_memory, published_runs
+from fourfold.evidence import published_runs
+from fourfold.evidence.out_of_memory import out_of_memory
 from fourfold.hardware import load_device
 from fourfold.simulate.run_prices import software_named
 from tests.support.programs import make_spec

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps, parse_run
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import is_remote
 from fourfold.config.run_file import apply_override
 from fourfold.config.schema import FaultsSection
@@ -14,7 +15,6 @@ from fourfold.launch.machine import threads_per_rank
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
 from fourfold.supervise.supervisor import supervise
-from fourfold.train.metrics import read_jsonl
 
 _COMPARED = ("loss", "grad_norm")
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from fourfold.config import UserError, load_run, run_preset_names
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.run_file import RUN_PRESET
 from fourfold.launch.resolve import stated_vocab_size
 from fourfold.launch.run_folder import RUN_FILE, RunFolder
-from fourfold.train.metrics import read_jsonl
 from fourfold.validate import Case, preset_case, read_cases, run_case
 
 PRESETS = "presets"

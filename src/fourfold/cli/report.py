@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
 from fourfold.report.format_comparison import comparison_document, comparison_lines
@@ -14,7 +15,6 @@ from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.supervise.goodput import goodput
-from fourfold.train.metrics import read_jsonl
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 

@@ -1,18 +1,15 @@
-"""Measured runs beside a prediction: how far it may be off, and the published runs nearest to it."""
+"""Measured runs beside a prediction: how far it may be off, and the published runs nearest to it. `neighbourhood` and
+`out_of_memory` serve the search alone, and import numpy."""
 
 from fourfold.evidence.interval import Interval, interval
-from fourfold.evidence.nearest import Neighbourhood, PublishedRun, RunShape, nearest_runs, published_runs, schedule_kind
-from fourfold.evidence.out_of_memory import OutOfMemory, out_of_memory
+from fourfold.evidence.nearest import PublishedRun, RunShape, nearest_runs, published_runs, schedule_kind
 
 __all__ = [
     "Interval",
-    "Neighbourhood",
-    "OutOfMemory",
     "PublishedRun",
     "RunShape",
     "interval",
     "nearest_runs",
-    "out_of_memory",
     "published_runs",
     "schedule_kind",
 ]

@@ -4,14 +4,11 @@ The table is written by `benchmarks/published/fit_evidence.py`; its rows state e
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from heapq import nsmallest
 from importlib import resources
 from math import log2
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fourfold.config import ModelConfig
 from fourfold.cost.fitted import framework_of
@@ -63,7 +60,7 @@ class RunShape:
     def of(cls, spec: StepSpec, prices: Prices) -> "RunShape":
         layout = spec.layout
         return cls(
-            **_around(spec.model, prices, layout.world_size, layout.sequence_length),
+            **around(spec.model, prices, layout.world_size, layout.sequence_length),
             tp=layout.tp,
             pp=layout.pp,
             cp=layout.cp,
@@ -75,7 +72,7 @@ class RunShape:
 
     def distance(self, other: "RunShape") -> float:
         """The sum over all keys: doublings of numbers, other words."""
-        return sum(_gap(key, getattr(self, key), getattr(other, key)) for key in (*DOUBLING, *OTHER))
+        return sum(gap(key, getattr(self, key), getattr(other, key)) for key in (*DOUBLING, *OTHER))
 
 
 def schedule_kind(name: str) -> str:
@@ -84,7 +81,7 @@ def schedule_kind(name: str) -> str:
     return "paired" if schedule.pairs_passes else "split" if schedule.splits_backward else "1f1b"
 
 
-def _around(model: ModelConfig, prices: Prices, devices: int, sequence_length: int) -> dict[str, Any]:
+def around(model: ModelConfig, prices: Prices, devices: int, sequence_length: int) -> dict[str, Any]:
     """The part of a run's shape that its layout does not change."""
     device = prices.cluster.device
     return {
@@ -133,38 +130,10 @@ def nearest_runs(spec: StepSpec, prices: Prices, number: int = 3) -> list[Publis
     return nsmallest(number, published_runs(), key=lambda run: asked.distance(run.shape))
 
 
-class Neighbourhood:
-    """How far the layouts of one model, cluster and software lie from the nearest published run."""
-
-    def __init__(self, model: ModelConfig, prices: Prices, devices: int, sequence_length: int) -> None:
-        self._around = _around(model, prices, devices, sequence_length)
-        self._known: dict[tuple[int | str, ...], float] = {}
-
-    @cached_property
-    def _others(self) -> NDArray[np.float64]:
-        """The distance of every published run, whatever its layout."""
-        rows = [vars(run.shape) for run in published_runs()]
-        return np.array([sum(_gap(key, self._around[key], row[key]) for key in self._around) for row in rows])
-
-    def distance(self, **layout: int | str) -> float:
-        """The distance of a layout with these values of `OF_LAYOUT`, as `RunShape.distance` to the nearest."""
-        key = tuple(layout[name] for name in OF_LAYOUT)
-        if key not in self._known:
-            gaps = (_gaps(name, value) for name, value in zip(OF_LAYOUT, key, strict=True))
-            self._known[key] = float(sum(gaps, self._others).min())
-        return self._known[key]
-
-
-def _gap(key: str, mine: Any, other: Any) -> float:
+def gap(key: str, mine: Any, other: Any) -> float:
     if key in DOUBLING:
         return DOUBLING[key] * abs(log2(mine / other))
     return OTHER[key] * (mine != other)
-
-
-@lru_cache(maxsize=4096)
-def _gaps(key: str, value: int | str) -> NDArray[np.float64]:
-    """How far a value of a layout is from that of every published run."""
-    return np.array([_gap(key, value, getattr(run.shape, key)) for run in published_runs()])
 
 
 @lru_cache(maxsize=1)

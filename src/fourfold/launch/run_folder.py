@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import place
 from fourfold.config.whole_file import write_whole
-from fourfold.train.metrics import read_jsonl
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"

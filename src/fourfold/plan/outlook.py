@@ -12,7 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fourfold.evidence import Neighbourhood, OutOfMemory, out_of_memory, schedule_kind
+from fourfold.evidence import schedule_kind
+from fourfold.evidence.neighbourhood import Neighbourhood
+from fourfold.evidence.out_of_memory import OutOfMemory, out_of_memory
 from fourfold.plan.bound import Bounds
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.request import Request

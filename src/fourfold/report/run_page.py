@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from fourfold.config import RunFailure
+from fourfold.config.json_lines import read_jsonl
 from fourfold.config.whole_file import write_whole
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import Comparison, furthest
@@ -16,7 +17,6 @@ from fourfold.report.format_simulation import seconds_text
 from fourfold.report.run_charts import BANDS, curve, timelines
 from fourfold.report.run_state import RunInfo, RunState, describe_event
 from fourfold.report.units import format_bytes, format_count
-from fourfold.train.metrics import read_jsonl
 
 PAGE = "report.html"
 SHOWN_RANKS, SHOWN_EVENTS = 64, 40

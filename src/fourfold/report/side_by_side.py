@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from fourfold.config import UserError
+from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.format_campaign import duration
@@ -13,7 +14,6 @@ from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.simulation_document import layout_document
 from fourfold.report.units import format_bytes, table
 from fourfold.train.measured import read_measured
-from fourfold.train.metrics import read_jsonl
 
 Figures = dict[str, Any]
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError
+from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.runtime.progress import ENDED, Position, read_positions
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.tracebacks import native_traceback, process_state, read_tracebacks
-from fourfold.train.metrics import read_jsonl
 
 _LOOK_SECONDS = 1.0
 _SHOWN_CALLS, _SHOWN_EVENTS = 4, 6

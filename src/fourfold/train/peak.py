@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
+from fourfold.config.json_lines import read_jsonl
 from fourfold.model.torch_operations import torch_dtype
-from fourfold.train.metrics import EVENTS, read_jsonl
+from fourfold.train.metrics import EVENTS
 
 ENOUGH_SECONDS = 0.2
 

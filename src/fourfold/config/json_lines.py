@@ -1,0 +1,39 @@
+"""Files of one JSON object a line, which grow while a run goes on and may end in a line cut short."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fourfold.config.errors import FinalFailure
+
+
+class JsonLines:
+    """Appends one JSON object a line; each is on its way to the disk when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise FinalFailure(
+                f"{self._path}: cannot be written: {error.strerror}; free some space and resume"
+            ) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
+    with suppress(OSError), open(path, "rb") as file:
+        for line in file:
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
