@@ -1,0 +1,79 @@
+"""Which keys each query sees: one interval for each query, of which neither end ever moves back.
+
+Full attention, causal attention, and documents packed into one sequence are all of this kind. A tile of queries then sees one range
+of keys, and a tile of keys is seen by one range of queries: the other tiles are never visited.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int32]
+Range = tuple[int, int]
+"""First and one past the last."""
+
+
+@dataclass(frozen=True)
+class Visible:
+    """Query i sees the keys first[i] to last[i] - 1. Both [queries]; neither decreases; an empty interval sees nothing."""
+
+    first: Integers
+    last: Integers
+    keys: int
+
+    def __post_init__(self) -> None:
+        for name, ends in (("first", self.first), ("last", self.last)):
+            if ends.size and (np.diff(ends).min(initial=0) < 0 or ends[0] < 0 or ends[-1] > self.keys):
+                raise ValueError(f"`{name}` must not decrease and lie in 0 to {self.keys}")
+
+    @classmethod
+    def full(cls, queries: int, keys: int) -> "Visible":
+        """Every query sees every key."""
+        return cls(np.zeros(queries, np.int32), np.full(queries, keys, np.int32), keys)
+
+    @classmethod
+    def causal(cls, length: int) -> "Visible":
+        """Query i sees keys 0 to i."""
+        return cls.documents([length])
+
+    @classmethod
+    def documents(cls, lengths: Sequence[int], causal: bool = True) -> "Visible":
+        """Documents side by side in one sequence: a query sees its own, up to itself where it is causal."""
+        sizes = np.asarray(lengths, np.int32)
+        ends = np.cumsum(sizes, dtype=np.int32)
+        first, last = np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)
+        keys = first.size
+        return cls(first, np.arange(1, keys + 1, dtype=np.int32) if causal else last, keys)
+
+    @property
+    def queries(self) -> int:
+        return int(self.first.size)
+
+    @property
+    def pairs(self) -> int:
+        """How many scores count."""
+        return int(np.maximum(self.last - self.first, 0).sum(dtype=np.int64))
+
+    def keys_of(self, queries: Range) -> Range:
+        """The range of keys that some of these queries see."""
+        first, last = int(self.first[queries[0]]), int(self.last[queries[1] - 1])
+        return (first, last) if first < last else (0, 0)
+
+    def queries_of(self, keys: Range) -> Range:
+        """The range of queries that see some of these keys."""
+        first = int(np.searchsorted(self.last, keys[0], side="right"))
+        last = int(np.searchsorted(self.first, keys[1], side="left"))
+        return (first, last) if first < last else (0, 0)
+
+    def covers(self, queries: Range, keys: Range) -> bool:
+        """Whether each of these queries sees each of these keys, so that the tile needs no mask."""
+        return bool(self.first[queries[1] - 1] <= keys[0] and self.last[queries[0]] >= keys[1])
+
+
+def tiles(of: Range, size: int, length: int) -> Iterator[Range]:
+    """The tiles of `size` tokens, cut from token 0 on, that meet the range. The last one ends at `length`."""
+    first, last = of
+    for start in range(first - first % size, last, size):
+        yield start, min(start + size, length)

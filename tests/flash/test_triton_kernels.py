@@ -1,0 +1,55 @@
+"""The Triton kernels: run by Triton's interpreter, and compiled by its compiler for GPUs that are not here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+A100, H100 = 80, 90
+SHARED = {A100: 163 * 1024, H100: 227 * 1024}
+"""Bytes of shared memory that one program may take, by compute capability."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "widths"),
+    [
+        pytest.param(H100, "bf16", (128, 128), id="H100, bf16"),
+        *(
+            pytest.param(capability, dtype, widths, marks=pytest.mark.sweep, id=f"sm_{capability}, {dtype}, {widths}")
+            for capability in SHARED
+            for dtype in ("bf16", "fp32")
+            for widths in ((64, 64), (128, 128), (192, 128))
+        ),
+    ],
+)
+def test_kernels_compile_for_a_gpu_that_is_not_here(
+    tmp_path: Path, capability: int, dtype: str, widths: tuple[int, int]
+) -> None:
+    """Which is all that can be known of them here."""
+    command = [sys.executable, "-m", "tests.support.compile_kernels", str(capability), dtype, *map(str, widths)]
+    done = run(command, {"TRITON_CACHE_DIR": str(tmp_path)})
+    shared = json.loads(done.stdout)
+    assert set(shared) == {"_forward_kernel", "_keys_kernel", "_queries_kernel"}
+    assert max(shared.values()) <= SHARED[capability]
+
+
+def test_kernels_equal_attention_with_a_mask(tmp_path: Path) -> None:
+    interpreted = "0" if torch.cuda.is_available() else "1"
+    checks = Path(__file__).with_name("kernel_checks.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
+    done = run(command, {"TRITON_INTERPRET": interpreted, "TRITON_CACHE_DIR": str(tmp_path)})
+    assert "5 passed" in done.stdout
+
+
+def run(command: list[str], extra: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """In the folder above `tests`, with no word of the process that runs this test."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
+    folder = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**kept, **extra}, cwd=folder)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done
