@@ -13,7 +13,7 @@ from tests.support.attention_by_mask import SCALE, Problem, intervals, problem
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-"""The interpreter of Triton 3.9 multiplies the bits of bf16 as integers; fp16 takes the same way through the kernels."""
+"""The interpreter of Triton 3.7 multiplies the bits of bf16 as integers; fp16 takes the same way through the kernels."""
 
 
 def check(case: Problem, blocks: tuple[int, int]) -> None:
