@@ -31,6 +31,20 @@ def event(kind: str, **values) -> str:
     return json.dumps({"time": time.time(), "event": kind, **values}) + "\n"
 
 
+def test_mfu_is_smoothed_as_tokens_per_second_are_and_never_above_100_per_cent(tmp_path) -> None:
+    seen = state(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text(
+        row(0, tokens_per_second=1e4, mfu=0.2) + row(1, tokens_per_second=3e4, mfu=0.6)
+    )
+    seen.refresh()
+    assert seen.tokens_per_second == pytest.approx(2e4)
+    assert seen.mfu == pytest.approx(0.4)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write(row(2, tokens_per_second=1e4, mfu=1.0))
+    seen.refresh()
+    assert seen.mfu == 1.0
+
+
 def test_a_file_is_followed_line_by_line_and_from_the_start_when_it_is_replaced(tmp_path) -> None:
     path = tmp_path / "m.jsonl"
     follower = Follower(path)

@@ -148,6 +148,20 @@ def test_metrics_tell_what_the_program_declares(tmp_path, corpus) -> None:
     assert generate(out, "document", 5, 0.0, 0) == generate(out, "document", 5, 0.0, 1)
 
 
+def test_a_step_that_is_faster_than_the_measured_peak_raises_it(tmp_path, corpus, monkeypatch) -> None:
+    """After a restart the ranks take the peak of the start, here one that another load on the machine made far too low."""
+    out = make_run(tmp_path / "run", corpus, batch={"steps": 3})
+    (out / "events.jsonl").write_text(json.dumps({"event": "machine", "peak_flops": 1000.0}) + "\n")
+    monkeypatch.setenv("FOURFOLD_GENERATION", "1")
+    assert finish(start_training(out, 2))[0] == [0, 0]
+    shares = [line["mfu"] for line in lines(out / "metrics.jsonl")]
+    assert shares[0] == 1.0
+    assert max(shares) == 1.0
+    peaks = [event["peak_flops"] for event in lines(out / "events.jsonl") if event["event"] == "machine"]
+    assert len(peaks) == 1 + shares.count(1.0)
+    assert peaks == sorted(peaks)
+
+
 def test_validation_loss_is_the_same_under_every_layout(tmp_path, corpus) -> None:
     """Five sequences fill the rows of no layout here but the first."""
     layouts = [

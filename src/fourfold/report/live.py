@@ -148,7 +148,7 @@ def _losses(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
 
 
 def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
-    rate, mfu, peak = state.tokens_per_second, state.number("mfu"), state.number("peak_memory_bytes")
+    rate, mfu, peak = state.tokens_per_second, state.mfu, state.number("peak_memory_bytes")
     moved = state.last.get("comm_bytes") or {}
     skipped = int(state.number("skipped_steps") or 0)
     tokens = state.number("tokens")
@@ -156,7 +156,7 @@ def _speeds(state: RunState, inner: int) -> list[tuple[str, RenderableType]]:
     memory = f"{format_bytes(peak)}{predicted}" if peak is not None else "-"
     return [
         ("tokens/s", format_count(rate) if rate is not None else "-"),
-        ("MFU", f"{100 * mfu:.1f} %" if mfu is not None else "-"),
+        ("MFU", f"{100 * mfu:.1f} % of measured peak" if mfu is not None else "-"),
         ("peak memory", memory),
         ("communication volume", format_bytes(sum(moved.values())) if isinstance(moved, dict) else "-"),
         ("tokens seen", format_count(tokens) if tokens is not None else "-"),

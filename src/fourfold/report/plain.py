@@ -53,7 +53,7 @@ def metrics_line(state: RunState) -> str:
     """The newest step on one line."""
     last = state.last
     parts = [f"step {state.step}/{state.info.num_steps}"]
-    loss, norm, mfu = state.number("loss"), state.number("grad_norm"), state.number("mfu")
+    loss, norm, mfu = state.number("loss"), state.number("grad_norm"), state.mfu
     if loss is not None:
         parts.append(f"loss {loss:.4f}")
     if norm is not None:

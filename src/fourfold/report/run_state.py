@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from fourfold.report.follow import Follower
+from fourfold.report.units import format_flops
 from fourfold.supervise.goodput import MeasuredGoodput, goodput
 
 _RATE_STEPS = 20
@@ -100,6 +101,12 @@ class RunState:
         return sum(rate * seconds for rate, seconds in known) / total if total else None
 
     @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilisation over the same steps, of the peak that the run measured."""
+        mfu, rate, smooth = self.number("mfu"), self.number("tokens_per_second"), self.tokens_per_second
+        return min(1.0, mfu * smooth / rate) if mfu is not None and rate and smooth else None
+
+    @property
     def seconds_left(self) -> float | None:
         """Time that the remaining steps take at the recent pace, evaluations and saves not counted."""
         recent = [_number(row.get("step_seconds")) for row in list(self.rows.values())[-_RATE_STEPS:]]
@@ -147,7 +154,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         return str(event.get("name") or event.get("what") or kind)
     texts = {
         "launch": "starting the ranks",
-        "machine": "measured this machine's matmuls",
+        "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
         "start": "training starts",
         "resume": f"resumed{at}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
