@@ -19,18 +19,14 @@ def _integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
-def _shown(value: str) -> str:
-    if not all(c.isprintable() or c == "\n" for c in value):
+def _shown(value: Any) -> Any:
+    if isinstance(value, str) and not all(c.isprintable() or c == "\n" for c in value):
         raise ValueError("text should have no control characters")
     return value
 
 
-Name = Annotated[
-    str, Field(min_length=1, max_length=200), BeforeValidator(lambda v: _shown(v) if isinstance(v, str) else v)
-]
-Source = Annotated[
-    str, Field(min_length=1, max_length=4000), BeforeValidator(lambda v: _shown(v) if isinstance(v, str) else v)
-]
+Name = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(_shown)]
+Source = Annotated[str, Field(min_length=1, max_length=4000), BeforeValidator(_shown)]
 Bytes = Annotated[int, BeforeValidator(_integer), Field(ge=1_000_000, le=10**15)]
 Rate = Annotated[float, Field(ge=1e3, le=1e18)]
 Flops = Annotated[float, Field(ge=1e6, le=1e21)]
