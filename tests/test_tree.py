@@ -28,7 +28,6 @@ SHORT = {
     "cli/data.py": "one command, one file",
     "cli/doctor.py": "one command, one file",
     "cli/list.py": "one command, one file",
-    "config/json_lines.py": "files that grow with a run, below everything that writes or reads them",
     "config/section.py": "what the schema and the optimizers both stand on",
     "evidence/neighbourhood.py": "what a search asks of the published runs, with numpy, which predictions do without",
     "config/whole_file.py": "files that are there in full or not at all, below everything that writes",

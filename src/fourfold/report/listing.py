@@ -134,7 +134,7 @@ def _presets() -> Iterable[Row]:
             "sequence_length": run.batch.sequence_length,
             "global_sequences": run.batch.global_sequences,
             "layout": {**layout, "zero": run.layout.zero, "schedule": run.layout.schedule},
-            "published": None if run.published is None else run.published.source,
+            "published": run.published.source,
         }
 
 
