@@ -47,7 +47,7 @@ def listing_lines(kind: Kind) -> list[str]:
 
 def _models() -> Iterable[Row]:
     from fourfold.huggingface import resolve_model
-    from fourfold.model.spec import num_active_parameters, num_parameters
+    from fourfold.model.counts import num_active_parameters, num_parameters
 
     for name in preset_names():
         model = resolve_model(ModelSection(preset=name), USUAL_VOCABULARY)
