@@ -205,7 +205,7 @@ def report_step(
 ) -> None:
     """One line: tokens/s, MFU against the datasheet's and a measured peak, memory."""
     from fourfold.calibrate.steps import StepRunner
-    from fourfold.model.spec import step_flops_per_token
+    from fourfold.model.counts import step_flops_per_token
 
     runner = StepRunner(table, 1, 0, where)
     runner.step()

@@ -27,7 +27,7 @@ from fourfold.config import ModelConfig, ModelSection, load_run
 from fourfold.hardware import load_cluster
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.plan.bound import Bounder, Bounds
 from fourfold.plan.candidate import BlockShape, Candidate
 from fourfold.plan.pricing import candidate_spec

@@ -1,7 +1,7 @@
 """Model FLOPs of one training step, in the conventions under which papers and vendors report theirs."""
 
 from fourfold.config import ModelConfig
-from fourfold.model.spec import matmul_weights, step_flops_per_token
+from fourfold.model.counts import matmul_weights, step_flops_per_token
 
 
 def step_flops(

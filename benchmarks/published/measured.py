@@ -67,7 +67,7 @@ HALVED_SINCE = 2025
 
 
 def convention_of(row: Row, trainer: Trainer, imputed: ImputedDefaults) -> str:
-    """One of `FLOPS_CONVENTIONS`, from what the row says of its FLOPs."""
+    """A `FlopsConvention`, from what the row says of its FLOPs."""
     kind = row.figures.flops_kind.lower()
     text = f"{kind} {row.flops_convention} {row.notes}".lower()
     only_mfu = row.figures.flops_per_second_per_device is None

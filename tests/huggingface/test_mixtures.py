@@ -77,7 +77,7 @@ def test_gpt2s_own_config(tmp_path: Path) -> None:
         "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
         "resid_pdrop": 0.1, "vocab_size": 50257,
     }  # fmt: skip
-    from fourfold.model.spec import num_parameters
+    from fourfold.model.counts import num_parameters
 
     assert num_parameters(_read(raw, tmp_path)) == 124_439_808
 

@@ -4,7 +4,7 @@ import pytest
 
 from fourfold.config import ModelConfig, ModelSection, preset_names
 from fourfold.huggingface import resolve_model, to_config
-from fourfold.model.spec import num_active_parameters, num_parameters
+from fourfold.model.counts import num_active_parameters, num_parameters
 
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,

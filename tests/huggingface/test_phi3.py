@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from fourfold.config import ModelConfig, ModelSection, UserError
 from fourfold.config.model_section import YarnScaling
 from fourfold.huggingface import family_of, resolve_model, resolve_nearest
-from fourfold.model.spec import num_parameters
+from fourfold.model.counts import num_parameters
 
 MINI: dict[str, Any] = {
     "model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192,

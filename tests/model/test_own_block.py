@@ -11,11 +11,12 @@ import torch
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.config.check_model import check_model
+from fourfold.model.counts import step_flops_per_token
 from fourfold.model.footprint import Footprint, Shape
 from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.own import OwnBlock, OwnParameter
 from fourfold.model.own.declare import own_block
-from fourfold.model.spec import build_segments, step_flops_per_token
+from fourfold.model.spec import build_segments
 from fourfold.model.work import Elementwise, Gemm, Join, Start, Work
 from fourfold.runtime.tracker import MemoryTracker
 from tests.support.own_block import BLOCK

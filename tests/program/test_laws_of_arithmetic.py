@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from fourfold.config import ModelSection
 from fourfold.huggingface import resolve_model
-from fourfold.model.spec import num_parameters, step_flops_per_token
+from fourfold.model.counts import num_parameters, step_flops_per_token
 from fourfold.program import StepSpec, lower_pipeline
 from tests.support.programs import make_spec
 from tests.support.strategies import lowerings

@@ -12,7 +12,7 @@ from fourfold.cost.memory import DROPOUT_BYTES
 from fourfold.hardware import load_cluster, load_device
 from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import resolve_run
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.model.work import Gemm
 from fourfold.program import StepSpec, rank_view, sent_bytes
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks

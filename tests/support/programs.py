@@ -1,11 +1,12 @@
 """Small spec to lower, without torch: a model of two blocks under any layout; programs of all ranks; edits of programs."""
 
+from dataclasses import replace
 from typing import Any
 
 from fourfold.config import ModelConfig, parse_run
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.work import Gemm, Work
+from fourfold.model.work import Collective, Gemm, Item, Join, Start, Work
 from fourfold.program import (
     Instruction,
     Op,
@@ -136,7 +137,22 @@ def altered(step: Instruction, **fields: Any) -> Instruction:
     """The instruction with other fields; `collectives` and `flops` change its work."""
     work: Work = fields.pop("work", step.work)
     if "collectives" in fields:
-        work = work.with_collectives(fields.pop("collectives"))
+        work = with_collectives(work, fields.pop("collectives"))
     if "flops" in fields:
         work = Work((*work.items, Gemm(1, 1, (fields.pop("flops") - work.flops) // 2)))
     return step._replace(work=work, **fields)
+
+
+def with_collectives(work: Work, collectives: tuple[Collective, ...]) -> Work:
+    """The work with other collectives in their places; the last places go where there are fewer, more follow at the end."""
+    left, names, items = list(collectives), set(), list[Item]()
+    for item in work.items:
+        if isinstance(item, Start):
+            if not left:
+                continue
+            names.add(item.name)
+            item = replace(item, collective=left.pop(0))
+        elif isinstance(item, Join) and item.name not in names:
+            continue
+        items.append(item)
+    return Work((*items, *map(Start, left)))

@@ -16,7 +16,7 @@ from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import external_rank
 from fourfold.launch.machine import require_packages, threads_per_rank
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
-from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.layout.resolve import check_ranks
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
@@ -133,7 +133,7 @@ def _folder(run: RunInput, out: str | os.PathLike[str] | None) -> Path:
         return Path(out)
     if not isinstance(run, str | os.PathLike):
         raise UserError("out is missing: a run that is no file names no folder; a value that works: out='runs/first'")
-    return Path("runs") / Path(run).stem
+    return usual_folder(run)
 
 
 def train_locally(

@@ -12,7 +12,7 @@ from fourfold.calibrate.findings import LOW_MATMULS, PASSES, FamilyError, Sample
 from fourfold.config import RunConfig
 from fourfold.cost.fitted import fitted
 from fourfold.cost.kernels import gemm_seconds
-from fourfold.cost.most_probable import Free, most_probable
+from fourfold.cost.most_probable import Free, most_probable, slopes_of
 from fourfold.cost.phase import phase_cost
 from fourfold.cost.prices import Prices
 from fourfold.hardware import Device, one_device
@@ -81,16 +81,7 @@ def _fitted(
     at, errors = [0.0] * len(free), _errors(values, samples, device, run)
     loss = _loss(free, samples, errors, at)
     for _ in range(MOST_ROUNDS):
-        slopes: list[list[float]] = [[] for _ in samples]
-        for each in free:
-            moved = each.moved(values[each.name], 0.02)
-            if moved == values[each.name]:
-                moved = each.moved(values[each.name], -0.02)
-            by = each.departure(moved, values[each.name])
-            for row, now, then in zip(
-                slopes, errors, _errors({**values, each.name: moved}, samples, device, run), strict=True
-            ):
-                row.append((then - now) / by)
+        slopes = slopes_of(free, values, errors, lambda moved: _errors(moved, samples, device, run), lambda _: 0.02)
         noise = [
             _spread(sample) * _doubt(error / _spread(sample)) for sample, error in zip(samples, errors, strict=True)
         ]

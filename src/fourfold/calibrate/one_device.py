@@ -25,7 +25,7 @@ from fourfold.calibrate.shapes import shapes_of
 from fourfold.calibrate.steps import measure_steps, table_spec
 from fourfold.config import parse_run
 from fourfold.hardware import Device, one_device
-from fourfold.model.spec import num_parameters, step_flops_per_token
+from fourfold.model.counts import num_parameters, step_flops_per_token
 from fourfold.model.work import Elementwise, Work
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.run_prices import prices_for

@@ -81,6 +81,23 @@ class SavedTensor:
     end: int
 
 
+@contextmanager
+def _named(path: Path, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DamagedCheckpoint(f"{path} is missing or unreadable ({reason})", advice) from None
+
+
+def check_length(path: Path, record: FileDigest, advice: str) -> None:
+    """Raises `DamagedCheckpoint` where a file is not as long as it was saved."""
+    with _named(path, advice):
+        size_bytes = path.stat().st_size
+    if size_bytes != record.size_bytes:
+        raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, not the {record.size_bytes} saved", advice)
+
+
 class CheckedFile:
     """A rank's file, whose length, digests and header are checked here; `verify` checks ranges of it, `read_into` reads them.
 
@@ -92,9 +109,7 @@ class CheckedFile:
         self.path, self._record, self._advice = path, record, advice
         self._body = record.size_bytes - DIGEST_BYTES * -(-record.size_bytes // (CHUNK_BYTES + DIGEST_BYTES))
         self._source = source_of(path)
-        with self._named():
-            if (size_bytes := path.stat().st_size) != record.size_bytes:
-                raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, not the {record.size_bytes} saved", advice)
+        check_length(path, record, advice)
         self._digests = bytearray(max(0, record.size_bytes - self._body))
         self.read_into(memoryview(self._digests), self._body)
         if sha256(self._digests).hexdigest() != record.sha256:
@@ -138,7 +153,7 @@ class CheckedFile:
         new = hasher(self._record.chunk_hash)
         buffer = memoryview(bytearray(CHUNK_BYTES))
         chunks = list(chunks)
-        with self._named(), self._source.opened(chunks, keep) as read:
+        with _named(self.path, self._advice), self._source.opened(chunks, keep) as read:
             for chunk in chunks:
                 start = chunk * CHUNK_BYTES
                 part = buffer[: max(0, min(CHUNK_BYTES, self._body - start))]
@@ -149,7 +164,7 @@ class CheckedFile:
 
     def read_into(self, out: memoryview, start: int) -> None:
         """Fills `out` with the bytes from `start` on, which were verified before."""
-        with self._named(), self._source.opened() as read:
+        with _named(self.path, self._advice), self._source.opened() as read:
             read(out, start)
 
     def forget(self) -> None:
@@ -168,14 +183,6 @@ class CheckedFile:
         result = torch.empty(saved.shape, dtype=saved.dtype)
         self.read_into(bytes_of(result), saved.start)
         return result
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise DamagedCheckpoint(f"{self.path} is missing or unreadable ({reason})", self._advice) from None
 
     def _corrupt(self, what: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(f"{self.path} is corrupt: {what}", self._advice)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
-from fourfold.checkpoint.checked_file import CheckedFile
+from fourfold.checkpoint.checked_file import CheckedFile, check_length
 from fourfold.checkpoint.digests import CHUNK_BYTES
 from fourfold.checkpoint.file_bytes import bytes_of
 from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on
@@ -53,14 +53,7 @@ class SavedState:
         self._advice = how_to_go_on(path)
         self._files: dict[str, CheckedFile] = {}
         for name, record in manifest.files.items():
-            try:
-                size_bytes = (path / name).stat().st_size
-            except OSError as error:
-                problem = f"{path / name} is missing or unreadable ({error.strerror})"
-                raise DamagedCheckpoint(problem, self._advice) from None
-            if size_bytes != record.size_bytes:
-                problem = f"{path / name} has {size_bytes} bytes, not the {record.size_bytes} saved"
-                raise DamagedCheckpoint(problem, self._advice)
+            check_length(path / name, record, self._advice)
         self.places: dict[str, tuple[str, dict[Box, tuple[PartRecord, int]]]] = {}
         for unit, described in manifest.units.items():
             for index, parameter in enumerate(described.parameters):
@@ -136,12 +129,7 @@ class SavedState:
     def verify_all(self) -> None:
         """Checks every byte of every file. Raises `DamagedCheckpoint` naming the first that is not as it was saved."""
         files = [self.file(name) for name in self.manifest.files]
-        tasks = [
-            (file, file.all_chunks[start : start + _TASK_CHUNKS])
-            for file in files
-            for start in range(0, len(file.all_chunks), _TASK_CHUNKS)
-        ]
-        on_threads(_verify_task, tasks)
+        _verify([(file, file.all_chunks) for file in files], keep=False)
 
     def fill(self, reads: Iterable[TensorRead]) -> None:
         """Checks the chunks that the reads need, all of them, then carries the reads out. Raises `DamagedCheckpoint`; no tensor is
@@ -151,13 +139,7 @@ class SavedState:
         for read in reads:
             for piece in read.ranges:
                 needed.setdefault(piece.file, set()).update(self._files[piece.file].chunks_of(piece.start, piece.end))
-        tasks = [
-            (self._files[name], ordered[start : start + _TASK_CHUNKS])
-            for name, chunks in sorted(needed.items())
-            for ordered in (sorted(chunks),)
-            for start in range(0, len(ordered), _TASK_CHUNKS)
-        ]
-        on_threads(_verify_and_keep, tasks)
+        _verify([(self._files[name], sorted(chunks)) for name, chunks in sorted(needed.items())], keep=True)
         on_threads(self._carry_out, reads)
         for file in self._files.values():
             file.forget()
@@ -183,14 +165,14 @@ def _numbers(tensor: Tensor) -> np.ndarray:
     return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]).numpy()
 
 
-def _verify_task(task: tuple[CheckedFile, Sequence[int]]) -> None:
-    file, chunks = task
-    file.verify(chunks)
-
-
-def _verify_and_keep(task: tuple[CheckedFile, Sequence[int]]) -> None:
-    file, chunks = task
-    file.verify(chunks, keep=True)
+def _verify(needed: Sequence[tuple[CheckedFile, Sequence[int]]], keep: bool) -> None:
+    """Checks chunks of files, some at a time. `keep`: they are read next."""
+    tasks = [
+        (file, chunks[start : start + _TASK_CHUNKS])
+        for file, chunks in needed
+        for start in range(0, len(chunks), _TASK_CHUNKS)
+    ]
+    on_threads(lambda task: task[0].verify(task[1], keep), tasks)
 
 
 def on_threads(work: Callable[[Any], None], tasks: Sequence[Any]) -> None:

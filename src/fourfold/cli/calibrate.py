@@ -1,25 +1,22 @@
 """`fourfold calibrate`: measures this machine and writes a cluster file of it, or one device and writes its file."""
 
-import json as json_text
-import os
 import platform
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomli_w
-from cyclopts import Parameter
 
 from fourfold.api.numbers import parse_number
-from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.cli.options import Flag, check_new_file, print_json, write_new_file
 from fourfold.config import UserError
 from fourfold.hardware import parse_cluster
-from fourfold.launch.machine import memory_bytes, require_packages
+from fourfold.launch.machine import memory_bytes, num_cores, require_packages
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 FORMATS = ("fp32", "bf16", "fp64")
 MOST_RANKS = 64
 LEAST_SECONDS, MOST_SECONDS = 1, 3600
@@ -73,7 +70,7 @@ def calibrate(
         from fourfold.cli.calibrate_device import calibrate_device
 
         with stopped_by_signals():
-            return calibrate_device(device, counts[0], budget, dtype, out, _cores(), json)
+            return calibrate_device(device, counts[0], budget, dtype, out, num_cores(), json)
     return _calibrate_machine(counts, budget, dtype, out, json)
 
 
@@ -94,10 +91,8 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
             + ",".join(str(n) for n in (1, 2, 4, 8, 16) if n <= devices)
         )
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr if json else sys.stdout, flush=True)
-
-    cores = _cores()
+    say = partial(print, file=sys.stderr if json else sys.stdout, flush=True)
+    cores = num_cores()
     with stopped_by_signals():
         found = measure_machine(counts, lambda n: 1 if devices else max(1, cores // n), dtype, kind, account, say)
     memory = torch.cuda.get_device_properties(0).total_memory if devices else memory_bytes() or 10**9
@@ -113,7 +108,7 @@ def _calibrate_machine(counts: list[int], budget: float, dtype: str, out: Path, 
             file=sys.stderr,
         )
     if json:
-        print(json_text.dumps({"file": str(out), **table}, indent=1))
+        print_json({"file": str(out), **table})
         return 0
     for line in _lines(machine.devices, table, found.fits):
         print(line)
@@ -137,11 +132,6 @@ def stopped_by_signals() -> Iterator[None]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
-
-
-def _cores() -> int:
-    available = getattr(os, "sched_getaffinity", None)
-    return len(available(0)) if available is not None else os.cpu_count() or 1
 
 
 def _counts(text: str) -> list[int]:

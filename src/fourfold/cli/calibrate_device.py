@@ -1,13 +1,13 @@
 """`fourfold calibrate --device`: measures one device and writes its file."""
 
-import json as json_text
 import platform
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 from fourfold.calibrate.budget import Shares
-from fourfold.cli.new_file import write_new_file
+from fourfold.cli.options import print_json, write_new_file
 from fourfold.config import UserError
 from fourfold.hardware import parse_device
 from fourfold.launch.machine import memory_bytes
@@ -17,10 +17,7 @@ from fourfold.report.format_device import device_text, document, screen
 def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: Path, cores: int, json: bool) -> int:
     """`ranks`: that share a processor's `cores`. Raises `UserError` where there is no such device."""
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr if json else sys.stdout, flush=True)
-
-    shares = Shares(seconds, say)
+    shares = Shares(seconds, partial(print, file=sys.stderr if json else sys.stdout, flush=True))
     import torch
 
     from fourfold.calibrate.one_device import measure_device
@@ -37,7 +34,7 @@ def calibrate_device(device: str, ranks: int, seconds: float, dtype: str, out: P
     parse_device(text, out.name)
     write_new_file(out, text)
     if json:
-        print(json_text.dumps({"file": str(out), **document(found, tomllib.loads(text))}, indent=1))
+        print_json({"file": str(out), **document(found, tomllib.loads(text))})
         return 0
     for line in screen(found):
         print(line)

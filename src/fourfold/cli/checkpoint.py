@@ -1,11 +1,8 @@
 """`fourfold checkpoint`: lists, verifies, exports and reshards the checkpoints of a run, without its ranks."""
 
-import json as json_text
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from fourfold.api.checkpoints import (
     checkpoint_paths,
@@ -16,12 +13,11 @@ from fourfold.api.checkpoints import (
     verify_checkpoint,
 )
 from fourfold.cli.huggingface import write_export
+from fourfold.cli.options import Flag, print_json
 from fourfold.config import RunFailure, UserError
 from fourfold.config.remote_path import place
 from fourfold.launch.machine import require_packages
 from fourfold.report.units import format_bytes
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def checkpoint(
@@ -92,7 +88,7 @@ def _list(path: Path, step: int | None, json: bool) -> int:
             damaged += 1
             print(f"error: {error}", file=sys.stderr)
     if json:
-        print(json_text.dumps({"checkpoints": rows}, indent=1))
+        print_json({"checkpoints": rows})
         return int(damaged > 0)
     for row in rows:
         degrees = " ".join(
@@ -117,7 +113,7 @@ def _verify(path: Path, step: int | None, json: bool) -> int:
                 print(f"error: {error}", file=sys.stderr)
     if json:
         rows = [{"path": str(each), "problem": problems.get(str(each))} for each in paths]
-        print(json_text.dumps({"checkpoints": rows}, indent=1))
+        print_json({"checkpoints": rows})
     return int(bool(problems))
 
 

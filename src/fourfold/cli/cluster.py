@@ -1,21 +1,16 @@
 """`fourfold cluster new`: a cluster file from a few words, every figure explained."""
 
-import json as json_text
 import shutil
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
-
-from cyclopts import Parameter
+from typing import Literal
 
 from fourfold.api.numbers import parse_number
-from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.cli.options import Flag, check_new_file, print_json, write_new_file
 from fourfold.cost.fitted import fitted
 from fourfold.hardware import parse_cluster
 from fourfold.hardware.new_cluster import Figure, new_cluster
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def cluster(
@@ -67,7 +62,7 @@ def cluster(
     figures = [*made.figures, share]
     if json:
         document = {"file": str(out), "devices": found.devices, "figures": [asdict(each) for each in figures]}
-        print(json_text.dumps(document, indent=1))
+        print_json(document)
         return 0
     print(f"{out}: {made.title}, {found.devices} devices\n")
     width = max(60, shutil.get_terminal_size((100, 24)).columns)

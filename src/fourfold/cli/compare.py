@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from fourfold.api.numbers import parse_number
 from fourfold.api.simulation import simulate as predict
+from fourfold.cli.options import Flag, Repeated, print_json
 from fourfold.config import UserError
 from fourfold.config.presets import RUN_PRESET
 from fourfold.hardware import THIS
@@ -26,8 +27,6 @@ from fourfold.report.side_by_side import (
     side_by_side_lines,
 )
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
-Repeated = Annotated[list[str] | None, Parameter(negative=())]
 _OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=.*", re.DOTALL)
 MAX_DOCUMENT_BYTES = 64 * 2**20
 
@@ -99,7 +98,7 @@ def compare(
         works = "another run, --with layout.microbatch_sequences=2, or --cluster twice"
         raise UserError(f"{len(sides)} columns: allowed: 2 to {len(LETTERS)}; what works: {works}")
     if json:
-        print(json_text.dumps(side_by_side_document(sides), indent=1))
+        print_json(side_by_side_document(sides))
     else:
         print("\n".join(side_by_side_lines(sides, shutil.get_terminal_size((100, 24)).columns)))
     return 0

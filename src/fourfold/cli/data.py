@@ -1,18 +1,14 @@
 """`fourfold data`: prepares the corpus of a run and says what is in it."""
 
-import json
+import json as json_text
 import sys
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from fourfold.cli.options import Flag
 from fourfold.config import load_run
 
 
-def data(
-    run: Path, /, *overrides: str, json: Annotated[bool, Parameter(negative=(), show_default=False)] = False
-) -> int:
+def data(run: Path, /, *overrides: str, json: Flag = False) -> int:
     """Prepare the data of a run, and print what they are: files, documents, tokens, entropy, an excerpt.
 
     Prepared data is found again; fourfold train prepares by itself.
@@ -33,13 +29,9 @@ def data(
     config = load_run(run, overrides)
     if json:
         summary = corpus_summary(prepare(config.data, lambda text: print(text, file=sys.stderr)))
-        print(_dump(summary))
+        print(json_text.dumps(summary, indent=1, ensure_ascii=False))
         return 0
     with preparing("reading the corpus") as report:
         prepared = prepare(config.data, report)
     print("\n".join(corpus_lines(corpus_summary(prepared))))
     return 0
-
-
-def _dump(document: object) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False)

@@ -1,14 +1,9 @@
 """`fourfold doctor`: which rank of a run is at fault, where it stands, and who waits for it."""
 
-import json as json_text
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from fourfold.cli.options import Flag, print_json
 from fourfold.supervise.doctor import diagnose, diagnosis_lines
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def doctor(run: Path, /, *, json: Flag = False) -> int:
@@ -27,7 +22,7 @@ def doctor(run: Path, /, *, json: Flag = False) -> int:
     """
     found = diagnose(run)
     if json:
-        print(json_text.dumps(found.to_json(), indent=1))
+        print_json(found.to_json())
     else:
         print("\n".join(diagnosis_lines(found)))
     return 1 if found.verdict is not None else 0

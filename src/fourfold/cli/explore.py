@@ -5,14 +5,11 @@ import secrets
 import socket
 import threading
 import webbrowser
-from typing import Annotated
 from urllib.parse import quote
 
-from cyclopts import Parameter
-
+from fourfold.cli.options import Flag
 from fourfold.config import UserError
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

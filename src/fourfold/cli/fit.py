@@ -1,21 +1,16 @@
 """`fourfold fit`: a software profile adjusted to a few measured runs, written as a file for `--software`."""
 
-import json as json_text
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from fourfold.cli.cases import cases_of
 from fourfold.cli.countdown import Countdown
+from fourfold.cli.options import Flag, print_json
+from fourfold.cli.validate import cases_of
 from fourfold.config import UserError
 from fourfold.cost.software_file import write_software
 from fourfold.report.format_fit import fit_lines
 from fourfold.simulate.collection import without_collection
 from fourfold.validate.fit import fit_software
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 @without_collection()
@@ -51,7 +46,7 @@ def fit(*paths: Path, out: Path | None = None, cluster: str | None = None, json:
         )
     if json:
         names = [case.name for case in cases]
-        print(json_text.dumps({"cases": names, **asdict(found), "software_file": str(out) if out else None}, indent=1))
+        print_json({"cases": names, **asdict(found), "software_file": str(out) if out else None})
     else:
         print("\n".join(fit_lines(found, cases, out)))
     return 0

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.cli.options import Repeated, check_new_file, write_new_file
 from fourfold.config import RunConfig, UserError, dump_run, load_run, num_steps
 from fourfold.config.presets import RUN_PRESET
 from fourfold.hardware import THIS, Cluster, is_path, load_cluster
@@ -27,7 +27,7 @@ def job(
     nodes: int | None = None,
     devices_per_node: int | None = None,
     folder: str | None = None,
-    setup: Annotated[list[str] | None, Parameter(negative=())] = None,
+    setup: Repeated = None,
     partition: str | None = None,
     account: str | None = None,
     time: str | None = None,

@@ -1,6 +1,5 @@
 """`fourfold plan`: the layout to run, how fast it will be, and why the others lose."""
 
-import json as json_text
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 from fourfold.api.planning import plan as make_plan
 from fourfold.api.software import repeated
 from fourfold.cli.job import job_text
-from fourfold.cli.new_file import check_new_file, write_new_file
+from fourfold.cli.options import Flag, Repeated, check_new_file, print_json, write_new_file
 from fourfold.cli.plan_progress import showing
 from fourfold.config import RunConfig, UserError, dump_run
 from fourfold.config.schema import GemmDtype
@@ -24,8 +23,6 @@ from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
 from fourfold.report.screen import print_screen
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def plan(
@@ -48,7 +45,7 @@ def plan(
     price: str | None = None,
     failure_hours: str | None = None,
     for_: Annotated[Literal["fourfold", "megatron", "torchtitan", "deepspeed"] | None, Parameter(name="--for")] = None,
-    explain: Annotated[list[str] | None, Parameter(negative=())] = None,
+    explain: Repeated = None,
     as_: Annotated[
         Literal["megatron", "bridge", "torchtitan", "deepspeed", "slurm", "k8s", "skypilot"] | None,
         Parameter(name="--as"),
@@ -173,7 +170,7 @@ def plan(
             document["export"] = {"trainer": as_, "text": exported.text, "cannot_express": exported.left_out}
         if written is not None:
             document["run_file"] = str(written)
-        print(json_text.dumps(document, indent=1))
+        print_json(document)
         return 0 if best is not None else 1
     lines = [*notes, *planned.searched]
     print_screen([*lines, *([""] if lines else []), *plan_lines(result)])

@@ -1,12 +1,9 @@
 """`fourfold report`: a run's measured steps beside their prediction, in the terminal and as a page."""
 
-import json as json_text
 import time
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from fourfold.cli.options import Flag, print_json
 from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.comparison import compare
@@ -15,8 +12,6 @@ from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.supervise.goodput import goodput
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def report(
@@ -63,7 +58,7 @@ def report(
             "page": str(page),
             "trace": str(written),
         }
-        print(json_text.dumps(document, indent=1))
+        print_json(document)
         return 0
     print("\n".join([*comparison_lines(found), "", *goodput_lines(time_of, found.measured_seconds)]))
     print(f"\npage {page}, and a trace of {events} events for ui.perfetto.dev {written}")

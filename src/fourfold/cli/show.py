@@ -1,13 +1,13 @@
 """`fourfold show`: a rank's program, its totals, its proof; or where the ranks of a run in progress are."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from fourfold.api.programs import compiled_run, run_heading
 from fourfold.api.verification import Verification
+from fourfold.cli.options import Flag, check_pp_rank, print_json
 from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
@@ -17,8 +17,6 @@ from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof_lines, table_lines, totals_lines
 from fourfold.report.screen import print_screen
 from fourfold.simulate.collection import without_collection
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 @without_collection()
@@ -115,14 +113,11 @@ def show(
 def _show(
     resolved: ResolvedRun, pp_rank: int, evaluate: bool, full: bool, limit: int, as_json: bool, where: str
 ) -> int:
-    layout = resolved.layout
-    if not 0 <= pp_rank < layout.pp:
-        allowed = "0" if layout.pp == 1 else f"0 to {layout.pp - 1}"
-        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {layout.pp}; allowed: {allowed}")
+    check_pp_rank(pp_rank, resolved.layout.pp)
     program = resolved.program("evaluate" if evaluate else "train", pp_rank)
     if as_json:
         document = {**run_heading(resolved), "kind": program.kind, "pp_rank": pp_rank}
-        _print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
+        print_json({**document, "program": program_rows(program), "totals": program_totals(program)})
     elif full:
         print(to_text(program), end="")
         print("\n".join(f"# {line}" for line in [*transport_lines(resolved, where), *legend_lines(program)]))
@@ -142,7 +137,7 @@ def _show(
 def _verify(found: Verification, as_json: bool, where: str) -> int:
     faults = found.faults
     if as_json:
-        _print_json(found.to_json())
+        print_json(found.to_json())
     elif faults:
         print("\n".join([f"NOT sound: {len(faults)} fault{'s' if len(faults) > 1 else ''}", *map(str, faults)]))
     else:
@@ -179,11 +174,7 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     lines = describe_positions(programs, resolved.layout, positions)
     if as_json:
         ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]
-        _print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})
+        print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})
     else:
         print("\n".join(lines))
     return 0
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, indent=1))

@@ -1,16 +1,11 @@
 """`fourfold simulate`: a step of a run on a cluster, predicted, and the whole run's length and cost."""
 
-import json as json_text
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
+from fourfold.api.simulation import SimulationResult
 from fourfold.api.simulation import simulate as predict
-from fourfold.config import UserError
+from fourfold.cli.options import Flag, check_pp_rank, print_json
 from fourfold.config.schema import GemmDtype
-from fourfold.hardware import Cluster
-from fourfold.launch.resolve import ResolvedRun
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_interval import interval_lines
 from fourfold.report.format_nearest import nearest_lines
@@ -27,12 +22,7 @@ from fourfold.report.format_simulation import (
 )
 from fourfold.report.screen import columns, print_screen
 from fourfold.report.verdict import verdict_lines
-from fourfold.simulate.campaign import Campaign
 from fourfold.simulate.collection import without_collection
-from fourfold.simulate.published import PublishedStep
-from fourfold.simulate.summary import StepSummary
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 @without_collection()
@@ -123,37 +113,27 @@ def simulate(
         price=price,
         trust=trust,
     )
-    resolved, machine, summary, length = found.resolved, found.cluster, found.summary, found.campaign
-    _check_rank(pp_rank, resolved.layout.pp)
+    if pp_rank is not None:
+        check_pp_rank(pp_rank, found.resolved.layout.pp)
     traced = found.write_trace(trace) if trace is not None else None
     if json:
         document = found.to_json(memory_curves=memory)
         if traced is not None:
             document["trace"] = {"file": str(trace), "text": traced}
-        print(json_text.dumps(document, indent=1))
+        print_json(document)
     else:
-        lines = _text(resolved, machine, summary, length, pp_rank, memory, found.stated, found.published, found.idle)
-        print_screen([*lines, *(["", traced] if traced is not None else [])])
+        print_screen([*_text(found, pp_rank, memory), *(["", traced] if traced is not None else [])])
     return 0 if found.fits and found.idle is None else 1
 
 
-def _text(
-    resolved: ResolvedRun,
-    machine: Cluster,
-    summary: StepSummary,
-    length: Campaign | None,
-    pp_rank: int | None,
-    memory: bool,
-    stated: frozenset[str],
-    published: PublishedStep | None,
-    idle: str | None,
-) -> list[str]:
+def _text(found: SimulationResult, pp_rank: int | None, memory: bool) -> list[str]:
+    resolved, machine, summary = found.resolved, found.cluster, found.summary
     ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
     software = format_software(summary.step.simulation.prices)
     lines = [
         *verdict_lines(summary),
-        *(["", f"idle: {idle}"] if idle is not None else []),
+        *(["", f"idle: {found.idle}"] if found.idle is not None else []),
         "",
         model_line(resolved),
         layout_line(resolved),
@@ -161,7 +141,7 @@ def _text(
         "",
         *step_lines(summary),
         *interval_lines(summary),
-        *([published.line(summary.seconds)] if published is not None else []),
+        *([found.published.line(summary.seconds)] if found.published is not None else []),
         "",
         *late_lines(summary),
         "",
@@ -173,14 +153,8 @@ def _text(
     if memory:
         lines += ["", *memory_curve_lines(summary, ranks)]
     lines += ["", *nearest_lines(summary)]
-    if length is not None:
-        lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
+    if found.campaign is not None:
+        lines += ["", *campaign_lines(found.campaign, resolved.spec.checkpoint_bytes, found.stated)]
     else:
         lines += ["", "run        how long it is, is not stated: --tokens 15.6T, or batch.steps"]
     return lines
-
-
-def _check_rank(pp_rank: int | None, pp: int) -> None:
-    if pp_rank is not None and not 0 <= pp_rank < pp:
-        allowed = "0" if pp == 1 else f"0 to {pp - 1}"
-        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {pp}; allowed: {allowed}")

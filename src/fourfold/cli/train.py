@@ -2,22 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from fourfold.api.training import check_request, train_locally
+from fourfold.cli.options import Flag
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.cli.rank import train_as_rank
 from fourfold.config import load_run
 from fourfold.launch.external import external_rank
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RunFolder
+from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.report.ending import Command
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.screen import print_screen
-
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
 def train(
@@ -73,7 +69,7 @@ def train_with(
 ) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
-    folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
+    folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
     external = external_rank(os.environ)
     if external is not None:
         return train_as_rank(config, folder, command, external, change)

@@ -12,7 +12,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from fourfold.config.errors import did_you_mean, nearest
+from fourfold.config.errors import did_you_mean, lower_first, nearest
 
 
 def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
@@ -39,5 +39,4 @@ def usage_message(error: CycloptsError, commands: Sequence[str]) -> str:
             return f"{name} is missing{hint}{'; allowed: ' if allowed else ''}{', '.join(allowed)}"
         case UnusedCliTokensError(unused_tokens=[word, *_]):
             return f"{word[:100]!r} is one word too many"
-    text = str(error)
-    return text[:1].lower() + text[1:]
+    return lower_first(str(error))

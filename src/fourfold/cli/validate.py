@@ -2,18 +2,19 @@
 
 import json as json_text
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from fourfold.cli.cases import cases_of
-from fourfold.config import UserError
+from fourfold.cli.options import Flag
+from fourfold.config import UserError, load_run, run_preset_names
+from fourfold.config.json_lines import read_jsonl
+from fourfold.config.run_file import RUN_PRESET
+from fourfold.launch.resolve import stated_vocab_size
+from fourfold.launch.run_folder import RUN_FILE, RunFolder
 from fourfold.report.format_validation import validation_lines
 from fourfold.simulate.collection import without_collection
-from fourfold.validate import checked_prediction
+from fourfold.validate import Case, checked_prediction, preset_case, read_cases, run_case
 from fourfold.validate import validate as compare
 
-Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+PRESETS = "presets"
 
 
 @without_collection()
@@ -40,3 +41,18 @@ def validate(*paths: Path, cluster: str | None = None, json: Flag = False) -> in
     found = compare([case for path in paths for case in cases_of(path, cluster)], checked_prediction)
     print(json_text.dumps(found.to_json(), indent=1, allow_nan=False) if json else "\n".join(validation_lines(found)))
     return 0 if any(outcome.prediction.refused is None for outcome in found.outcomes) else 1
+
+
+def cases_of(path: Path, cluster: str | None) -> list[Case]:
+    """The cases of one argument; `presets` are all that have a published figure. `cluster`: of folders, instead of their own."""
+    if str(path) == PRESETS:
+        runs = {name: load_run(Path(RUN_PRESET + name)) for name in run_preset_names()}
+        return [preset_case(name, run) for name, run in runs.items() if run.published.source]
+    if str(path).startswith(RUN_PRESET):
+        return [preset_case(str(path).removeprefix(RUN_PRESET), load_run(path))]
+    if not path.is_dir():
+        return read_cases(path, stated_vocab_size)
+    folder = RunFolder(path)
+    if not folder.run_file.is_file():
+        raise UserError(f"{path}: holds no {RUN_FILE}; name a file of cases, or a folder that fourfold train wrote")
+    return [run_case(str(path), folder.require_config(), read_jsonl(folder.metrics), cluster)]

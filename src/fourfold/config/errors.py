@@ -1,7 +1,8 @@
 """The one error a person can cause: what is wrong, what is allowed, and a value that works."""
 
 import errno
-from collections.abc import Callable, Iterable
+import importlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 LONGEST = 100
@@ -29,6 +30,16 @@ def did_you_mean(word: str, allowed: Iterable[str], show: Callable[[str], str] =
     return f"did you mean {show(near)}? " if near is not None else ""
 
 
+def unknown_key(key: str, word: str, allowed: Sequence[str]) -> str:
+    """The words about a key that there is not: the nearest one, or all. `word`: its last part."""
+    return f"unknown key {key}; {did_you_mean(word, allowed, repr).strip() or 'allowed: ' + ', '.join(allowed)}"
+
+
+def lower_first(message: str) -> str:
+    """A message as a part of a sentence."""
+    return message[:1].lower() + message[1:]
+
+
 def _plain(word: str) -> str:
     return word.lower().replace("_", "-")
 
@@ -43,6 +54,17 @@ def error_text(error: BaseException) -> str:
     """An error of the person's code on one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def attribute_of(setting: str, module_name: str, name: str) -> Any:
+    """What a module of the person's has by this name; None where it has none. `setting`: the key and value that name it. Raises
+    `UserError` where the module cannot be imported."""
+    try:
+        return getattr(importlib.import_module(module_name), name, None)
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{setting}: cannot import {module_name}: {error_text(error)}; what works: a module on PYTHONPATH"
+        ) from error
 
 
 def open_files_advice(error: BaseException) -> str | None:

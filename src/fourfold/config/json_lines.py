@@ -32,8 +32,13 @@ class JsonLines:
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
     with suppress(OSError), open(path, "rb") as file:
-        for line in file:
-            with suppress(ValueError):
-                row = json.loads(line)
-                if isinstance(row, dict):
-                    yield row
+        yield from (row for line in file if (row := json_object(line)) is not None)
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None where it holds none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

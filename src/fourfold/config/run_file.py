@@ -10,7 +10,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from fourfold.config.errors import UserError, did_you_mean, nearest, shortened
+from fourfold.config.errors import UserError, did_you_mean, lower_first, nearest, shortened
 from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSection, section_of
 from fourfold.config.presets import RUN_PRESET, run_preset_names, run_preset_text
 from fourfold.config.schema import RunConfig
@@ -119,7 +119,7 @@ def _explain(error: ValidationError, table: Mapping[str, Any]) -> list[str]:
         else:
             default = _default_text(location, table)
             hint = _nearest_value(item["input"], location, table) if item["type"] == "literal_error" else ""
-            lines.append(f"{key} = {item['input']!r}: {hint}{_plain(item['msg'])}{default}")
+            lines.append(f"{key} = {item['input']!r}: {hint}{lower_first(item['msg'])}{default}")
     return list(dict.fromkeys(lines))
 
 
@@ -140,10 +140,6 @@ def _words(annotation: Any) -> list[str]:
 
 def _is_union_branch(part: str) -> bool:
     return part == "str" or part.startswith(("list[", "function-", "tuple[", "constrained-"))
-
-
-def _plain(message: str) -> str:
-    return message[0].lower() + message[1:]
 
 
 def _keys_at(location: Sequence[str], table: Mapping[str, Any]) -> list[str]:

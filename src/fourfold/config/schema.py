@@ -12,7 +12,7 @@ GemmDtype = Literal["fp8", "fp8-block", "mxfp8", "nvfp4"]
 Attention = Literal["flash", "unfused", "recomputed"]
 """Formats of low-precision GEMMs; all but the first have a scale for every block of numbers."""
 FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
-"""How model FLOPs are counted (`model.spec.step_flops_per_token`)."""
+"""How model FLOPs are counted (`model.counts.step_flops_per_token`)."""
 
 
 class CorpusPart(Section):

@@ -212,7 +212,7 @@ def _profile(reader: _Reader, ranks: int) -> ContentionProfile:
         host_collective_seconds=software.number("host_collective_seconds", 0.0),
         delay_seconds=software.number("delay_seconds", 0.0) if "delay_seconds" in software.table else 0.0,
         relative_speeds=_relative_speeds(software, ranks),
-        links=_links(reader, ranks) if ranks > 1 else {},
+        links=_links(reader) if ranks > 1 else {},
     )
 
 
@@ -223,7 +223,7 @@ def _relative_speeds(software: _Reader, ranks: int) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-def _links(reader: _Reader, ranks: int) -> dict[tuple[int, str], Duration]:
+def _links(reader: _Reader) -> dict[tuple[int, str], Duration]:
     links, found = reader.part("links"), {}
     for name in links.table:
         group, size = links.part(name), name.removeprefix("group_")

@@ -6,6 +6,8 @@ divided by the members in it (NCCL's multi-ring algorithms; Thakur et al. 2005 f
 one for every coordinate on the other axes, have each their own devices' ports: a level is shared evenly.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, log2
@@ -60,19 +62,12 @@ def span_of(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> Span:
 def ranks_span(ranks: tuple[int, ...], cluster: Cluster, world_size: int) -> Span:
     """The span of one group and of those like it, shifted."""
     size = len(ranks)
-    members = tuple(max(_counts(ranks, level.devices)) for level in cluster.levels)
+    members = tuple(max(Counter(rank // level.devices for rank in ranks).values()) for level in cluster.levels)
     shared = tuple(
         max(1, min(level.devices, world_size) // max(1, count))
         for level, count in zip(cluster.levels, members, strict=True)
     )
     return Span(size, (*members[:-1], size), shared)
-
-
-def _counts(ranks: tuple[int, ...], block: int) -> list[int]:
-    counts: dict[int, int] = {}
-    for rank in ranks:
-        counts[rank // block] = counts.get(rank // block, 0) + 1
-    return list(counts.values())
 
 
 Spared = tuple[float, float]
@@ -89,7 +84,7 @@ def collective_seconds(
         return _all_to_all(size, span, cluster, links, spared)
     if kind in ("shift", "send", "recv"):
         return _shift(size, span, cluster, links)
-    return max(_ring_seconds(kind, size, span, cluster, links)) + _latency(kind, size, span, cluster, links)
+    return _ring_seconds(kind, size, span, cluster, links) + _latency(kind, size, span, cluster, links)
 
 
 def network_seconds(
@@ -99,27 +94,39 @@ def network_seconds(
     if span.size <= span.members[0]:
         return 0.0
     if kind == "all_to_all":
-        return max(_parts_seconds(size, span, cluster, links, spared)[1:])
+        return _parts_seconds(size, span, cluster, links, spared, first=1)
     if kind in ("shift", "send", "recv"):
         return _shift(size, span, cluster, links)
-    return max(_ring_seconds(kind, size, span, cluster, links)[1:])
+    return _ring_seconds(kind, size, span, cluster, links, first=1)
 
 
-def _ring_seconds(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> list[float]:
-    """Seconds of the rings' bytes on each level; 0 on one that the group does not cross."""
-    volume, inner, found = sent_bytes(kind, int(size), span.size), 1, []
-    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
-        rate = _bandwidth(level, 1 if index else span.shared[0], inner) * (links.network_share if index else 1)
-        found.append(volume / inner / (rate * _rings(level, members)) if members > inner else 0.0)
-        inner = members
-    return found
+def _crossed(span: Span) -> Iterator[tuple[int, int, int]]:
+    """Levels that a group crosses: index, and members in a block of the level below and of this one."""
+    inner = 1
+    for index, members in enumerate(span.members):
+        if members > inner:
+            yield index, inner, members
+            inner = members
 
 
-def _bandwidth(level: Level, groups: int, members: int) -> float:
-    """Bytes a second that one device of the group may send through this level. Around a torus both directions of a link serve."""
+def _ring_seconds(kind: str, size: float, span: Span, cluster: Cluster, links: Links, first: int = 0) -> float:
+    """Seconds of the rings' bytes on the slowest level, of those from `first` on."""
+    volume = sent_bytes(kind, int(size), span.size)
+    return max(
+        volume
+        / inner
+        / (_rate(cluster, index, 1 if index else span.shared[0], inner, links) * _rings(cluster.levels[index], members))
+        for index, inner, members in _crossed(span)
+        if index >= first
+    )
+
+
+def _rate(cluster: Cluster, index: int, groups: int, members: int, links: Links) -> float:
+    """Bytes a second that one device of the group may send through a level. Around a torus both directions of a link serve."""
+    level, share = cluster.levels[index], links.network_share if index else 1
     if level.kind == "shared":
-        return level.bytes_per_second / max(1, groups * members)
-    return level.bytes_per_second * (2 if level.kind == "torus" else 1)
+        return level.bytes_per_second / max(1, groups * members) * share
+    return level.bytes_per_second * (2 if level.kind == "torus" else 1) * share
 
 
 def _rings(level: Level, members: int) -> int:
@@ -131,18 +138,14 @@ def _rings(level: Level, members: int) -> int:
 def _latency(kind: str, size: float, span: Span, cluster: Cluster, links: Links) -> float:
     """Latency of the better of a ring, whose steps go one device on, and a tree over blocks (all-reduce, Sanders et al. 2009)."""
     ring = tree = 0.0
-    inner = 1
     part = min(1.0, size / links.hop_bytes)
     leaves = span.size > span.members[0]
     handed_on = min(part, size / span.size / links.network_hop_bytes)
-    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
-        blocks = ceil(members / inner)
-        if blocks > 1:
-            hop = level.latency_seconds + (handed_on if index else part) * _hop(index, leaves, links)
-            steps = (blocks - 1) * (span.size // members if index == 0 else 1)
-            ring += steps * hop
-            tree += ceil(log2(blocks)) * (level.latency_seconds + links.tree_hop * part * _hop(index, leaves, links))
-        inner = max(inner, members)
+    for index, inner, members in _crossed(span):
+        blocks, latency, hop = ceil(members / inner), cluster.levels[index].latency_seconds, _hop(index, leaves, links)
+        steps = (blocks - 1) * (span.size // members if index == 0 else 1)
+        ring += steps * (latency + (handed_on if index else part) * hop)
+        tree += ceil(log2(blocks)) * (latency + links.tree_hop * part * hop)
     within = (span.members[0] - 1) * (cluster.levels[0].latency_seconds + part * links.node_hop_seconds)
     ring = max(ring, within)
     if kind == "all_reduce":
@@ -159,42 +162,31 @@ def _hop(index: int, leaves: bool, links: Links) -> float:
 
 def _all_to_all(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> float:
     """Each member sends an equal part to every other; a level carries what goes to members outside the level below."""
-    latency, inner = 0.0, 1
     part = min(1.0, size / links.hop_bytes)
-    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
-        if members > inner:
-            hop = level.latency_seconds + part * _hop(index, index > 0, links)
-            latency = max(latency, hop * log2(members) * 2)
-        inner = max(inner, members)
-    return max(_parts_seconds(size, span, cluster, links, spared)) + latency
+    latency = max(
+        (cluster.levels[index].latency_seconds + part * _hop(index, index > 0, links)) * log2(members) * 2
+        for index, _, members in _crossed(span)
+    )
+    return _parts_seconds(size, span, cluster, links, spared) + latency
 
 
-def _parts_seconds(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared) -> list[float]:
-    """Seconds of an all-to-all's bytes on each level; 0 on one that the group does not cross."""
-    inner, found = 1, []
-    for index, (level, members) in enumerate(zip(cluster.levels, span.members, strict=True)):
-        outside = size * (span.size - (inner if index else 1)) / span.size * (1 - spared[index > 0])
-        rate = _bandwidth(level, 1 if index else span.shared[0], members) * (links.network_share if index else 1)
-        found.append(outside / rate if members > inner else 0.0)
-        inner = max(inner, members)
-    return found
+def _parts_seconds(size: float, span: Span, cluster: Cluster, links: Links, spared: Spared, first: int = 0) -> float:
+    """Seconds of an all-to-all's bytes on the slowest level, of those from `first` on."""
+    return max(
+        size
+        * (span.size - inner)
+        / span.size
+        * (1 - spared[index > 0])
+        / _rate(cluster, index, 1 if index else span.shared[0], members, links)
+        for index, inner, members in _crossed(span)
+        if index >= first
+    )
 
 
 def _shift(size: float, span: Span, cluster: Cluster, links: Links) -> float:
     """Every member to the next: the one that crosses the outermost level is the last."""
-    level = _outermost(span, cluster)
-    share = links.network_share if level is not cluster.levels[0] else 1
-    return size / (_bandwidth(level, span.shared[0], 1) * share) + level.latency_seconds
-
-
-def _outermost(span: Span, cluster: Cluster) -> Level:
-    """The outermost level that a group crosses."""
-    inner, found = 1, cluster.levels[0]
-    for level, members in zip(cluster.levels, span.members, strict=True):
-        if members > inner:
-            found = level
-        inner = max(inner, members)
-    return found
+    outermost = max((index for index, _, _ in _crossed(span)), default=0)
+    return size / _rate(cluster, outermost, span.shared[0], 1, links) + cluster.levels[outermost].latency_seconds
 
 
 def transfer_seconds(
@@ -202,9 +194,8 @@ def transfer_seconds(
 ) -> float:
     """One message between two devices. `senders`: ranks beside it that send at the same time through a medium they share."""
     index = level_between(source, target, cluster)
-    level, share = cluster.levels[index], links.network_share if index else 1
-    hop = level.latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
-    return size / (_bandwidth(level, senders, 1) * share) + hop
+    hop = cluster.levels[index].latency_seconds + min(1.0, size / links.hop_bytes) * _hop(index, index > 0, links)
+    return size / _rate(cluster, index, senders, 1, links) + hop
 
 
 def level_between(source: int, target: int, cluster: Cluster) -> int:

@@ -5,7 +5,7 @@ made so around where it stands (Gauss-Newton).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +28,26 @@ class Free:
     def departure(self, value: float, start: float) -> float:
         return math.log(value / start) if self.is_factor else value - start
 
-    @property
-    def step(self) -> float:
-        """A departure to take slopes by."""
-        return self.spread / 5
+
+def slopes_of(
+    free: Sequence[Free],
+    values: Mapping[str, float],
+    errors: Sequence[float],
+    look: Callable[[Mapping[str, float]], Sequence[float]],
+    step: Callable[[Free], float],
+) -> list[list[float]]:
+    """Slopes of the errors by departure, a row a measurement. `look`: the errors of other constants, `errors` being those of
+    `values`; `step`: a departure to take a slope by, which goes the other way at a limit."""
+    rows: list[list[float]] = [[] for _ in errors]
+    for each in free:
+        value = values[each.name]
+        moved = each.moved(value, step(each))
+        if moved == value:
+            moved = each.moved(value, -step(each))
+        by = each.departure(moved, value)
+        for row, now, then in zip(rows, errors, look({**values, each.name: moved}), strict=True):
+            row.append((then - now) / by)
+    return rows
 
 
 def most_probable(

@@ -102,8 +102,6 @@ class Prices:
     def network(self, kind: str, axes: str, size: int) -> float:
         """Seconds of that in which the device's port to the network is full; 0 where the group stays in a node."""
         span = self._span(axes)
-        if span.size <= span.members[0]:
-            return 0.0
         spared = self._spared(span) if kind == "all_to_all" else (0.0, 0.0)
         return network_seconds(kind, size / self._link_share, span, self.cluster, self._software_links, spared)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -57,18 +57,8 @@ class TextCorpus:
             "kind": "text",
             "corpus_id": self.corpus_id,
             "skipped_files": self.skipped,
-            "validation_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
-            "files": [
-                {
-                    "path": file.path,
-                    "size_bytes": file.size_bytes,
-                    "sha256": file.sha256,
-                    "documents": file.documents,
-                    "validation_documents": file.validation_documents,
-                    "split": file.split,
-                }
-                for file in self.files
-            ],
+            "validation_rule": asdict(self.split),
+            "files": [{**asdict(file), "split": file.split} for file in self.files],
         }
 
 

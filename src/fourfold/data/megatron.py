@@ -1,8 +1,8 @@
 """A Megatron pair as a corpus: read where it lies, never rewritten; its validation set is a list of token ranges."""
 
 import os
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class MegatronCorpus:
             "prefix": self.prefix,
             "documents": self.num_documents,
             "validation_documents": self.num_validation_documents,
-            "validation_rule": {"rule": self.split.rule, "every": self.split.every, "threshold": self.split.threshold},
+            "validation_rule": asdict(self.split),
             "files": [{"path": path, "size_bytes": size, "sha256": digest} for path, size, digest in self.files],
             "sha256_of": f"the whole file up to {_FULL_HASH_BYTES} bytes, else {_NUM_SAMPLES} evenly spaced MiB of it",
         }
@@ -115,9 +115,7 @@ def _fingerprint(path: Path) -> str:
     digest, size = sha256(), os.path.getsize(path)
     with open(path, "rb") as stream:
         if size <= _FULL_HASH_BYTES:
-            while chunk := stream.read(_CHUNK_BYTES):
-                digest.update(chunk)
-            return digest.hexdigest()
+            return file_digest(stream, sha256).hexdigest()
         digest.update(str(size).encode())
         for sample in range(_NUM_SAMPLES):
             stream.seek((size - _CHUNK_BYTES) * sample // (_NUM_SAMPLES - 1))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -89,20 +90,10 @@ def _from_manifest(path: Path, shares: Sequence[float]) -> PreparedData:
     source = path.parent / "manifest.json"
     try:
         manifest: dict[str, Any] = json.loads(source.read_bytes())
-        parts = tuple(
-            PreparedPart(
-                name=part["name"],
-                kind=part["kind"],
-                weight=share,
-                folder=part["folder"],
-                prefix=part.get("prefix", ""),
-                train_tokens=part["train_tokens"],
-                validation_tokens=part["validation_tokens"],
-                train_documents=part["train_documents"],
-                validation_documents=part["validation_documents"],
-            )
-            for part, share in zip(manifest["parts"], shares, strict=True)
-        )
+        stated = [
+            {"prefix": "", **part, "weight": share} for part, share in zip(manifest["parts"], shares, strict=True)
+        ]
+        parts = tuple(PreparedPart(**{each.name: part[each.name] for each in fields(PreparedPart)}) for part in stated)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunFailure(f"{source}: is damaged ({error}); delete {path.parent} and prepare the data again") from None
     counts = [read_array(path.parent / part.folder / "counts.npy") for part in parts]

@@ -13,7 +13,7 @@ from typing import Any
 from fourfold.config import ModelConfig
 from fourfold.cost.fitted import framework_of
 from fourfold.cost.prices import Prices
-from fourfold.model.spec import num_active_parameters, num_parameters
+from fourfold.model.counts import num_active_parameters, num_parameters
 from fourfold.program.schedule import find_schedule
 from fourfold.program.spec import StepSpec
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from fourfold.export.job import Export, TrainerJob
 from fourfold.export.megatron import DATA, environment, settings
+from fourfold.export.megatron_model import joined
 from fourfold.export.python import Call, assigned, expression, with_imports
 from fourfold.export.script import Flags, script, steps_input, torchrun
 
@@ -112,8 +113,7 @@ MODULES = {
 
 def bridge(job: TrainerJob) -> Export:
     """A shell script that writes the recipe and starts it."""
-    groups, missing = settings(job)
-    flags = {name: value for group in groups.values() for name, value in group.items()}
+    flags, missing = joined(*settings(job).values())
     if job.model.positions == "learned" and job.model.max_position > job.request.sequence_length:
         missing.append(f"max_position = {job.model.max_position}: Bridge learns as many positions as a sequence has")
     text = _recipe(job, _placed(job, flags))

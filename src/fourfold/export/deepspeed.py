@@ -2,8 +2,9 @@
 
 import json
 
-from fourfold.export.job import Export, TrainerJob, every_block, outermost
+from fourfold.export.job import Export, TrainerJob, every_block, outermost, unstated
 from fourfold.export.megatron import DATA, settings
+from fourfold.export.megatron_model import joined
 from fourfold.export.script import Flags, script, steps_input
 
 FILE = "ds_config.json"
@@ -62,8 +63,7 @@ ITS_OWN = _names("""
 
 def deepspeed(job: TrainerJob) -> Export:
     """A shell script that writes the file and starts the launcher, from one node."""
-    groups, _ = settings(job)
-    flags, missing = _translated({name: value for group in groups.values() for name, value in group.items()})
+    flags, missing = _translated(joined(*settings(job).values())[0])
     if job.model.num_experts and not job.model.has_dense_blocks:
         flags["ffn-hidden-size"] = job.model.moe_ffn_size
     files = {FILE: json.dumps(_file(job), indent=2)}
@@ -170,10 +170,7 @@ def _of_layout(job: TrainerJob) -> list[str]:
 
 
 def _of_model(job: TrainerJob) -> list[str]:
-    model, missing = job.model, []
-    missing += [] if model.block is None else [f"model.block = {model.block!r}: their model has to have the same block"]
-    if job.optimizer.name not in ("adamw", "sgd"):
-        missing.append(f"optimizer {job.optimizer.name}: is priced here, but not stated there: state it")
+    model, missing = job.model, unstated(job, ("adamw", "sgd"))
     if model.num_experts and model.has_dense_blocks and model.ffn_size != model.moe_ffn_size:
         missing.append(f"experts of {model.moe_ffn_size} elements: blocks and experts have one ffn-hidden-size there")
     if model.first_dense_layers:

@@ -41,9 +41,7 @@ class TrainerJob:
 
     @property
     def node_devices(self) -> int:
-        """Devices of one host: of an NVL72 rack, those of a tray."""
-        level = self.request.cluster.levels[0]
-        return min(level.part_multiple or level.devices, self.request.devices)
+        return self.request.cluster.host_devices
 
     @property
     def nodes(self) -> int:

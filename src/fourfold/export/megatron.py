@@ -3,7 +3,7 @@
 from fourfold.config.optimizers import AdamWSection, SgdSection
 from fourfold.export.job import Export, TrainerJob, unstated
 from fourfold.export.megatron_layout import layout_flags
-from fourfold.export.megatron_model import Part, expert_flags, model_flags
+from fourfold.export.megatron_model import Part, expert_flags, joined, model_flags
 from fourfold.export.script import Flags, script, steps_input, torchrun
 
 DATA = {
@@ -21,31 +21,23 @@ NARROW = {1.0: "fp8", 2.0: "bf16"}
 
 def megatron(job: TrainerJob) -> Export:
     """A shell script, to be run in a checkout of Megatron-LM."""
-    flags, missing = settings(job)
-    inputs = DATA | steps_input(job)
+    parts = settings(job)
+    flags, inputs = {name: part[0] for name, part in parts.items()}, DATA | steps_input(job)
     where = "in a checkout of NVIDIA/Megatron-LM (core 0.20)"
-    return Export(
-        script(job, where, torchrun(job, "pretrain_gpt.py"), flags, inputs, environment(job)),
-        missing,
-    )
+    text = script(job, where, torchrun(job, "pretrain_gpt.py"), flags, inputs, environment(job))
+    return Export(text, joined(*parts.values())[1])
 
 
-def settings(job: TrainerJob) -> tuple[dict[str, Flags], list[str]]:
-    """All flags, in groups, and what they leave out."""
-    missing = unstated(job, ("adamw", "sgd"))
-    groups: dict[str, Flags] = {}
-    parts = {
-        "MODEL": model_flags,
-        "EXPERTS": expert_flags,
-        "LAYOUT": layout_flags,
-        "PRECISION": _precision,
-        "TRAINING": _training,
-        "DATA_AND_LOG": _data,
+def settings(job: TrainerJob) -> dict[str, Part]:
+    """All flags, in groups."""
+    return {
+        "MODEL": joined(({}, unstated(job, ("adamw", "sgd"))), model_flags(job)),
+        "EXPERTS": expert_flags(job),
+        "LAYOUT": layout_flags(job),
+        "PRECISION": _precision(job),
+        "TRAINING": _training(job),
+        "DATA_AND_LOG": _data(job),
     }
-    for name, part in parts.items():
-        groups[name], more = part(job)
-        missing += more
-    return groups, missing
 
 
 def environment(job: TrainerJob) -> dict[str, str | None]:

@@ -1,10 +1,7 @@
 """A layout in the flags of Megatron-LM's `pretrain_gpt.py`, and what they leave out."""
 
-from collections.abc import Iterable
-from itertools import groupby
-
 from fourfold.export.job import TrainerJob, every_block
-from fourfold.export.megatron_model import Part
+from fourfold.export.megatron_model import Part, joined, runs
 from fourfold.export.script import Flags
 from fourfold.program.schedule import find_schedule, usual_schedule
 
@@ -23,10 +20,8 @@ def layout_flags(job: TrainerJob) -> Part:
     flags |= {"sequence-parallel": True} if job.request.section(layout).sequence_parallel else {}
     if layout.ep > 1 or layout.etp > 1 or (layout.tp > 1 and job.model.num_experts):
         flags |= {"expert-model-parallel-size": layout.ep, "expert-tensor-parallel-size": layout.etp}
-    missing: list[str] = []
-    for part in (_pipeline(job), _context(job), _data(job), _order(job), _recompute(job), _expert_overlap(job)):
-        flags, missing = flags | part[0], missing + part[1]
-    return flags, missing
+    parts = (_pipeline(job), _context(job), _data(job), _order(job), _recompute(job), _expert_overlap(job))
+    return joined((flags, []), *parts)
 
 
 def _pipeline(job: TrainerJob) -> Part:
@@ -64,13 +59,8 @@ def _microbatch_group(microbatches: int, pp: int) -> int | None:
 
 def stage_text(stages: tuple[str, ...]) -> str:
     """`Et*3|(t*4|)*6t*2L`: the value of `--pipeline-model-parallel-layout`."""
-    *before, last = ["".join(f"{one}*{n}" if n > 1 else one for one, n in _runs(stage)) for stage in stages]
-    return "".join(f"({text}|)*{n}" if n > 1 else f"{text}|" for text, n in _runs(before)) + last
-
-
-def _runs(items: Iterable[str]) -> list[tuple[str, int]]:
-    """Equal neighbours, with their number."""
-    return [(item, len(list(run))) for item, run in groupby(items)]
+    *before, last = ["".join(f"{one}*{n}" if n > 1 else one for one, n in runs(stage)) for stage in stages]
+    return "".join(f"({text}|)*{n}" if n > 1 else f"{text}|" for text, n in runs(before)) + last
 
 
 def _context(job: TrainerJob) -> Part:

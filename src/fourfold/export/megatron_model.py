@@ -1,6 +1,8 @@
 """A model in the flags of Megatron-LM's `pretrain_gpt.py`."""
 
+from collections.abc import Iterable
 from itertools import groupby
+from typing import TypeVar
 
 from fourfold.export.job import TrainerJob
 from fourfold.export.script import Flags
@@ -12,6 +14,19 @@ YARN_ORIGINAL, YARN_FAST, YARN_SLOW = 4096, 32.0, 1.0
 
 Part = tuple[Flags, list[str]]
 """Flags, and what they leave out."""
+Item = TypeVar("Item")
+
+
+def joined(*parts: Part) -> Part:
+    """All flags, and all that they leave out."""
+    return {name: value for flags, _ in parts for name, value in flags.items()}, [
+        each for _, lacks in parts for each in lacks
+    ]
+
+
+def runs(items: Iterable[Item]) -> list[tuple[Item, int]]:
+    """Equal neighbours, with their number."""
+    return [(item, len(list(run))) for item, run in groupby(items)]
 
 
 def model_flags(job: TrainerJob) -> Part:
@@ -49,8 +64,7 @@ def model_flags(job: TrainerJob) -> Part:
     elif model.activation != "gelu" or model.gated:
         shape = "gated" if model.gated else "not gated"
         missing.append(f"{model.activation}, {shape}: Megatron-LM has SwiGLU or plain gelu; it will run gelu")
-    for part in (_positions(job), _mla(job), _windows(job)):
-        flags, missing = flags | part[0], missing + part[1]
+    flags, missing = joined((flags, missing), _positions(job), _mla(job), _windows(job))
     if model.mtp_layers:
         flags |= {"mtp-num-layers": model.mtp_layers, "mtp-loss-scaling-factor": model.mtp_loss}
     return flags, missing
@@ -168,7 +182,7 @@ def expert_flags(job: TrainerJob) -> Part:
 def _layer_pattern(job: TrainerJob) -> str:
     """`([0]*3+[1]*58)`: 1 for a block with experts."""
     is_moe = [int(job.model.is_moe(layer)) for layer in range(job.model.num_layers)]
-    runs = [(one, len(list(run))) for one, run in groupby(is_moe)]
-    if len(runs) <= 4:
-        return "(" + "+".join(f"[{one}]*{count}" for one, count in runs) + ")"
+    alike = runs(is_moe)
+    if len(alike) <= 4:
+        return "(" + "+".join(f"[{one}]*{count}" for one, count in alike) + ")"
     return str(is_moe).replace(" ", "")

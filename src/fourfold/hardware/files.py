@@ -60,7 +60,7 @@ def load_cluster(name: str) -> Cluster:
     Raises `UserError` for an unknown name (with the nearest), a file that is wrong (with the key), a number that does not fit."""
     base, devices = _split(name)
     text, where = _find(base, "clusters")
-    return _cluster(text, where, devices)
+    return parse_cluster(text, where, devices)
 
 
 def is_path(name: str) -> bool:
@@ -73,35 +73,9 @@ def named_with(name: str, devices: int) -> str:
     return f"{_split(name)[0]}:{devices}"
 
 
-def parse_cluster(text: str, where: str) -> Cluster:
+def parse_cluster(text: str, where: str, devices: int | None = None) -> Cluster:
     """The cluster that TOML `text` describes. `where`: the file it is from, for messages; its stem is the cluster's key.
-    Raises `UserError`, each line beginning with `where`."""
-    return _cluster(text, where, None)
-
-
-def parse_device(text: str, where: str) -> Device:
-    """The device that TOML `text` describes; `where` as in `parse_cluster`. Raises `UserError`."""
-    return _device(check(DeviceTable, _FILES.table(text, where), where), PurePath(where).stem)
-
-
-def _device(table: DeviceTable, key: str) -> Device:
-    peaks: dict[str, float] = {name: table.peak_flops_per_second[name] for name in table.peak_flops_per_second}
-    return Device(
-        key=key,
-        name=table.name,
-        source=table.source,
-        memory_bytes=table.memory_bytes,
-        memory_bytes_per_second=table.memory_bytes_per_second,
-        peak_flops_per_second=peaks,
-        units=table.units,
-        power_watts=table.power_watts,
-        kernels={name: table.kernels[name] for name in table.kernels},
-        host_launch_seconds=table.host_launch_seconds,
-        context_bytes=table.context_bytes,
-    )
-
-
-def _cluster(text: str, where: str, devices: int | None) -> Cluster:
+    `devices`: another number of them than the file's. Raises `UserError`, each line beginning with `where`."""
     table = _FILES.table(text, where)
     key = PurePath(where).stem
     if "peak_flops_per_second" in table and "levels" not in table:
@@ -120,17 +94,19 @@ def _cluster(text: str, where: str, devices: int | None) -> Cluster:
     wanted = cluster.devices if devices is None else devices
     return Cluster(
         key=key if wanted == cluster.devices else f"{key}:{wanted}",
-        name=cluster.name,
-        source=cluster.source,
         device=device,
         devices=wanted,
         levels=resize(levels, wanted, where),
-        dollars_per_device_hour=cluster.dollars_per_device_hour,
-        mean_hours_between_failures_per_device=cluster.mean_hours_between_failures_per_device,
-        watts_per_device=cluster.watts_per_device,
         calibration=calibration,
         full_levels=levels,
+        **cluster.model_dump(exclude={"devices", "levels"}),
     )
+
+
+def parse_device(text: str, where: str) -> Device:
+    """The device that TOML `text` describes; `where` as in `parse_cluster`. Raises `UserError`."""
+    table = check(DeviceTable, _FILES.table(text, where), where)
+    return Device(key=PurePath(where).stem, **table.model_dump())
 
 
 def one_device(device: Device) -> Cluster:
@@ -150,7 +126,7 @@ def _device_of(table: dict[str, Any], where: str, key: str) -> Device:
     """`device = "NAME"` names a preset and never a path, so that a file from elsewhere reads no other file."""
     device = table.get("device")
     if isinstance(device, dict):
-        return _device(check(DeviceTable, device, f"{where}: [device]"), key)
+        return Device(key=key, **check(DeviceTable, device, f"{where}: [device]").model_dump())
     if device is None:
         raise UserError(f"{where}: key 'device' is missing; for example device = \"h100-sxm\", or a table [device]")
     if not isinstance(device, str) or device not in device_names():

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
-from fourfold.config.errors import UserError, did_you_mean, shortened
+from fourfold.config.errors import UserError, did_you_mean, lower_first, shortened, unknown_key
 from fourfold.config.section import Section
 from fourfold.hardware.types import PEAK_BITS
 
@@ -19,18 +19,14 @@ def _integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
-def _shown(value: str) -> str:
-    if not all(c.isprintable() or c == "\n" for c in value):
+def _shown(value: Any) -> Any:
+    if isinstance(value, str) and not all(c.isprintable() or c == "\n" for c in value):
         raise ValueError("text should have no control characters")
     return value
 
 
-Name = Annotated[
-    str, Field(min_length=1, max_length=200), BeforeValidator(lambda v: _shown(v) if isinstance(v, str) else v)
-]
-Source = Annotated[
-    str, Field(min_length=1, max_length=4000), BeforeValidator(lambda v: _shown(v) if isinstance(v, str) else v)
-]
+Name = Annotated[str, Field(min_length=1, max_length=200), BeforeValidator(_shown)]
+Source = Annotated[str, Field(min_length=1, max_length=4000), BeforeValidator(_shown)]
 Bytes = Annotated[int, BeforeValidator(_integer), Field(ge=1_000_000, le=10**15)]
 Rate = Annotated[float, Field(ge=1e3, le=1e18)]
 Flops = Annotated[float, Field(ge=1e6, le=1e21)]
@@ -152,8 +148,7 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
     if item["type"] == "extra_forbidden":
         fields = LevelTable if location[0] == "levels" else kind
         allowed = sorted([*fields.model_fields, *(extra if len(location) == 1 else ())])
-        hint = did_you_mean(last, allowed, repr).strip() or f"allowed: {', '.join(allowed)}"
-        return f"unknown key {shortened(key)}; {hint}"
+        return unknown_key(shortened(key), last, allowed)
     example = _EXAMPLES.get(last) or (_EXAMPLES[str(location[0])] if location else "")
     if "[key]" in item["loc"]:
         if location[-2] == "kernels":
@@ -166,8 +161,8 @@ def _explain(item: Any, kind: type[Section], extra: tuple[str, ...]) -> str:
         )
     if item["type"] == "missing":
         return f"key {key!r} is missing; for example {last} = {example}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{key} = {shortened(item['input'])}: {message[0].lower()}{message[1:]}; a value that works: {example}"
+    message = lower_first(item["msg"].removeprefix("Value error, "))
+    return f"{key} = {shortened(item['input'])}: {message}; a value that works: {example}"
 
 
 def check_levels(levels: list[LevelTable], where: str) -> None:

@@ -141,3 +141,8 @@ class Cluster:
     def node_devices(self) -> int:
         """Devices that the innermost level joins."""
         return self.levels[0].devices
+
+    @property
+    def host_devices(self) -> int:
+        """Devices of one host: of an NVL72 rack, those of a tray."""
+        return min(self.levels[0].part_multiple or self.node_devices, self.devices)

@@ -111,15 +111,13 @@ _NOT_CUDA = ("ascend", "gaudi", "max-", "tpu", "trainium")
 
 
 def devices_of_node(cluster: Cluster) -> int:
-    """Devices that one host holds: the innermost level's, or its trays' (an NVL72 rack has hosts of 4). Raises `UserError` for
-    devices that fourfold plans for and does not run on."""
-    inner = cluster.levels[0]
+    """Devices that one host holds. Raises `UserError` for devices that fourfold plans for and does not run on."""
     if cluster.device.key.startswith(_NOT_CUDA):
         raise UserError(
             f"cluster {cluster.key}: fourfold plans for {cluster.device.name} and trains on CUDA devices and CPUs; a value that "
             f"works: --cluster dgx-h100:64"
         )
-    return min(inner.part_multiple or inner.devices, cluster.devices)
+    return cluster.host_devices
 
 
 def divide(ranks: int, devices: int) -> tuple[int, int]:

@@ -64,10 +64,14 @@ def memory_bytes() -> int | None:
     return min(limits)
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    available = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available is not None else os.cpu_count() or 1
+
+
 def threads_per_rank(config: RunConfig, local_ranks: int) -> int:
     """`run.threads_per_rank`, or an equal share of the cores that this process may use."""
     if config.run.threads_per_rank is not None:
         return config.run.threads_per_rank
-    available = getattr(os, "sched_getaffinity", None)
-    cores = len(available(0)) if available is not None else os.cpu_count() or 1
-    return max(1, cores // local_ranks)
+    return max(1, num_cores() // local_ranks)

@@ -22,6 +22,11 @@ FORMER_ROOTS = "former_checkpoints"
 """The key of `data.json` that lists where the run saved before."""
 
 
+def usual_folder(run_file: str | os.PathLike[str]) -> Path:
+    """The folder of a run that states none: runs/NAME for a run file NAME.toml."""
+    return Path("runs") / Path(run_file).stem
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The paths of a run's folder, which may not exist yet."""

@@ -64,7 +64,7 @@ def head_loss_backward(
             softmax = _exponentiate(env, logits, target)
             total.add_(softmax.loss)
         with ops.fused():
-            grad = _logits_gradient(env, [logits], softmax, divisor, share, part)
+            grad = _logits_gradient([logits], softmax, divisor, share, part)
             del logits, softmax
         w.unembedding.add_matmul_now(ops, grad, part)
         ops.matmul_into(grad, w.unembedding.data, part)  # the chunk of `normed` now holds its own gradient
@@ -129,9 +129,7 @@ def _combine(env: Environment, local: list[Array], tp: Group) -> tuple[Array, Ar
     return highest, (maxima - highest).exp_().mul_(sums).sum(0), picked.sum(0)
 
 
-def _logits_gradient(
-    env: Environment, given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array
-) -> Array:
+def _logits_gradient(given: list[Array], softmax: Softmax, divisor: Array, share: float, part: Array) -> Array:
     """The gradient of the logits [tokens, this rank's vocabulary] in the format of `part`, in place where formats allow.
     `given`: what `_exponentiate` left of them, taken out of the list."""
     logits = given.pop()

@@ -56,11 +56,6 @@ class Shape:
     def accumulation_bytes(self) -> int:
         return max(4, self.element_bytes)
 
-    @property
-    def converts(self) -> bool:
-        """Whether norms work on converted copies (bf16)."""
-        return self.accumulation_bytes != self.element_bytes
-
     def degree(self, axis: str) -> int:
         """The degree of a model-parallel axis."""
         return self.tp // self.tp_copies if axis == "tp_head" else int(getattr(self, axis))

@@ -4,7 +4,7 @@
 reads its inputs once and writes its outputs once.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -151,20 +151,6 @@ class Work:
     def collectives(self) -> tuple[Collective, ...]:
         """In the order of starting."""
         return tuple(item.collective for item in self.items if isinstance(item, Start))
-
-    def with_collectives(self, collectives: tuple[Collective, ...]) -> "Work":
-        """The same with other collectives in their places; the last places go where there are fewer, more follow at the end."""
-        left, names, items = list(collectives), set(), list[Item]()
-        for item in self.items:
-            if isinstance(item, Start):
-                if not left:
-                    continue
-                names.add(item.name)
-                item = replace(item, collective=left.pop(0))
-            elif isinstance(item, Join) and item.name not in names:
-                continue
-            items.append(item)
-        return Work((*items, *map(Start, left)))
 
 
 NOTHING = Work()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.plan.explain import Explanation
 from fourfold.plan.pricing import Priced
 from fourfold.plan.request import Request
@@ -43,7 +43,7 @@ class Plan:
         return self.request.tokens / priced.seconds / self.request.devices
 
     def mfu(self, priced: Priced) -> float:
-        """FLOPs a token (`model.spec.step_flops_per_token`) x tokens/s of a device / its peak in the compute format."""
+        """FLOPs a token (`model.counts.step_flops_per_token`) x tokens/s of a device / its peak in the compute format."""
         request = self.request
         flops = step_flops_per_token(request.model, request.sequence_length)
         peak = request.cluster.device.peak(request.template.gemm_dtype)

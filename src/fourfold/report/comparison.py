@@ -158,7 +158,7 @@ def compare(folder: RunFolder, cluster_name: str | None = None, software: str | 
         prices = prices_for(resolved.config, resolved.spec, cluster, software)
         step = predict_step(resolved.spec, prices, resolved.compiled)
     notes = _notes(resolved, ranks, programs, cluster)
-    predicted = _predicted_kinds(step, resolved) if step is not None else None
+    predicted = _predicted_kinds(step) if step is not None else None
     compared = tuple(_rank(each, resolved, programs, step, predicted) for each in ranks)
     return Comparison(resolved, compared, programs, cluster, step, why_not, notes)
 
@@ -199,7 +199,7 @@ def _notes(
     return tuple(notes)
 
 
-def _predicted_kinds(step: StepPrediction, resolved: ResolvedRun) -> list[dict[str, float]]:
+def _predicted_kinds(step: StepPrediction) -> list[dict[str, float]]:
     """Seconds of a step by kind of instruction, for every pipeline rank."""
 
     def sums(simulation: Simulation) -> list[dict[str, float]]:

@@ -1,13 +1,13 @@
 """A prepared corpus in words: its counts, how long its tokens are, and what it reads like."""
 
 import json
-from math import log
 from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import shortened
 from fourfold.config.whole_file import bounded
 from fourfold.data.prepared import PreparedData
+from fourfold.report.units import format_nats
 
 _SAMPLE_TOKENS = 1 << 16
 _EXCERPT_TOKENS = 160
@@ -83,13 +83,12 @@ def corpus_lines(summary: dict[str, Any]) -> list[str]:
         )
     length = summary["bytes_per_token"]
     mean = f", {length:.2f} bytes a token" if length else ""
-    entropy = summary["unigram_entropy_nats"]
-    bits = f" = {entropy / log(2) / length:.3f} bits per byte" if length else ""
+    entropy = format_nats(summary["unigram_entropy_nats"], length)
     return [
         *lines,
         f"tokens            {summary['train_tokens']:,} to train on, {summary['validation_tokens']:,} for validation",
         f"tokenizer         {summary['tokenizer']}: {summary['vocab_size']:,} entries{mean}",
-        f"unigram entropy   {entropy:.4f} nats per token{bits}: the loss of knowing only how often each token occurs",
+        f"unigram entropy   {entropy}: the loss of knowing only how often each token occurs",
         f"corpus id         {summary['corpus_id']}",
         f"prepared          {summary['prepared']}",
         "",

@@ -6,12 +6,11 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
 from pathlib import Path
 
 from fourfold.report.format_goodput import goodput_lines
 from fourfold.report.run_state import RunState
-from fourfold.report.units import format_count
+from fourfold.report.units import format_count, format_nats
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,10 @@ def final_lines(state: RunState, command: Command, report: str) -> list[str]:
     lines = []
     validation = state.validation
     if validation is not None:
-        bits = f" = {validation[0] / log(2) / info.bytes_per_token:.3f} bits per byte" if info.bytes_per_token else ""
-        lines.append(f"validation loss  {validation[0]:.4f} nats per token{bits}")
+        lines.append(f"validation loss  {format_nats(validation[0], info.bytes_per_token)}")
     if info.unigram_entropy_nats is not None:
-        entropy = info.unigram_entropy_nats
-        bits = f" = {entropy / log(2) / info.bytes_per_token:.3f} bits per byte" if info.bytes_per_token else ""
-        lines.append(f"unigram entropy  {entropy:.4f} nats per token{bits} (knowing only how often each token occurs)")
+        entropy = format_nats(info.unigram_entropy_nats, info.bytes_per_token)
+        lines.append(f"unigram entropy  {entropy} (knowing only how often each token occurs)")
     tokens = state.number("tokens")
     if tokens is not None:
         lines.append(f"trained on       {format_count(tokens)} tokens in {state.step} steps")

@@ -1,8 +1,9 @@
 """A file of JSON lines followed while another process writes it."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from fourfold.config.json_lines import json_object
 
 
 class Follower:
@@ -29,7 +30,7 @@ class Follower:
         if not complete:
             return []
         self._offset += len(complete) + 1
-        return [row for line in complete.split(b"\n") if (row := _parse(line)) is not None]
+        return [row for line in complete.split(b"\n") if (row := json_object(line)) is not None]
 
     def _check_same(self, file: Any) -> None:
         inode = self._path.stat().st_ino
@@ -38,11 +39,3 @@ class Follower:
             self._offset = 0
             self.restarted = True
         self._inode = inode
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

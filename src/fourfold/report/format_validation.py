@@ -1,5 +1,7 @@
 """A validation in a terminal: a row a case, then errors, skill, order of layouts and memory in one line each."""
 
+from collections.abc import Callable
+
 from fourfold.report.format_comparison import signed
 from fourfold.report.format_simulation import per_cent, seconds_text
 from fourfold.report.units import format_bytes, table
@@ -23,12 +25,12 @@ def _row(outcome: CaseOutcome) -> list[str]:
     return [
         case.name if len(case.name) <= WIDEST else f"{case.name[: WIDEST - 1]}…",
         f"{case.num_devices:,}",
-        "out of memory" if case.measured.out_of_memory else _seconds(case.measured_seconds),
-        _seconds(prediction.step_seconds),
-        _signed(outcome.step_error),
-        _bytes(case.measured.peak_memory_bytes),
-        _bytes(prediction.memory_bytes),
-        _signed(outcome.memory_error),
+        "out of memory" if case.measured.out_of_memory else _known(case.measured_seconds, seconds_text),
+        _known(prediction.step_seconds, seconds_text),
+        _known(outcome.step_error, signed),
+        _known(case.measured.peak_memory_bytes, format_bytes),
+        _known(prediction.memory_bytes, format_bytes),
+        _known(outcome.memory_error, signed),
         fits,
     ]
 
@@ -65,13 +67,5 @@ def _errors(errors: Errors, what: str) -> str:
     return f"{errors.count} {what}: median error {median}, mean {mean}, bias {signed(errors.bias or 0.0)}"
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else seconds_text(value)
-
-
-def _bytes(value: float | None) -> str:
-    return "" if value is None else format_bytes(value)
-
-
-def _signed(value: float | None) -> str:
-    return "" if value is None else signed(value)
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)

@@ -47,7 +47,7 @@ def listing_lines(kind: Kind) -> list[str]:
 
 def _models() -> Iterable[Row]:
     from fourfold.huggingface import resolve_model
-    from fourfold.model.spec import num_active_parameters, num_parameters
+    from fourfold.model.counts import num_active_parameters, num_parameters
 
     for name in preset_names():
         model = resolve_model(ModelSection(preset=name), USUAL_VOCABULARY)
@@ -134,7 +134,7 @@ def _presets() -> Iterable[Row]:
             "sequence_length": run.batch.sequence_length,
             "global_sequences": run.batch.global_sequences,
             "layout": {**layout, "zero": run.layout.zero, "schedule": run.layout.schedule},
-            "published": None if run.published is None else run.published.source,
+            "published": run.published.source,
         }
 
 

@@ -7,7 +7,7 @@ from fourfold.program import Op, Program, digest, memory_curve, memory_peak
 from fourfold.program.liveness import ledger, peak_bytes
 from fourfold.report.format_simulation import KINDS
 from fourfold.report.legend import wrapped
-from fourfold.report.units import format_bytes, format_flops
+from fourfold.report.units import format_bytes, format_flops, table
 
 _PEAK_BUFFERS = 6
 _HEADINGS = ("#", "instruction", "sent", "live memory", "compute", "")
@@ -61,10 +61,10 @@ def table_lines(program: Program, limit: int) -> list[str]:
         shown = [*cells[:first], *cells[first + hidden :]]
     else:
         first, shown = len(cells), cells
-    widths = [max(len(row[i]) for row in [_HEADINGS, *shown]) for i in range(len(_HEADINGS))]
-    lines = [_align(_HEADINGS, widths), *(_align(row, widths) for row in shown)]
+    lines = table(_HEADINGS, shown, left=(1,))
     if hidden > 0:
-        note = f"{'...':>{widths[0]}}  {hidden} more instructions: --limit 0 lists all, --full gives the text form"
+        width = max(len(row[0]) for row in shown)
+        note = f"{'...':>{width}}  {hidden} more instructions: --limit 0 lists all, --full gives the text form"
         lines.insert(1 + first, note)
     return lines
 
@@ -78,14 +78,6 @@ def _cells(row: dict[str, Any], is_peak: bool) -> tuple[str, ...]:
         format_flops(row["flops"]) if row["flops"] else "",
         "<- peak" if is_peak else "",
     )
-
-
-def _align(cells: tuple[str, ...], widths: list[int]) -> str:
-    parts = [
-        f"{cell:<{width}}" if i == 1 else f"{cell:>{width}}"
-        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(parts).rstrip()
 
 
 def totals_lines(program: Program) -> list[str]:

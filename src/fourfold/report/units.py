@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from math import log
 
 _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
@@ -42,6 +43,12 @@ def format_seconds(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d}"
     return f"{minutes}:{rest:02d}"
+
+
+def format_nats(nats: float, bytes_per_token: float | None) -> str:
+    """`3.2` of a token -> `3.2000 nats per token = 1.154 bits per byte`, where a token's mean bytes are known."""
+    bits = f" = {nats / log(2) / bytes_per_token:.3f} bits per byte" if bytes_per_token else ""
+    return f"{nats:.4f} nats per token{bits}"
 
 
 def _three_digits(value: float) -> str:

@@ -89,7 +89,7 @@ class _Walk:
             elif step.op not in COMPUTE_OPS and index in times.streams:
                 ran = rank, index
             else:
-                yield PathLink(rank, index, start, time, self._reasons(rank, step, time - start))
+                yield PathLink(rank, index, start, time, self._reasons(step, time - start))
                 index, time = index - 1, start
 
     def _end(self, rank: int) -> float:
@@ -136,7 +136,7 @@ class _Walk:
                 return i
         return None
 
-    def _reasons(self, rank: int, step: Instruction, seconds: float) -> tuple[tuple[str, float], ...]:
+    def _reasons(self, step: Instruction, seconds: float) -> tuple[tuple[str, float], ...]:
         """Kinds of time of one instruction; parts of kernels as far as they are in it."""
         if step.op is Op.UPDATE:
             return (("optimizer", seconds),)

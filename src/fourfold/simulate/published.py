@@ -6,7 +6,7 @@ from typing import Any
 from fourfold.config import ModelConfig, RunConfig
 from fourfold.hardware import Device
 from fourfold.layout import Layout
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fourfold.hardware import Device
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.step import IDLE, StepPrediction, exposed_axes
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
@@ -60,7 +60,7 @@ class StepSummary:
 
     @cached_property
     def flops_per_token(self) -> float:
-        """FLOPs that a token needs, recomputation aside: as in `model.spec.step_flops_per_token`, and in a run's
+        """FLOPs that a token needs, recomputation aside: as in `model.counts.step_flops_per_token`, and in a run's
         `metrics.jsonl`."""
         spec = self.step.simulation.spec
         return step_flops_per_token(spec.model, spec.layout.sequence_length)

@@ -17,7 +17,7 @@ from fourfold.data.batches import Batch, GlobalBatches
 from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
 from fourfold.program.liveness import ledger
 from fourfold.program.spec import resolve_step

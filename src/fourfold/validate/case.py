@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fourfold.config import ModelConfig, RunConfig
 from fourfold.config.section import Section
 from fourfold.hardware import Cluster
-from fourfold.model.spec import step_flops_per_token
+from fourfold.model.counts import step_flops_per_token
 from fourfold.program.spec import Transport
 from fourfold.simulate.run_prices import PEAK_FORMATS, transport_on
 from fourfold.validate.software import Software

@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fourfold.config import ModelSection, RunConfig, UserError, did_you_mean, parse_run
+from fourfold.config.errors import lower_first, unknown_key
 from fourfold.config.run_file import RUN_PRESET, load_table
 from fourfold.config.schema import DataSection
 from fourfold.config.section import Section
@@ -55,9 +56,7 @@ def _case(table: Mapping[str, Any], path: Path, number: int, vocabulary: Vocabul
     where = f"{path}: case {name!r}"
     for key in table:
         if key not in (*SECTIONS, *OWN_KEYS):
-            allowed = (*OWN_KEYS, *SECTIONS)
-            hint = did_you_mean(key, allowed, repr).strip() or f"allowed: {', '.join(allowed)}"
-            raise UserError(f"{where}: unknown key {key!r}; {hint}")
+            raise UserError(f"{where}: {unknown_key(repr(key), key, (*OWN_KEYS, *SECTIONS))}")
     for key in ("cluster", "measured"):
         if key not in table:
             raise UserError(f"{where}: key {key!r} is missing; {_EXAMPLE}")
@@ -142,10 +141,8 @@ def _mistake(item: Any, kind: type[Section]) -> str:
         return f": {item['msg'].removeprefix('Value error, ')}"
     key = str(item["loc"][0])
     if item["type"] == "extra_forbidden":
-        hint = did_you_mean(key, kind.model_fields, repr).strip() or f"allowed: {', '.join(kind.model_fields)}"
-        return f": unknown key {key!r}; {hint}"
-    message = item["msg"][0].lower() + item["msg"][1:]
-    return f".{key} = {item['input']!r}: {message}"
+        return f": {unknown_key(repr(key), key, list(kind.model_fields))}"
+    return f".{key} = {item['input']!r}: {lower_first(item['msg'])}"
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, fitted
-from fourfold.cost.most_probable import Free, most_probable
+from fourfold.cost.most_probable import Free, most_probable, slopes_of
 from fourfold.validate.case import Case
 from fourfold.validate.predict import predict_case
 
@@ -80,15 +80,10 @@ def fit_software(
         raise UserError("no case has a measured step time or memory; what works: measured = { step_seconds = 2.35 }")
     slopes: list[list[float]] = []
     for _ in range(ROUNDS):
-        slopes = [[] for _ in residuals]
-        for each in free:
-            value = values[each.name]
-            moved = each.moved(value, each.step)
-            if moved == value:
-                moved = each.moved(value, -each.step)
-            by = each.departure(moved, value)
-            for row, (now, then) in enumerate(zip(residuals, look({**values, each.name: moved}), strict=True)):
-                slopes[row].append((then.error - now.error) / by)
+        errors = [each.error for each in residuals]
+        slopes = slopes_of(
+            free, values, errors, lambda moved: [e.error for e in look(moved)], lambda each: each.spread / 5
+        )
         departures = _most_probable(free, residuals, slopes, _departures(free, values, prior))
         values = {each.name: each.moved(prior[each.name], by) for each, by in zip(free, departures, strict=True)}
         residuals = look(values)

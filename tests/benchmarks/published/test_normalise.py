@@ -11,7 +11,7 @@ from fourfold.config import parse_run
 from fourfold.config.check_model import check_model
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
-from fourfold.model.spec import num_parameters
+from fourfold.model.counts import num_parameters
 from fourfold.program.schedule import check_schedule
 from fourfold.validate import case_spec
 from machine import DEVICE_KEYS

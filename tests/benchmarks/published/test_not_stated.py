@@ -6,7 +6,7 @@ import pytest
 
 from case import PublishedCase, Skip
 from fourfold.cost.fitted import fitted
-from fourfold.model.spec import num_parameters
+from fourfold.model.counts import num_parameters
 from normalise import normalise
 from row import StatedLayout
 from settle import predict_case, settle

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 
 from fourfold.runtime.executor import Executor
+from tests.support.programs import with_collectives
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
 
@@ -51,7 +52,9 @@ def reductions_without(lost: Callable[[Any, str], bool]) -> Any:
             collectives = (*step.collectives[: len(sums)], *kept)
             unit = replace(unit, flat=replace(flat, sums=sums))
             yield from [()] * (len(step.collectives) - len(collectives))
-            yield from original(self, step._replace(work=step.work.with_collectives(collectives)), unit, staging, first)
+            yield from original(
+                self, step._replace(work=with_collectives(step.work, collectives)), unit, staging, first
+            )
 
         return reduction
 

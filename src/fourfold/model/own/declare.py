@@ -1,6 +1,5 @@
 """Finds a person's own block, `model.block = "python:MODULE:NAME"`, and its declarations. Only its module may import torch."""
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from fourfold.config import ModelConfig, UserError
-from fourfold.config.errors import error_text
+from fourfold.config.errors import attribute_of, error_text
 
 PREFIX = "python:"
 
@@ -57,12 +56,7 @@ def own_block(name: str) -> OwnBlock:
             f"model.block = {name!r}: allowed: 'python:MODULE:NAME', the name of an OwnBlock; "
             f"a value that works: 'python:parallel_block:BLOCK' with examples/own_block on PYTHONPATH"
         )
-    try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"model.block = {name!r}: cannot import {module_name}: {error_text(error)}; what works: a module on PYTHONPATH"
-        ) from error
+    found = attribute_of(f"model.block = {name!r}", module_name, attribute)
     if not isinstance(found, OwnBlock):
         raise UserError(
             f"model.block = {name!r}: {module_name}.{attribute} is {found!r:.60}; allowed: an OwnBlock; "

@@ -35,7 +35,7 @@ def own_backward(env: Environment, grad: Array, w: OwnWeights, batch: Microbatch
     group, sequences = _group(env), batch.tokens.shape[0]
     given: list[Any] = [grad.view(sequences, -1, grad.shape[-1]), saved.take("graph")]
     if group is not None:
-        given[0] = _among_zeros(env.ops, group, given[0])
+        given[0] = _among_zeros(group, given[0])
     grad = env.ops.run_own_backward(given, w.parameters)
     if group is not None:
         grad = _summed(env.ops, group, [grad])
@@ -68,7 +68,7 @@ def _full_tables(ops: Operations, group: Group, batch: Microbatch) -> tuple[Arra
     return cos, sin
 
 
-def _among_zeros(ops: Operations, group: Group, grad: Array) -> Array:
+def _among_zeros(group: Group, grad: Array) -> Array:
     """The gradient [batch, seq, hidden] of the full output, of which this rank used its own tokens alone."""
     batch, tokens, hidden = grad.shape
     full = grad.new_zeros((batch, group.size * tokens, hidden))

@@ -1,13 +1,12 @@
 """A person's own schedule: a text file (`file:PATH`), or a Python function (`python:MODULE:FUNCTION`)."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fourfold.config import UserError
-from fourfold.config.errors import error_text
+from fourfold.config.errors import attribute_of, error_text
 from fourfold.program.schedule.check import check_orders
 from fourfold.program.schedule.compute import Compute, Orders
 from fourfold.program.schedule.record import MemoryLimit, Schedule, loop_placement
@@ -105,13 +104,7 @@ def _function(schedule: str) -> Callable[..., Any]:
         raise UserError(
             f"layout.schedule = {schedule!r}: allowed: 'python:MODULE:FUNCTION', as 'python:my_package.schedules:mine'"
         )
-    try:
-        function = getattr(importlib.import_module(module_name), name, None)
-    except (Exception, SystemExit) as error:
-        raise UserError(
-            f"layout.schedule = {schedule!r}: cannot import {module_name}: {error_text(error)}; what works: a module on "
-            f"PYTHONPATH"
-        ) from error
+    function = attribute_of(f"layout.schedule = {schedule!r}", module_name, name)
     if not callable(function):
         raise UserError(f"layout.schedule = {schedule!r}: {module_name} has no function {name}")
     return function

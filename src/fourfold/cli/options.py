@@ -1,10 +1,32 @@
-"""Files that a command writes for `--out`: checked before the work, never over another, there in full or not at all."""
+"""Options that commands share: flags, the document that `--json` prints, files for `--out`.
 
+Such a file is checked before the work, never written over another, there in full or not at all.
+"""
+
+import json
 import os
 from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from fourfold.config import RunFailure, UserError
 from fourfold.config.whole_file import write_whole
+
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Repeated = Annotated[list[str] | None, Parameter(negative=())]
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document and nothing else."""
+    print(json.dumps(document, indent=1))
+
+
+def check_pp_rank(pp_rank: int, pp: int) -> None:
+    """Raises `UserError` for a pipeline rank that a layout of so many has not."""
+    if not 0 <= pp_rank < pp:
+        allowed = "0" if pp == 1 else f"0 to {pp - 1}"
+        raise UserError(f"--pp-rank {pp_rank}: the layout has pp = {pp}; allowed: {allowed}")
 
 
 def check_new_file(out: Path, works: str, another: str | Path, suffix: str = "") -> None:
