@@ -9,7 +9,7 @@ from fourfold.model.work import Collective
 from fourfold.program.buffers import values
 from fourfold.program.declared import Declared, declared
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, STARTS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, STARTS, TRANSFERS, Instruction, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.sizes import buffer_bytes, saved_parts
@@ -124,7 +124,7 @@ def _known_segment(step: Instruction, view: RankView) -> bool:
         return True
     if step.op in COMPUTE_OPS:
         return any(segment.name == step.segment for segment in view.segments)
-    return step.segment in (view.stages.segments if step.op in SENDS | RECEIVES else view.flats)
+    return step.segment in (view.stages.segments if step.op in TRANSFERS else view.flats)
 
 
 def _known_microbatch(step: Instruction, view: RankView) -> bool:

@@ -10,7 +10,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
@@ -45,7 +45,7 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
         return _balance(view)
     if unit is None:
         return []
-    if step.op in SENDS | RECEIVES:
+    if step.op in TRANSFERS:
         return _transfer(step, view, training)
     if step.op in COMPUTE_OPS:
         return _compute(step.op, view.stages.segments[unit], m, view, training) if m is not None else []

@@ -177,14 +177,17 @@ def insert_loads(steps: list[Step]) -> list[Step]:
             first.setdefault(m, index)
     loads, drops = set(first.values()), set(last.values())
     result: list[Step] = []
-    for index, step in enumerate(steps):
-        pattern, m = step
+    done = 0
+    for index in sorted(loads | drops):
+        result += steps[done:index]
+        pattern, m = steps[index]
         if index in loads:
             result.append((load, m))
         if index in drops:
             if pattern not in dropping:
                 kept = pattern.first
                 dropping[pattern] = pattern.like(kept._replace(frees=(*kept.frees, name.batch(0))))
-            step = dropping[pattern], m
-        result.append(step)
-    return result
+            pattern = dropping[pattern]
+        result.append((pattern, m))
+        done = index + 1
+    return result + steps[done:]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Op
+from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 from fourfold.program.totals import data_axes, loss_axes
@@ -22,7 +22,7 @@ Source = tuple[str, str]
 """The segment that contributes, and the operation."""
 Held = dict[tuple[Source, tuple[str, ...]], int]
 """Contributions by the axes that they have been summed over: their microbatches."""
-_SILENT = SENDS | RECEIVES | {Op.LOAD, Op.GATHER, Op.FREE}
+_SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fourfold.model.spec import Segment
-from fourfold.program.instruction import RECEIVES, SENDS, Instruction, Op
+from fourfold.program.instruction import TRANSFERS, Instruction, Op
 from fourfold.program.program import Program
 
 
@@ -35,7 +35,7 @@ def seconds_by_kind(kinds: Sequence[str], ends: Sequence[float]) -> dict[str, li
 
 def _kind(step: Instruction, segments: Mapping[str, Segment]) -> str:
     op = step.op.name.lower().replace("_", " ")
-    if step.op in SENDS or step.op in RECEIVES:
+    if step.op in TRANSFERS:
         return op
     name, _, part = (step.segment or "").partition(".")
     segment = segments.get(name)

@@ -1,9 +1,11 @@
 """Memory of a program by liveness of its named buffers: the curve, and the instruction and buffers that make the peak."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fourfold.program.buffers import mark
 from fourfold.program.instruction import Op
-from fourfold.program.pattern import Pattern
+from fourfold.program.pattern import Name, Pattern, Step, split_name
 from fourfold.program.program import Program
 
 
@@ -27,30 +29,69 @@ class MemoryPeak:
 
 def memory_curve(program: Program) -> list[int]:
     """Bytes live while each instruction runs: what was live, what it writes, its workspace."""
-    live = set(program.resident)
-    known = _known_sizes(program)
-    total = sum([known.get((name, False)) or program.buffers[name] for name in live])
-    sizes = {
-        pattern: [
-            [(text, own, known.get((text, own))) for text, own in names] for names in (pattern.writes, pattern.frees)
-        ]
-        for pattern in program.steps.microbatches
-    }
-    curve = []
-    for pattern, m in program.steps.steps:
-        written, freed = sizes[pattern]
-        for text, own, size in written:
-            name = f"{text}/m{m}" if own else text
-            if name not in live:
-                live.add(name)
-                total += program.buffers[name] if size is None else size
-        curve.append(total + pattern.workspace_bytes)
-        for text, own, size in freed:
-            name = f"{text}/m{m}" if own else text
-            if name in live:
-                live.remove(name)
-                total -= program.buffers[name] if size is None else size
-    return curve
+    return _Liveness(program).run(program.steps.steps)
+
+
+Row = tuple[set[int | None], bool, int | None, int | None]
+"""A buffer of a pattern: which of its name without the microbatch are live, whether it is the instruction's microbatch's own, else
+its microbatch, and its bytes (None: those of each microbatch)."""
+
+
+class _Liveness:
+    """What is live of a program. `live`: by the buffers' names without their microbatch, the microbatches."""
+
+    def __init__(self, program: Program) -> None:
+        self.buffers, self.known = program.buffers, _known_sizes(program)
+        self.live: dict[str, set[int | None]] = {}
+        self.rows = {
+            pattern: (self._rows(pattern.writes), self._rows(pattern.frees), pattern.workspace_bytes)
+            for pattern in program.steps.microbatches
+        }
+        self.total = 0
+        for live, _, number, size in self._rows([Name(each, False) for each in set(program.resident)]):
+            live.add(number)
+            self.total += self._bytes(live, number) if size is None else size
+
+    def _rows(self, names: Iterable[Name]) -> list[Row]:
+        return [self._row(name) for name in names]
+
+    def _row(self, name: Name) -> Row:
+        text, number = (name.text, None) if name.own else split_name(name.text)
+        size = self.known.get(name)
+        if size is None and not name.own:
+            size = self.buffers.get(name.text)
+        return self.live.setdefault(text, set()), name.own, number, size
+
+    def run(self, steps: Sequence[Step]) -> list[int]:
+        """The curve of these steps, after which `live` is what is live."""
+        rows, total, curve = self.rows, self.total, list[int]()
+        for pattern, m in steps:
+            written, freed, workspace = rows[pattern]
+            for live, own, number, size in written:
+                which = m if own else number
+                if which not in live:
+                    live.add(which)
+                    total += self._bytes(live, which) if size is None else size
+            curve.append(total + workspace)
+            for live, own, number, size in freed:
+                which = m if own else number
+                if which in live:
+                    live.remove(which)
+                    total -= self._bytes(live, which) if size is None else size
+        self.total = total
+        return curve
+
+    def _bytes(self, live: set[int | None], which: int | None) -> int:
+        text = next(text for text, each in self.live.items() if each is live)
+        return self.buffers[_named(text, which)]
+
+    def names(self) -> Iterator[str]:
+        """Of what is live."""
+        return (_named(text, which) for text, live in self.live.items() for which in live)
+
+
+def _named(text: str, microbatch: int | None) -> str:
+    return text if microbatch is None else f"{text}{mark(microbatch)}"
 
 
 def _known_sizes(program: Program) -> dict[tuple[str, bool], int | None]:
@@ -67,10 +108,10 @@ def peak_bytes(program: Program) -> int:
     return max(memory_curve(program))
 
 
-def highest_bytes(program: Program) -> dict[tuple[Op, str | None], int]:
-    """The highest point of the curve among the instructions of each operation and segment."""
+def highest_bytes(program: Program, curve: Sequence[int]) -> dict[tuple[Op, str | None], int]:
+    """The highest point of the program's curve among the instructions of each operation and segment."""
     highest: dict[Pattern, int] = {}
-    for (pattern, _), live in zip(program.steps.steps, memory_curve(program), strict=True):
+    for (pattern, _), live in zip(program.steps.steps, curve, strict=True):
         if live > highest.get(pattern, -1):
             highest[pattern] = live
     found: dict[tuple[Op, str | None], int] = {}
@@ -80,16 +121,14 @@ def highest_bytes(program: Program) -> dict[tuple[Op, str | None], int]:
     return found
 
 
-def memory_peak(program: Program) -> MemoryPeak:
-    """The first instruction at which the curve is highest."""
-    curve = memory_curve(program)
-    index = max(range(len(curve)), key=curve.__getitem__)
-    live, steps = set(program.resident), program.steps.steps
-    for pattern, m in steps[:index]:
-        live.update([each.of(m) for each in pattern.writes])
-        live.difference_update([each.of(m) for each in pattern.frees])
-    pattern, m = steps[index]
-    live.update([each.of(m) for each in pattern.writes])
+def memory_peak(program: Program, curve: Sequence[int] | None = None) -> MemoryPeak:
+    """The first instruction at which the curve is highest. `curve`: the program's, where it is known."""
+    curve = curve or memory_curve(program)
+    index = curve.index(max(curve))
+    pattern, m = program.steps.steps[index]
+    liveness = _Liveness(program)
+    liveness.run(program.steps.steps[:index])
+    live = {*liveness.names(), *(each.of(m) for each in pattern.writes)}
     buffers = sorted(((name, program.buffers[name]) for name in live), key=lambda item: (-item[1], item[0]))
     return MemoryPeak(curve[index], index, pattern.workspace_bytes, tuple(buffers))
 

@@ -79,7 +79,7 @@ class Pattern:
             )
         return found
 
-    @property
+    @cached_property
     def short(self) -> str:
         """The short form, with `m*` in place of the microbatch."""
         return self.first.short.replace(" m0", _ANY, 1) if self._numbered else self.first.short
@@ -198,6 +198,9 @@ class Steps(Sequence[Instruction]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Instruction, ...]: ...
     def __getitem__(self, index: int | slice) -> Instruction | tuple[Instruction, ...]:
+        if isinstance(index, int) and "instructions" not in self.__dict__:
+            pattern, m = self.steps[index]
+            return pattern.of(m)
         return self.instructions[index]
 
     def __iter__(self) -> Iterator[Instruction]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from fourfold.layout import Layout
 from fourfold.model.work import Collective
 from fourfold.program.fault import Fault
-from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Op
+from fourfold.program.instruction import SENDS, STARTS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
 
@@ -46,7 +46,6 @@ class _End:
     tensors: list[tuple[_Tensor, int | None]] = field(default_factory=list)
 
 
-TRANSFERS = SENDS | RECEIVES
 ACTIVATIONS = frozenset((Op.SEND_ACTIVATION, Op.RECV_ACTIVATION))
 Channels = dict[tuple[int, int], tuple[_End, _End]]
 """(source, target) -> the ends there."""

@@ -28,7 +28,8 @@ def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
     result = steps[:begin]
     in_flight: list[tuple[Name, Step]] = []
     for index, step in enumerate(steps[begin:], begin):
-        while in_flight and any(reduced in step[0].writes for reduced, _ in in_flight):
+        writes = step[0].writes if in_flight and step[0].op in BACKWARD_OPS else ()
+        while any(reduced in writes for reduced, _ in in_flight):
             result.append(in_flight.pop(0)[1])
         result.append(step)
         for each in last_writer.get(index, ()):
@@ -45,15 +46,23 @@ def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
 
 def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str, bool]]]:
     """Index of a step -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
-    last: dict[tuple[str, int | None], int] = {}
-    final: dict[str, int] = {}
-    each = {Name(f"grad/{unit}", False): (unit, flat.zero >= 2) for unit, flat in view.flats.items()}
-    backward = {pattern for pattern, _ in steps if pattern.op in BACKWARD_OPS}
-    written = {pattern: [each[buffer] for buffer in pattern.writes if buffer in each] for pattern in backward}
-    for index, (pattern, m) in enumerate(steps):
-        for unit, is_sharded in written.get(pattern, ()):
-            last[unit, m if is_sharded else None] = index
+    units = {Name(f"grad/{unit}", False): unit for unit in view.flats}
+    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in BACKWARD_OPS]
+    written = {each: [units[buffer] for buffer in each.writes if buffer in units] for each in backward}
+    final = dict.fromkeys((unit for found in written.values() for unit in found), -1)
+    missing = set(final)
+    for index in reversed(range(len(steps))):
+        for unit in missing.intersection(written.get(steps[index][0], ())):
+            missing.remove(unit)
             final[unit] = index
+        if not missing:
+            break
+    last = {(unit, None if view.flats[unit].zero < 2 else steps[index][1]): index for unit, index in final.items()}
+    sharded = {each: [unit for unit in found if view.flats[unit].zero >= 2] for each, found in written.items()}
+    if any(sharded.values()):
+        for index, (pattern, m) in enumerate(steps):
+            for unit in sharded.get(pattern, ()):
+                last[unit, m] = index
     result: dict[int, list[tuple[str, bool]]] = {}
     for (unit, _), index in last.items():
         result.setdefault(index, []).append((unit, final[unit] == index))

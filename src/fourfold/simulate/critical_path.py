@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Instruction, Op
 from fourfold.simulate.step import Simulation
 
 QUEUE = "links that were taken"
@@ -58,7 +58,7 @@ class _Walk:
 
     def __init__(self, simulation: Simulation) -> None:
         self.ranks = simulation.times.ranks
-        self.steps = [program.steps.instructions for program in simulation.programs]
+        self.steps = [program.steps for program in simulation.programs]
         self.durations = simulation.durations
         self.makespan = simulation.times.makespan
         self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}
@@ -108,7 +108,7 @@ class _Walk:
         times, step = self.ranks[rank], self.steps[rank][index]
         asked = times.starts[index]
         begin = min(times.streams.get(index, (asked, until))[0], until)
-        reason = "transfers between stages" if step.op in SENDS | RECEIVES else _collective(step)
+        reason = "transfers between stages" if step.op in TRANSFERS else _collective(step)
         parts: tuple[tuple[str, float], ...] = ((reason, until - begin),)
         before = self._before_on_stream(rank, index, begin) if asked < begin else None
         if before is not None:
@@ -120,12 +120,12 @@ class _Walk:
     def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
         """The instruction that ran on the same stream until `begin`."""
         step = self.steps[rank][index]
-        if step.op in SENDS | RECEIVES:
+        if step.op in TRANSFERS:
             return None
         key = (rank, step.stream)
         if key not in self.on_stream:
             streams = self.ranks[rank].streams
-            ends = [(end, i) for i, (_, end) in streams.items() if self.steps[rank][i].stream == step.stream]
+            ends = [(end, i) for i, (_, end) in streams.items() if self.steps[rank].steps[i][0].stream == step.stream]
             self.on_stream[key] = sorted(ends)
         ends = self.on_stream[key]
         place = bisect_left(ends, (begin, -1))

@@ -4,6 +4,7 @@ from fourfold.cost.phase import PhaseCost, phase_cost, unchunked
 from fourfold.cost.prices import Prices
 from fourfold.model.work import Work
 from fourfold.program.instruction import Instruction
+from fourfold.program.pattern import Pattern
 
 
 class Durations:
@@ -27,7 +28,7 @@ class Durations:
             return phase_cost(work, self.prices)
         return phase_cost(unchunked(work) if self.prices.software.unchunked_head else work, self.prices.plain)
 
-    def phase(self, step: Instruction) -> PhaseCost:
+    def phase(self, step: Instruction | Pattern) -> PhaseCost:
         """A computing instruction, its own collectives included. Instructions share their work: found by identity, and kept, so
         that its identity stays its own."""
         key = (id(step.work), step.segment == "head")
@@ -36,15 +37,16 @@ class Durations:
             known = self._costs[key] = (step.work, self.work(step.work, step.segment == "head"))
         return known[1]
 
-    def compute(self, step: Instruction) -> float:
+    def compute(self, step: Instruction | Pattern) -> float:
         """The same, in all."""
         return self.phase(step).seconds
 
-    def collectives(self, step: Instruction) -> float:
+    def collectives(self, step: Instruction | Pattern) -> float:
         """The collectives of one instruction, one after the other."""
-        seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in step.collectives)
-        return seconds + (self.prices.software.host_collective_seconds if step.collectives else 0.0)
+        found = step.work.collectives
+        seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in found)
+        return seconds + (self.prices.software.host_collective_seconds if found else 0.0)
 
-    def local(self, step: Instruction) -> float:
+    def local(self, step: Instruction | Pattern) -> float:
         """An instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""
         return self.prices.memory(step.work.elementwise_bytes) if step.work.elementwise_bytes else 0.0

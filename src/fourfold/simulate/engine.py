@@ -41,9 +41,9 @@ def _advance(rank: Rank, state: SimulationState) -> None:
             return
         if seconds:
             beside = rank.in_flight - start
-            if beside > 0 and steps[rank.at].op in COMPUTE_OPS:
+            if beside > 0 and (pattern := steps[rank.at][0]).op in COMPUTE_OPS:
                 lost = contention * min(seconds, beside)
-                seconds += lost + state.share_network(rank, steps[rank.at])
+                seconds += lost + state.share_network(rank, pattern)
             rank.now = start + seconds
         times.starts.append(start)
         times.ends.append(rank.now)

@@ -15,8 +15,8 @@ from fourfold.cost.memory import device_bytes, held_program
 from fourfold.cost.prices import Prices
 from fourfold.program import Program
 from fourfold.program.compiled import CompiledStages
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
-from fourfold.program.liveness import MemoryPeak, highest_bytes, memory_peak, peak_bytes
+from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Instruction, Op
+from fourfold.program.liveness import MemoryPeak, highest_bytes, memory_curve, memory_peak, peak_bytes
 from fourfold.program.lower import each_program
 from fourfold.program.pattern import Pattern
 from fourfold.program.schedule import find_schedule
@@ -99,33 +99,34 @@ class Simulation:
 
     def _spent(self, rank: int) -> dict[str, float]:
         durations = self.durations
-        times, steps = self.times.ranks[rank], self.programs[rank].instructions
+        times, steps = self.times.ranks[rank], self.programs[rank].steps.steps
         sums: dict[str, float] = {}
 
         def add(kind: str, seconds: float) -> None:
             if seconds > 0:
                 sums[kind] = sums.get(kind, 0.0) + seconds
 
-        def before_others(step: Instruction, index: int, start: float, end: float) -> float:
+        def before_others(step: Pattern, index: int, start: float, end: float) -> float:
             """Seconds between start and end in which other stages had not come to what all enter."""
-            if index not in times.streams or not any("pp" in c.axes or "tied" in c.axes for c in step.collectives):
+            axes = [collective.axes for collective in step.work.collectives]
+            if index not in times.streams or not any("pp" in each or "tied" in each for each in axes):
                 return 0.0
             return max(0.0, min(end, times.streams[index][0]) - start)
 
-        for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+        for index, ((step, _), start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
             op = step.op
-            if op in COMPUTE_OPS:
+            if end <= start or op in COMPUTE_OPS:
                 continue
             if op is Op.WAIT:
                 joined = times.joins[index]
-                started = steps[joined]
-                if started.op in SENDS or started.op in RECEIVES:
+                started, _ = steps[joined]
+                if started.op in TRANSFERS:
                     add(IDLE, end - start)
                 else:
                     early = before_others(started, joined, start, end)
                     add(IDLE, early)
                     add(f"{started.stream} {started.op.name.lower().replace('_', ' ')}", end - start - early)
-            elif end > start:
+            else:
                 early = before_others(step, index, start, end)
                 add(IDLE, early)
                 add(_BESIDE.get(op, "norm and other sums"), end - start - early)
@@ -156,12 +157,17 @@ class Simulation:
     @cached_property
     def peaks(self) -> tuple[MemoryPeak, ...]:
         """Memory peak of every pipeline rank, by liveness of its program's buffers, which are as large as the software's."""
-        return tuple(map(memory_peak, self.held))
+        return tuple(map(memory_peak, self.held, self.curves))
+
+    @cached_property
+    def curves(self) -> tuple[list[int], ...]:
+        """Memory of every pipeline rank while each instruction runs, in bytes of the program's buffers."""
+        return tuple(map(memory_curve, self.held))
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
         """Memory of the devices of every pipeline rank."""
-        return tuple(device_bytes(peak_bytes(program), self.prices.software) for program in self.held)
+        return tuple(device_bytes(max(curve), self.prices.software) for curve in self.curves)
 
 
 def simulate(
@@ -211,8 +217,8 @@ class StepPrediction:
             return self.simulation.device_bytes
         ratio, software = self.periods, self.simulation.prices.software
         found = []
-        for earlier, last in zip(self.earlier.held, self.simulation.held, strict=True):
-            before, after = highest_bytes(earlier), highest_bytes(last)
+        short, long = (map(highest_bytes, each.held, each.curves) for each in (self.earlier, self.simulation))
+        for before, after in zip(short, long, strict=True):
             lines = (before[key] + ratio * max(0, b - before[key]) for key, b in after.items() if key in before)
             found.append(device_bytes(round(max(lines)), software))
         return tuple(found)

@@ -10,8 +10,6 @@ from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import whole_file
-from fourfold.cost.memory import held_program
-from fourfold.program import memory_curve
 from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
 from fourfold.simulate.step import Simulation
 
@@ -55,7 +53,7 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
     yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
     for name, track in {"computation": COMPUTE_TRACK, **tracks}.items():
         yield track_name("thread_name", rank, track, name)
-    held = memory_curve(held_program(simulation.programs[rank], simulation.views[rank], simulation.prices.software))
+    held = simulation.curves[rank]
     before = -1
     for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
         if held[index] != before:
