@@ -5,6 +5,7 @@ import os
 import resource
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ from fourfold.train.divergence import SkippedSteps
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event, finite
-from fourfold.train.peak import known_peak_flops, measure_peak_flops
+from fourfold.train.peak import agreed_peak_flops
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
-from fourfold.train.session import RankContext, StopSignal, generation
+from fourfold.train.session import RankContext, StopSignal
 
 
 class Training:
@@ -144,7 +145,7 @@ class Training:
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
-        peak_flops = self._peak_flops(log)
+        peak_flops = agreed_peak_flops(self.out, self.spec.compute, self.context, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
@@ -212,21 +213,6 @@ class Training:
         self._train_step(lr, finder)
         self.step += 1
         return self.skips.failure(self.step, finder.found, self.saved_step, self.context)
-
-    def _peak_flops(self, log: RunLog | None) -> float:
-        """A rank's peak, as the mean over all ranks measuring together; after a restart that of the start."""
-        dist.barrier()
-        peak = torch.zeros(1, dtype=torch.float64, device=self.context.device)
-        if generation():
-            peak += known_peak_flops(self.out) if self.context.rank == 0 else 0.0
-            dist.all_reduce(peak)
-        if not peak.item():
-            _event(log, "phase", what="measuring this machine's matmuls")
-            peak += measure_peak_flops(self.spec.compute, self.context.device)
-            dist.all_reduce(peak)
-            peak /= self.context.world_size
-            _event(log, "machine", peak_flops=peak.item())
-        return peak.item()
 
     def _train_step(self, lr: float, observer: Observer | None = None) -> StepResult:
         """Runs step number `self.step`, timed where nobody else observes it."""

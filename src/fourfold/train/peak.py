@@ -1,15 +1,34 @@
 """The measured peak of this device's matmuls: the denominator of MFU where the cluster is "this"."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from fourfold.config.json_lines import read_jsonl
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.train.metrics import EVENTS
+from fourfold.train.session import RankContext, generation
 
 ENOUGH_SECONDS = 0.2
+
+
+def agreed_peak_flops(out: Path, compute: str, context: RankContext, event: Callable[..., None]) -> float:
+    """A rank's peak, as the mean over all ranks measuring together; after a restart that of the start."""
+    dist.barrier()
+    peak = torch.zeros(1, dtype=torch.float64, device=context.device)
+    if generation():
+        peak += known_peak_flops(out) if context.rank == 0 else 0.0
+        dist.all_reduce(peak)
+    if not peak.item():
+        event("phase", what="measuring this machine's matmuls")
+        peak += measure_peak_flops(compute, context.device)
+        dist.all_reduce(peak)
+        peak /= context.world_size
+        event("machine", peak_flops=peak.item())
+    return peak.item()
 
 
 def measure_peak_flops(compute: str, device: torch.device) -> float:
