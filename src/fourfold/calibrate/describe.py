@@ -12,7 +12,7 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
     counts = sorted(int(key[6:]) for key in calibration if key.startswith("ranks_"))
     most = counts[-1]
     alone = calibration[f"ranks_{counts[0]}"]["kernels"]
-    peak = max(value for plane in alone["gemms"]["plain"] for row in plane for value in row)
+    peak = best_matmul(alone)
     rate, latency = 1e9, 1e-4
     if most > 1:
         send = calibration[f"ranks_{most}"]["links"][f"group_{most}"]["send"]
@@ -44,3 +44,8 @@ def describe(calibration: dict[str, Any], device: str, memory: int, dtype: str, 
     if device == "cuda":
         table["device"]["units"] = torch.cuda.get_device_properties(0).multi_processor_count
     return table
+
+
+def best_matmul(kernels: dict[str, Any]) -> float:
+    """FLOP/s of the best of a rank's matmuls, of its table of kernels."""
+    return max(value for plane in kernels["gemms"]["plain"] for row in plane for value in row)

@@ -161,11 +161,13 @@ def _check_device(device: str, counts: list[int]) -> None:
 
 def _lines(devices: int, table: dict[str, Any], fits: dict[int, float]) -> list[str]:
     """The results in a few lines."""
+    from fourfold.calibrate.describe import best_matmul
+
     lines = []
     parts = {int(key[6:]): part for key, part in table["calibration"].items() if key.startswith("ranks_")}
     for ranks, part in sorted(parts.items()):
         kernels, software = part["kernels"], part["software"]
-        peak = max(value for plane in kernels["gemms"]["plain"] for row in plane for value in row)
+        peak = best_matmul(kernels)
         line = (
             f"{ranks} rank{'s' if ranks > 1 else ' '} x {software['threads']} thread{'s' if software['threads'] > 1 else ' '}: "
             f"matmuls {peak / 1e9:.1f} GFLOP/s a rank, operators {kernels['memory_bytes_per_second'] / 1e9:.1f} GB/s and "

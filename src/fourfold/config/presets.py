@@ -13,12 +13,12 @@ RUN_PRESET = "preset:"
 
 def preset_names() -> list[str]:
     """Names that `model.preset` takes."""
-    return _names("presets")
+    return names_in("fourfold.config", "presets")
 
 
 def run_preset_names() -> list[str]:
     """Runs of the literature, to be named as `preset:NAME` wherever a run file is."""
-    return _names("runs")
+    return names_in("fourfold.config", "runs")
 
 
 def model_preset(name: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def model_preset(name: str) -> dict[str, Any]:
     if name not in preset_names():
         hint = did_you_mean(name, preset_names())
         raise UserError(f"model.preset = {name!r} is unknown; {hint}allowed: {', '.join(preset_names())}")
-    values = tomllib.loads(_text("presets", name))
+    values = tomllib.loads(text_in("fourfold.config", "presets", name))
     for key, kind in (("rope_scaling", RopeScaling), ("yarn_scaling", YarnScaling)):
         if key in values:
             values[key] = kind(**values[key])
@@ -40,13 +40,15 @@ def run_preset_text(name: str) -> str:
     if stem not in allowed:
         hint = did_you_mean(stem, allowed, RUN_PRESET.__add__)
         raise UserError(f"{name}: no such run; {hint}allowed: {', '.join(RUN_PRESET + a for a in allowed)}")
-    return _text("runs", stem)
+    return text_in("fourfold.config", "runs", stem)
 
 
-def _names(folder: str) -> list[str]:
-    files = (resources.files("fourfold.config") / folder).iterdir()
+def names_in(package: str, folder: str) -> list[str]:
+    """The TOML files that ship in a package's folder, without their ends."""
+    files = (resources.files(package) / folder).iterdir()
     return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
 
 
-def _text(folder: str, name: str) -> str:
-    return (resources.files("fourfold.config") / folder / f"{name}.toml").read_text(encoding="utf-8")
+def text_in(package: str, folder: str, name: str) -> str:
+    """One of `names_in`."""
+    return (resources.files(package) / folder / f"{name}.toml").read_text(encoding="utf-8")

@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path, PurePath
 from typing import Any
 
 from fourfold.config.errors import UserError, did_you_mean, shortened
+from fourfold.config.presets import names_in, text_in
 from fourfold.config.small_toml import SmallToml
 from fourfold.hardware.schema import (
     CLUSTER_EXTRA,
@@ -26,7 +26,7 @@ _FILES = SmallToml("a device or a cluster", "my-cluster.toml", "presets are name
 
 def device_names() -> list[str]:
     """Devices that come with fourfold."""
-    return _names("devices")
+    return names_in("fourfold.hardware", "devices")
 
 
 def devices_like(name: str) -> list[str]:
@@ -38,7 +38,7 @@ def devices_like(name: str) -> list[str]:
 
 def cluster_names() -> list[str]:
     """Clusters that come with fourfold."""
-    return _names("clusters")
+    return names_in("fourfold.hardware", "clusters")
 
 
 def load_device(name: str) -> Device:
@@ -150,11 +150,6 @@ def _split(name: str) -> tuple[str, int | None]:
     return base, int(count)
 
 
-def _names(folder: str) -> list[str]:
-    files = (resources.files("fourfold.hardware") / folder).iterdir()
-    return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
-
-
 def _find(name: str, folder: str) -> tuple[str, str]:
     """The text of a preset or of a file, and what to call it in messages."""
     if name == THIS:
@@ -164,10 +159,10 @@ def _find(name: str, folder: str) -> tuple[str, str]:
         )
     if is_path(name):
         return _FILES.read(Path(name)), name
-    allowed = _names(folder)
+    allowed = names_in("fourfold.hardware", folder)
     if name not in allowed:
         raise UserError(
             f"{folder.removesuffix('s')} {shortened(name)} is unknown; {did_you_mean(name, allowed)}"
             f"allowed: the path of a .toml file, or one of {', '.join(allowed)}"
         )
-    return (resources.files("fourfold.hardware") / folder / f"{name}.toml").read_text(encoding="utf-8"), name
+    return text_in("fourfold.hardware", folder, name), name

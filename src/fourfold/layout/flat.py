@@ -1,6 +1,6 @@
 """A unit's parameters as one flat buffer whose shards are contiguous ranges, of the part that one model-parallel rank holds."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from fourfold.layout.mesh import Layout
@@ -55,17 +55,21 @@ class FlatLayout:
             offset = end
         return result
 
-    def copied_ranges(self) -> list[tuple[str, int, int]]:
+    def copied_ranges(self) -> tuple[tuple[str, int, int], ...]:
         """(axis, start, end) of the elements that several ranks along a tensor-parallel axis hold alike."""
-        ranges: list[tuple[str, int, int]] = []
+        return self.ranges_by(_copies)
+
+    def ranges_by(self, axis_of: Callable[[LocalParameter], str | None]) -> tuple[tuple[str, int, int], ...]:
+        """(axis, start, end) of the parameters that have an axis, neighbours of one axis together."""
+        found: list[tuple[str, int, int]] = []
         for parameter, start, end in self.ranges():
-            axis = _copies(parameter)
+            axis = axis_of(parameter)
             if axis is None:
                 continue
-            if ranges and ranges[-1][0] == axis and ranges[-1][2] == start:
-                start = ranges.pop()[1]
-            ranges.append((axis, start, end))
-        return ranges
+            if found and found[-1][0] == axis and found[-1][2] == start:
+                start = found.pop()[1]
+            found.append((axis, start, end))
+        return tuple(found)
 
 
 def _copies(parameter: LocalParameter) -> str | None:
@@ -91,7 +95,11 @@ def flat_layout(unit: UnitSpec, layout: Layout) -> FlatLayout:
         shard_axes=layout.shard_axes(unit.domain),
         gradient_axes=layout.gradient_axes(unit.domain),
     )
-    return replace(flat, sums=_sums(flat, layout)) if layout.tp > 1 else flat
+    return (
+        replace(flat, sums=flat.ranges_by(lambda each: _summed_over(each, flat.domain, layout)))
+        if layout.tp > 1
+        else flat
+    )
 
 
 def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
@@ -102,18 +110,6 @@ def shard_index(layout: Layout, flat: FlatLayout, rank: int) -> int:
 def flat_layouts(segments: Iterable[Segment], layout: Layout) -> dict[str, FlatLayout]:
     """Every unit's flat buffer, by unit name."""
     return {unit.name: flat_layout(unit, layout) for segment in segments for unit in segment.own}
-
-
-def _sums(flat: FlatLayout, layout: Layout) -> tuple[tuple[str, int, int], ...]:
-    ranges: list[tuple[str, int, int]] = []
-    for parameter, start, end in flat.ranges():
-        axis = _summed_over(parameter, flat.domain, layout)
-        if axis is None:
-            continue
-        if ranges and ranges[-1][0] == axis and ranges[-1][2] == start:
-            start = ranges.pop()[1]
-        ranges.append((axis, start, end))
-    return tuple(ranges)
 
 
 def _summed_over(parameter: LocalParameter, domain: Domain, layout: Layout) -> str | None:

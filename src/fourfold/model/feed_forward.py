@@ -32,9 +32,7 @@ def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: 
     gate_up, down_input = saved.take("gate_up"), saved.take_if_kept("down_input")
     activated = None
     if down_input is None:
-        with ops.fused():
-            activated = ops.silu(gate_up.chunk(2, dim=-1)[0])
-            down_input = activated * gate_up.chunk(2, dim=-1)[1]
+        activated, down_input = swiglu_again(ops, gate_up)
     full = arriving.wait()
     w.down.add_matmul(ops, full, down_input)
     del down_input, arriving
@@ -52,6 +50,14 @@ def swiglu(ops: Operations, gate_up: Array) -> Array:
     """silu(gate) * up: gate_up [T, 2 f] -> [T, f]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return ops.silu(gate).mul_(up)
+
+
+def swiglu_again(ops: Operations, gate_up: Array) -> tuple[Array, Array]:
+    """What a backward needs of it: silu(gate), which `swiglu` overwrites, and silu(gate) * up."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    with ops.fused():
+        activated = ops.silu(gate)
+        return activated, activated * up
 
 
 def swiglu_backward_(ops: Operations, given: list[Array], gate_up: Array) -> None:

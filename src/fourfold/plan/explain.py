@@ -10,7 +10,7 @@ from fourfold.plan.constraints import KEYS, parse_value
 from fourfold.plan.pricing import Priced, Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import Found, search
-from fourfold.simulate.step import StepPrediction
+from fourfold.simulate.step import mean_seconds
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def explain(
         return Explanation(fixed, None, _none(request, fixed))
     best = found.best[0] if found.best else own.best[0]
     here, there = pricer.predict(own.best[0].candidate), pricer.predict(best.candidate)
-    mine, theirs = mean_spent(here), mean_spent(there)
+    mine, theirs = (mean_seconds(each.along(lambda simulation: simulation.spent)) for each in (here, there))
     rows = [(kind, mine.get(kind, 0.0) - theirs.get(kind, 0.0)) for kind in {*mine, *theirs}]
     rows.sort(key=lambda row: (-abs(row[1]), row[0]))
     return Explanation(fixed, own.best[0], None, tuple(rows))
@@ -71,13 +71,3 @@ def _none(request: Request, fixed: Mapping[str, int | str]) -> str:
     why = contradiction(request.fixing(fixed))
     rule = "" if request.constraints.limits else ": degrees must divide"
     return f"no layout of this model, cluster and batch has it{rule}" + (f"; {why}" if why else "")
-
-
-def mean_spent(step: StepPrediction) -> dict[str, float]:
-    """Where the seconds of the whole step went, mean over pipeline ranks."""
-    ranks = step.along(lambda simulation: simulation.spent)
-    sums: dict[str, float] = {}
-    for rank in ranks:
-        for kind, seconds in rank.items():
-            sums[kind] = sums.get(kind, 0.0) + seconds / len(ranks)
-    return sums

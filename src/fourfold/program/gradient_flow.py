@@ -1,16 +1,14 @@
 """The gradients' walk: every microbatch passes every segment once, and every contribution to a gradient is summed over every
 data axis exactly once, then used once.
 
-A contribution is (segment, microbatch, operation): a backward in two halves makes two. Each is followed from the backward that
-makes it through the buffers it moves in, with a count of the reductions over each axis that it has been through. Contributions of
-different microbatches that have been through the same are kept as one set of microbatches, an integer with a bit for each.
+Each contribution is followed from the backward that makes it through the buffers it moves in.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
+from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
@@ -18,20 +16,8 @@ from fourfold.program.program import Program
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
-Source = tuple[str, str]
-"""The segment that contributes, and the operation."""
-Held = dict[tuple[Source, tuple[str, ...]], int]
-"""Contributions by the axes that they have been summed over: their microbatches."""
 _SILENT = TRANSFERS | {Op.LOAD, Op.GATHER, Op.FREE}
 """Operations that no gradient takes part in, but for what they free."""
-
-
-def _bits(microbatches: int) -> Iterator[int]:
-    """The microbatches of a set, ascending."""
-    while microbatches:
-        lowest = microbatches & -microbatches
-        yield lowest.bit_length() - 1
-        microbatches ^= lowest
 
 
 @dataclass
@@ -113,7 +99,7 @@ class _Flow:
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
         if self._has_head:
-            for m in _bits(self.every & ~self.passed.get((self._loss_op, "head"), 0)):
+            for m in bits(self.every & ~self.passed.get((self._loss_op, "head"), 0)):
                 fix = f"move it after `{self._loss_op} head m{m}`"
                 self.fault(index, f"the loss is summed without that of m{m}", fix)
         if self.program.kind == "train":
@@ -125,7 +111,7 @@ class _Flow:
 
     def _check_routed(self, index: int, problem: str) -> None:
         for segment in self.view.moe_segments:
-            for m in _bits(self.every & ~self._routed(segment.name)):
+            for m in bits(self.every & ~self._routed(segment.name)):
                 fix = f"move it after the backward of {segment.name} m{m}"
                 self.fault(index, f"{problem} {segment.name} m{m}", fix)
 
@@ -164,25 +150,17 @@ class _Flow:
             more = tuple(collective.axes.split("+"))
             if into_shard and collective.kind == "reduce_scatter":
                 target = self.shard.setdefault(unit, {})
-                there = _sources(target)
-                for (source, axes), numbers in held.items():
-                    for m in _bits(there.get(source, 0) & numbers):
-                        self.fault(index, f"{source[0]} m{m} is added to the shard of {unit} twice", "drop one Reduce")
-                    key = source, axes + more
-                    target[key] = target.get(key, 0) | numbers
+                for segment, m in scatter(held, target, more):
+                    self.fault(index, f"{segment} m{m} is added to the shard of {unit} twice", "drop one Reduce")
             else:
-                summed = {(source, axes + more): numbers for (source, axes), numbers in target.items()}
-                target.clear()
-                target.update(summed)
+                sum_over(target, more)
 
     def _reduce_tied(self, index: int, step: Pattern) -> None:
         """Both holders add what they have: it must be whole on each, summed over all else, and is marked as summed over `tied`."""
         unit = step.segment or ""
         held, before = self._final(unit), self._wanted(unit) - Counter(["tied"])
-        full = _sources({key: numbers for key, numbers in held.items() if Counter(key[1]) == before})
-        marked = {(source, (*axes, "tied")): numbers for (source, axes), numbers in held.items()}
-        held.clear()
-        held.update(marked)
+        full = sources({key: numbers for key, numbers in held.items() if Counter(key[1]) == before})
+        sum_over(held, ("tied",))
         self.tied += 1
         if lacking := self._lacking(unit, full):
             segment, m, op = lacking[0]
@@ -215,7 +193,7 @@ class _Flow:
             return
         before = len(self.faults)
         held = self._final(unit)
-        for segment, m, op in self._lacking(unit, _sources(held)):
+        for segment, m, op in self._lacking(unit, sources(held)):
             self.fault(index, f"the gradient of {unit} lacks {segment} m{m}", f"reduce it after `{op} {segment} m{m}`")
         wanted = self._wanted(unit)
         for ((segment, _), summed), numbers in held.items():
@@ -225,7 +203,7 @@ class _Flow:
                 how = "is not summed" if (wanted - axes)[wrong] else "is summed more than once"
                 self.fault(
                     index,
-                    f"the gradient of {unit} from {segment} m{next(_bits(numbers))} {how} over {wrong}",
+                    f"the gradient of {unit} from {segment} m{next(bits(numbers))} {how} over {wrong}",
                     f"reduce {unit} exactly once over {' and '.join(wanted) or 'nothing'} after its last Backward",
                 )
                 break
@@ -238,7 +216,7 @@ class _Flow:
         for segment in (s.name for s in self.view.segments if unit in s.units):
             halved = self._has(Op.BACKWARD_INPUT, segment) | self._has(Op.BACKWARD_WEIGHT, segment)
             for op, wanted in (("B", self.every & ~halved), ("I", self.every & halved), ("W", self.every & halved)):
-                found += [(segment, m, op) for m in _bits(wanted & ~there.get((segment, op), 0))]
+                found += [(segment, m, op) for m in bits(wanted & ~there.get((segment, op), 0))]
         return sorted(found)
 
     def finish(self) -> None:
@@ -279,33 +257,19 @@ class _Flow:
         else:
             wanted = {"F": self.every, "B": self.every & ~halved, "I": self.every & halved, "W": self.every & halved}
             beside = ran["B"] & halved
-        lacking = sorted((m, op) for op, numbers in wanted.items() for m in _bits(numbers & ~ran[op]))
+        lacking = sorted((m, op) for op, numbers in wanted.items() for m in bits(numbers & ~ran[op]))
         for m, op in lacking:
             self.fault(last, f"`{op} {segment.name} m{m}` never runs", "add it")
-        for m in _bits(beside):
+        for m in bits(beside):
             self.fault(last, f"`B {segment.name} m{m}` runs beside its halves", "drop one of them")
-
-
-def _sources(held: Held) -> dict[Source, int]:
-    """The microbatches of every source, whatever they have been summed over."""
-    found: dict[Source, int] = {}
-    for (source, _), numbers in held.items():
-        found[source] = found.get(source, 0) | numbers
-    return found
 
 
 def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:
     """The gradients' laws of one training step; of an evaluation, that every loss is in the sum."""
     flow = _Flow(rank, program, view)
-    silent = {
-        p for p in program.steps.microbatches if p.op in _SILENT or (p.op is Op.WAIT and p.handle != Op.COUNT.value)
-    }
-    silent = {p for p in silent if not any(text.startswith("grad") for text, _ in p.frees)}
-    computing = {
-        p
-        for p in program.steps.microbatches
-        if p.op in COMPUTE_OPS and not any(t.startswith("grad") for t, _ in p.frees)
-    }
+    keeping = [p for p in program.steps.microbatches if not any(text.startswith("grad") for text, _ in p.frees)]
+    silent = {p for p in keeping if p.op in _SILENT or (p.op is Op.WAIT and p.handle != Op.COUNT.value)}
+    computing = {p for p in keeping if p.op in COMPUTE_OPS}
     for index, (pattern, m) in enumerate(program.steps.steps):
         if pattern in silent:
             continue

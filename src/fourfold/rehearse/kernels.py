@@ -96,11 +96,9 @@ class DeviceKernels(MemoryTracker):
             self._journal.launch()
 
     def _touch(self, reads: list[Tensor], written: list[Tensor]) -> None:
-        for tensors, writes in ((reads, False), (written, True)):
-            for tensor in tensors:
-                race = self._streams.touch(tensor, writes)
-                if race is not None:
-                    raise self._journal.fault(race)
+        race = self._streams.race(reads, written)
+        if race is not None:
+            raise self._journal.fault(race)
 
     def _copy(self, operation: _Operation, args: Any, options: Any, func: Any) -> Any:
         """A copy between host and device. To the device it is asynchronous from pinned memory alone."""

@@ -85,11 +85,9 @@ class RehearsedLink:
         tensors = [*reads, *writes]
         for tensor in tensors:
             self._check(kind, tensor, tensors[0].dtype)
-        for group, written in ((reads, False), (writes, True)):
-            for tensor in group:
-                race = self._streams.touch(tensor, written)
-                if race is not None:
-                    raise self._journal.fault(race)
+        race = self._streams.race(reads, writes)
+        if race is not None:
+            raise self._journal.fault(race)
         largest = max(tensors, key=torch.Tensor.numel)
         numel = sum(x.numel() for x in reads) if kind == "exchange" else largest.numel()
         self._journal.calls.append(GroupCall(self.axes, kind, str(largest.dtype), numel, peer, upwards))

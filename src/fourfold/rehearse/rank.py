@@ -14,6 +14,7 @@ from fourfold.data.batches import Batch
 from fourfold.layout import FlatLayout
 from fourfold.model import torch_operations
 from fourfold.model.operations import Operations
+from fourfold.model.recorder.operations import even_counts
 from fourfold.program import Instruction, Program, memory_peak
 from fourfold.program.view import RankView
 from fourfold.rehearse.journal import GroupCall, Journal, RehearsalFault, Wait
@@ -128,7 +129,7 @@ def _operations(journal: Journal) -> Operations:
 
     def host_counts(totals: Tensor, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
         journal.wait("host_counts: rows to each expert")
-        return [tuple(rows // size + (i < rows % size) for i in range(size)) for size in parts]
+        return even_counts(parts, rows)
 
     return cast(Operations, SimpleNamespace(**{**vars(torch_operations), "host_counts": host_counts}))
 

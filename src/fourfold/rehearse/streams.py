@@ -37,10 +37,18 @@ class Streams:
         self._known: dict[str, Clock] = {}
         self._uses: dict[int, list[Use]] = {}
 
-    def touch(self, tensor: Tensor, writes: bool) -> str | None:
-        """The race that the current stream would make with `tensor`; None: there is none."""
+    def race(self, reads: Iterable[Tensor], writes: Iterable[Tensor]) -> str | None:
+        """The first race that the current stream would make; None: there is none."""
         if not self._uses:
             return None
+        for tensors, written in ((reads, False), (writes, True)):
+            for tensor in tensors:
+                found = self._race(tensor, written)
+                if found is not None:
+                    return found
+        return None
+
+    def _race(self, tensor: Tensor, writes: bool) -> str | None:
         key = tensor.untyped_storage()._cdata
         uses = self._uses.get(key)
         if uses is None:

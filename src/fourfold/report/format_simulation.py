@@ -8,6 +8,7 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import format_bytes, format_count, sparkline, table
 from fourfold.simulate.memory import memory_over_time
+from fourfold.simulate.step import mean_seconds
 from fourfold.simulate.summary import AxesTraffic, StepSummary
 
 SHOWN_RANKS = 6
@@ -95,10 +96,7 @@ def chosen_ranks(count: int, pp_rank: int | None, width: int = NARROW) -> list[i
 def spent_lines(summary: StepSummary, ranks: Sequence[int]) -> list[str]:
     """Seconds by kind: columns are pipeline ranks and the mean of all."""
     spent = summary.spent
-    mean: dict[str, float] = {}
-    for rank in spent:
-        for kind, seconds in rank.items():
-            mean[kind] = mean.get(kind, 0.0) + seconds / len(spent)
+    mean = mean_seconds(spent)
     kinds = sorted((kind for kind in mean if mean[kind] > 5e-5 * summary.seconds), key=lambda kind: -mean[kind])
     scale, unit = (1.0, "s") if summary.seconds >= 1 else (1e3, "ms")
     head = [f"pp {rank}" for rank in ranks]

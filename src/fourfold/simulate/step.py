@@ -290,3 +290,12 @@ def steady_microbatches(spec: StepSpec) -> int | None:
     if rounds is None:
         return None
     return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
+
+
+def mean_seconds(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds by kind, mean over pipeline ranks."""
+    sums: dict[str, float] = {}
+    for rank in ranks:
+        for kind, seconds in rank.items():
+            sums[kind] = sums.get(kind, 0.0) + seconds / len(ranks)
+    return sums

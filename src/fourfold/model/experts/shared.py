@@ -1,7 +1,7 @@
 """The shared experts: one SwiGLU that every token passes, split over `tp` by columns, then rows; and how its sum is joined."""
 
 from fourfold.model.environment import Environment, Saved
-from fourfold.model.feed_forward import swiglu, swiglu_backward_
+from fourfold.model.feed_forward import swiglu, swiglu_again, swiglu_backward_
 from fourfold.model.operations import Array
 from fourfold.model.parallel import Parallel
 from fourfold.model.tensor_parallel import Arriving, ColumnInput, sum_partial
@@ -27,9 +27,7 @@ def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForw
     gate_up, down_input = saved.take("shared_gate_up"), saved.take_if_kept("shared_down_input")
     activated = None
     if down_input is None:
-        with ops.fused():
-            activated = ops.silu(gate_up.chunk(2, dim=-1)[0])
-            down_input = activated * gate_up.chunk(2, dim=-1)[1]
+        activated, down_input = swiglu_again(ops, gate_up)
     full = grad.wait()
     w.down.add_matmul(ops, full, down_input)
     del down_input

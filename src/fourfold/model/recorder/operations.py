@@ -14,6 +14,11 @@ from fourfold.model.work import Attention, ElementwisePart
 from fourfold.model.work import Item as WorkItem
 
 
+def even_counts(parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
+    """`host_counts` where no values are known: rows are shared evenly."""
+    return [tuple(rows // number + (i < rows % number) for i in range(number)) for number in parts]
+
+
 class RecorderOperations:
     """Everything is written down in one recording, as of an accelerator or of a processor."""
 
@@ -248,7 +253,7 @@ class RecorderOperations:
         return out
 
     def host_counts(self, totals: Ghost, parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
-        return [tuple(rows // number + (i < rows % number) for i in range(number)) for number in parts]
+        return even_counts(parts, rows)
 
     # Properties of the code itself
 
