@@ -106,6 +106,14 @@ class Local(TorchPeer):
         return loss.item()
 
 
+class Compiled(Local):
+    """The same through torch.compile: Inductor's fused loops between the matmuls."""
+
+    def wrap(self, model: PlainLlama) -> nn.Module:
+        compiled: nn.Module = torch.compile(model)
+        return compiled
+
+
 class DDP(TorchPeer):
     """DistributedDataParallel: gradients are averaged bucket by bucket while backward runs."""
 
@@ -209,6 +217,7 @@ def deepspeed_config(stage: int, block_elements: int) -> dict:
 
 PEERS: dict[str, Callable[[Shape, dict[str, Tensor], float], Peer]] = {
     "local": partial(Local, "local"),
+    "local_compiled": partial(Compiled, "local_compiled"),
     "ddp": partial(DDP, "ddp"),
     "fsdp2_zero2": partial(FSDP2, "fsdp2_zero2", reshard=False),
     "fsdp2": partial(FSDP2, "fsdp2", reshard=True),
