@@ -48,7 +48,7 @@ def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str
     last: dict[tuple[str, int | None], int] = {}
     final: dict[str, int] = {}
     each = {Name(f"grad/{unit}", False): (unit, flat.zero >= 2) for unit, flat in view.flats.items()}
-    backward = {pattern for pattern, _ in steps if pattern.op in BACKWARD_OPS}
+    backward = {pattern for pattern, _ in steps if pattern.op in BACKWARD_OPS | {Op.REPLAY}}
     written = {pattern: [each[buffer] for buffer in pattern.writes if buffer in each] for pattern in backward}
     for index, (pattern, m) in enumerate(steps):
         for unit, is_sharded in written.get(pattern, ()):
