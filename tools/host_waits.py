@@ -26,10 +26,14 @@ WAITS = {"item", "tolist", "cpu", "cuda", "numpy", "nonzero", "argwhere", "maske
 MAKERS = {"tensor", "as_tensor", "asarray"}
 """Functions of torch that copy values to the device that `device=` names, and wait."""
 ALLOWED = {
+    ("runtime/corruption.py", "check_replays", "tolist"): "before the update, in the few steps that compute twice",
+    ("runtime/corruption.py", "compare", "tolist"): "before the update, in the few steps that compare replicas",
+    ("runtime/corruption.py", "_blame", "tolist"): "where replicas differ: the step is not finished",
     ("runtime/device.py", "read_back", "tolist"): "the one wait of a step, at its end",
     ("runtime/device.py", "to_device", "to"): "from pinned memory, without waiting",
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
     ("runtime/executor.py", "_update", "item"): "on a processor alone, whose values are there",
+    ("runtime/finite.py", "first_bad", "tolist"): "after a step that is skipped",
     ("model/torch_operations.py", "host_counts", "tolist"): "a dispatcher must know how many rows each rank gets",
     ("model/rope_tables.py", "rope_tables", "to"): "before the first step",
 }

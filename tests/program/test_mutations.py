@@ -43,6 +43,28 @@ CASES: dict[str, dict[str, Any]] = {
         **{"model": {"num_layers": 4}},
     },
     "zb_v_zero3": {"pp": 2, "schedule": "zb_v", "virtual_stages": 2, "accumulation": 2, "dp_shard": 2, "zero": 3},
+    "checked": {"dp_shard": 2, "zero": 0, "accumulation": 2, "checked": True, **TIED},
+    "checked_hsdp3": {
+        "dp_replicate": 2,
+        "dp_shard": 2,
+        "zero": 3,
+        "accumulation": 2,
+        "recompute": "full",
+        "checked": True,
+    },
+    "checked_zb_h1": {
+        **{"pp": 2, "schedule": "zb_h1", "accumulation": 3, "dp_shard": 2, "zero": 2, "tp": 2, "checked": True, **TIED},
+        **{"sequence_parallel": True},
+    },
+    "checked_experts": {
+        "model": deepseek(),
+        "pp": 2,
+        "dp_shard": 2,
+        "ep": 2,
+        "zero": 1,
+        "accumulation": 2,
+        "checked": True,
+    },
     "deepseek": {"model": deepseek(), "pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
     "everything": {
         **{"model": {**QWEN3_MOE, "tie_embeddings": True}, "pp": 2, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2},

@@ -27,7 +27,7 @@ def prepare_rank(rank: int, table: dict[str, Any], ranks: int) -> tuple[Any, Ran
     config = parse_run(table)
     model = resolve_model(config.model)
     layout = resolve_layout(config, model, ranks)
-    spec = resolve_step(config, model, layout)
+    spec = resolve_step(config, model, layout).at_step(0, config.faults)
     return config, rank_view(spec, spec.layout.coordinates(rank)["pp"])
 
 

@@ -36,10 +36,11 @@ def make_spec(
     precision: dict[str, Any] | None = None,
     document_mask: bool = False,
     transport: Transport = "exchange",
+    checked: bool = False,
     **layout: Any,
 ) -> StepSpec:
     """The spec of a layout whose global batch gives every rank `accumulation` microbatches. Sequence parallelism is off unless the
-    layout turns it on, or leaves it open as None."""
+    layout turns it on, or leaves it open as None. `checked`: with checksums and replays."""
     degree = layout.get("dp_replicate", 1) * layout.get("dp_shard", 1) * layout.get("microbatch_sequences", 1)
     table = {
         "model": _stated(model) if not isinstance(model, ModelConfig) else {},
@@ -50,7 +51,8 @@ def make_spec(
     }
     config = parse_run(table)
     resolved = model if isinstance(model, ModelConfig) else resolve_model(config.model)
-    return resolve_step(config, resolved, resolve_layout(config, resolved), transport)
+    spec = resolve_step(config, resolved, resolve_layout(config, resolved), transport)
+    return replace(spec, checksum=checked, replay=checked)
 
 
 def make_view(*args: Any, **kwargs: Any) -> RankView:

@@ -11,7 +11,7 @@ from fourfold.cli.options import Flag, check_pp_rank, print_json
 from fourfold.cli.timeline import Part, show_timeline
 from fourfold.config import UserError
 from fourfold.launch.resolve import ResolvedRun
-from fourfold.program import Program, from_text, lower_pipeline, to_text
+from fourfold.program import Program, from_text, to_text
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.legend import legend_lines
 from fourfold.report.program_table import program_rows, program_totals, proof_lines, table_lines, totals_lines
@@ -30,6 +30,7 @@ def show(
     verify: Flag = False,
     program: Path | None = None,
     evaluate: Flag = False,
+    checks: Flag = False,
     full: Flag = False,
     limit: int = 60,
     progress: Flag = False,
@@ -66,6 +67,8 @@ def show(
         Take this program, in the text form that --full prints, for its pipeline rank, and verify it.
     evaluate
         The program of an evaluation instead of a training step.
+    checks
+        The training step with all checks of silent corruption that the run file asks for, each of which is due every so many steps.
     full
         Print the text form: everything an instruction declares, one line each.
     limit
@@ -93,6 +96,7 @@ def show(
     if limit < 0:
         raise UserError(f"--limit {limit}: allowed: 0 (all) or more; a value that works: --limit 60")
     resolved = compiled_run(run, overrides, ranks, cluster, trust)
+    resolved = resolved.with_checks() if checks else resolved
     where = cluster or "this machine"
     if progress:
         return _progress(run, resolved, json)
@@ -167,11 +171,7 @@ def _progress(folder: Path, resolved: ResolvedRun, as_json: bool) -> int:
     positions = read_positions(folder) if folder.is_dir() else []
     if not positions:
         raise UserError(f"{folder}: no rank has reported yet; what works: the folder of a run that is training or was")
-    programs = {
-        kind: lower_pipeline(resolved.spec_of(name), name, resolved.compiled)
-        for kind, name in enumerate(("train", "evaluate"))
-    }
-    lines = describe_positions(programs, resolved.layout, positions)
+    lines = describe_positions(resolved.programs_at, resolved.layout, positions)
     if as_json:
         ranks = [{"rank": rank, "step": p.step, "index": p.counter, "time": p.time} for rank, p in enumerate(positions)]
         print_json({"ranks": [{**row, "text": line} for row, line in zip(ranks, lines, strict=True)]})

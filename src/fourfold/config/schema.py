@@ -211,6 +211,14 @@ class FaultsSection(Section):
     longest instruction so far. 0: nobody watches, and `run.timeout_seconds` alone ends a hang."""
     straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
     """A rank whose own work takes this many times its peers' is flagged; it goes on."""
+    checksum_every_steps: Annotated[int, Field(ge=0)] = 100
+    """Steps between two comparisons of the values that several ranks hold alike, by checksums of their bits. Before a save they are
+    always compared. 0: never."""
+    locate_nan: bool = True
+    """Whether each rank takes the norms of its own gradients, so that a step with a NaN tells whose it was."""
+    replay_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between two in which every segment computes one microbatch twice and compares the bits before the update. Needs kernels
+    that repeat their bits. 0: never."""
 
 
 class RunConfig(Section):

@@ -101,7 +101,7 @@ def prepare_run(
     _require_proof(resolved)
     if weights is not None:
         weights.check_against(resolved.spec.segments)
-    peak = max(memory_peak(p).bytes for p in (resolved.train_programs[0], resolved.evaluate_programs[0]))
+    peak = max(memory_peak(p).bytes for p in (resolved.with_checks().train_programs[0], resolved.evaluate_programs[0]))
     warning = _memory_warning(peak + _copy_bytes(resolved), local) if cuda_devices == 0 else None
     saved = folder.saved_steps(old) if old is not None else []
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []

@@ -1,6 +1,6 @@
 """From a run file to all that is known before a rank starts: complete config, model, layout, programs, and their proof."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -46,6 +46,26 @@ class ResolvedRun:
     def spec_of(self, kind: str) -> StepSpec:
         """The spec of the training step or of the evaluation."""
         return self.spec if kind == "train" else self.evaluation_spec
+
+    def programs_at(self, kind: str, step: int) -> list[Program]:
+        """The program of every pipeline coordinate in step number `step`, with the checks that are due in it."""
+        spec = self.spec_of(kind)
+        if kind == "train":
+            spec = spec.at_step(step, self.config.faults)
+        key = kind, spec.checksum, spec.replay
+        if key not in self._at_steps:
+            self._at_steps[key] = lower_pipeline(spec, kind, None if spec.replay else self.compiled)
+        return self._at_steps[key]
+
+    @cached_property
+    def _at_steps(self) -> dict[tuple[str, bool, bool], list[Program]]:
+        return {}
+
+    def with_checks(self) -> "ResolvedRun":
+        """The same run as if every step made all checks that the run ever makes."""
+        faults = self.config.faults
+        checksum, replay = faults.checksum_every_steps > 0, faults.replay_every_steps > 0
+        return replace(self, spec=replace(self.spec, checksum=checksum, replay=replay))
 
     def program(self, kind: str, pp_rank: int) -> Program:
         """The list of one pipeline coordinate alone; `kind`: train or evaluate."""

@@ -7,6 +7,7 @@ from fourfold.model.footprint import Footprint, Halves
 from fourfold.program.expand import expand_segments, insert_loads, insert_recompute
 from fourfold.program.footprints import Footprints
 from fourfold.program.pattern import Step
+from fourfold.program.replay import insert_replays, unsplit_first
 from fourfold.program.schedule import Orders, StageTimes, find_schedule, schedule_orders
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap, stage_map
@@ -17,8 +18,9 @@ from fourfold.program.view import RankView, rank_views
 class CompiledStages:
     """A cache: compute orders and instructions without data parallelism, by number of microbatches.
 
-    Specs share it that differ in `dp_replicate`, `dp_shard`, `zero`, the order of the mesh's axes and the number of microbatches
-    alone. Whoever compiles several such steps keeps it: the search (`plan.pricing`), a prediction from two shorter steps.
+    Specs share it that differ in `dp_replicate`, `dp_shard`, `zero`, the order of the mesh's axes, the number of microbatches and
+    `checksum` alone. Whoever compiles several such steps keeps it: the search (`plan.pricing`), a prediction from two shorter
+    steps.
     """
 
     def __init__(self, spec: StepSpec) -> None:
@@ -58,14 +60,15 @@ class CompiledStages:
 def compile_stages(view: RankView, orders: Orders, plan: TransferPlan) -> list[Step]:
     """The computation and transfers of one pipeline rank."""
     steps = insert_transfers(expand_segments(orders[view.pp_rank], view), plan, view)
-    return insert_loads(insert_recompute(steps, view))
+    return insert_loads(insert_replays(insert_recompute(steps, view), view))
 
 
 def compute_orders(spec: StepSpec, stages: StageMap, footprints: Footprints) -> Orders:
     """Every rank's order, as the layout's schedule says."""
     layout = spec.layout
     times = stage_flops(stages, footprints) if find_schedule(layout.schedule).needs_times else None
-    return schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+    orders = schedule_orders(layout.schedule, layout.pp, layout.virtual_stages, layout.num_microbatches, times)
+    return tuple(map(unsplit_first, orders)) if spec.replay else orders
 
 
 def stage_flops(stages: StageMap, footprints: Footprints) -> StageTimes:

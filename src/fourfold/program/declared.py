@@ -3,7 +3,7 @@
 Written beside lowering, not through it, so that the two check each other.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fourfold.config import DTYPE_BYTES
 from fourfold.layout.mesh import axes_name
@@ -41,6 +41,8 @@ def declared(step: Instruction, kind: str, view: RankView) -> list[Declared]:
         norm = _over(view, "all_reduce", norm_axes(view.spec.layout), SCALAR_BYTES)
         gradients = tuple(sorted(map(name.gradient, view.flats.values())))
         return [Declared(gradients, work=_then(sum(buffer_bytes(view, each) for each in gradients), norm))]
+    if step.op is Op.CHECKSUM and training:
+        return _checksum(view)
     if step.op is Op.BALANCE and training:
         return _balance(view)
     if unit is None:
@@ -85,6 +87,60 @@ def _over(view: RankView, kind: CollectiveKind, axes: tuple[str, ...], size: int
 def _then(size: int, collectives: tuple[Collective, ...] = ()) -> Work:
     """An elementwise kernel over this many bytes, then collectives."""
     return Work((Elementwise(size, size), *sends(*collectives).items))
+
+
+def compared_buffers(view: RankView) -> list[tuple[str, str, int]]:
+    """(group of ranks, buffer, bytes) of what a checksum compares in this step; nothing in a step without."""
+    found = []
+    for unit, flat in view.flats.items() if view.spec.checksum else ():
+        sharded = set(flat.shard_axes) if flat.zero else set()
+        replicas = axes_name(tuple(axis for axis in flat.gradient_axes if axis not in sharded))
+        own, size = name.values(flat), buffer_bytes(view, name.values(flat))
+        found.append((axes_name(flat.shard_axes) if flat.zero in (1, 2) else replicas, own, size))
+        states = [f"master/{unit}"] if view.spec.mixed else []
+        found += [(replicas, state, buffer_bytes(view, state)) for state in (*states, f"optimizer/{unit}")]
+        for axis in ("tp", "tp_copy") if flat.domain == "dense" and view.spec.layout.degree("tp") > 1 else ():
+            numel = sum(end - start for along, start, end in flat.copied_ranges() if along == axis)
+            if numel and view.spec.layout.degree(axis) > 1:
+                found.append((axis, own, size * numel // flat.padded_numel))
+        if unit == view.tied_unit:
+            found.append(("tied", own, size))
+    return [each for each in found if each[0]]
+
+
+def _checksum(view: RankView) -> list[Declared]:
+    found = compared_buffers(view)
+    if not found:
+        return []
+    groups = [tuple(group.split("+")) for group in dict.fromkeys(group for group, _, _ in found)]
+    size = SCALAR_BYTES * view.spec.layout.world_size
+    gathers = [c for axes in groups for c in _over(view, "all_gather", axes, size)]
+    shares = tuple(replace(c, bytes=SCALAR_BYTES * c.group_size) for c in gathers)
+    reads = tuple(sorted({buffer for _, buffer, _ in found}))
+    return [Declared(reads, work=_then(sum(size for _, _, size in found), shares))]
+
+
+def _replay(me: Segment, m: int, view: RankView) -> list[Declared]:
+    """It reads the inputs of its backward, its results and a block's output, and writes nothing new."""
+    if not view.spec.replay or me.kind == "embedding":
+        return []
+    grads, policy = [f"grad/{unit}" for unit in me.units], view.stages.policies[me.name]
+    made = [*grads, name.dhidden(me.name, m)]
+    reads = [*(f"params/{unit}" for unit in me.units), name.batch(m), name.hidden(me.name, m)]
+    footprint = view.footprint(me)
+    workspace = buffer_bytes(view, name.dhidden(me.name, m)) + footprint.backward_workspace_bytes
+    items = footprint.backward.items
+    if me.kind == "block":
+        reads += ["rope", name.dhidden(view.stages.following[me.name], m), *([f"router/{me.name}"] if me.moe else [])]
+        made.append(name.hidden(view.stages.following[me.name], m))
+        items = (*footprint.forward.items, *items)
+        forward = footprint.forward_workspace_bytes + footprint.output_bytes
+        if policy == "full":
+            forward = footprint.recompute_workspace_bytes
+        workspace = footprint.saved_bytes + max(forward, workspace)
+    compared = 2 * sum(buffer_bytes(view, each) for each in made)
+    work = Work((*items, Elementwise(compared, compared)))
+    return [Declared(tuple(sorted(reads + made)), tuple(sorted(grads)), work, workspace)]
 
 
 def _balance(view: RankView) -> list[Declared]:
@@ -147,6 +203,8 @@ def _reductions(unit: str, view: RankView) -> list[Declared]:
 def _compute(op: Op, me: Segment, m: int, view: RankView, training: bool) -> list[Declared]:
     if op is Op.FORWARD:
         return _forward(me, m, view, training)
+    if op is Op.REPLAY:
+        return _replay(me, m, view) if training else []
     if not training or (op is not Op.BACKWARD and me.kind != "block"):
         return []
     if op is Op.RECOMPUTE:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fourfold.model.spec import Segment
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
+from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
@@ -34,6 +35,11 @@ class _Flow:
     loss_sums: int = 0
     balances: int = 0
     tied: int = 0
+    checksums: int = 0
+    begun: set[str] = field(default_factory=set)
+    """Units that have got a gradient."""
+    repeatable: dict[str, int] = field(default_factory=dict)
+    """Segments whose first backward begins all gradients that it adds to, with its microbatch."""
     reported: set[str] = field(default_factory=set)
     clipped: bool = False
     updated: Counter[str] = field(default_factory=Counter)
@@ -77,6 +83,10 @@ class _Flow:
             self._reduce_tied(index, step)
         elif step.op is Op.BALANCE:
             self._balance(index)
+        elif step.op is Op.CHECKSUM:
+            self.checksums += 1
+            if self.updated:
+                self.fault(index, "compares what an update has changed already", "move `H` before the updates")
         elif step.op is Op.COUNT:
             self.counts += 1
         elif step.op is Op.SUM_LOSS:
@@ -126,15 +136,29 @@ class _Flow:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
         if step.op is Op.FORWARD or step.op is Op.RECOMPUTE:
             return
+        if step.op is Op.REPLAY:
+            self._replay(index, step, m)
+            return
         if step.op is Op.BACKWARD and segment == "head" and data_axes(self.view.spec.layout) and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
         if step.op is Op.BACKWARD_WEIGHT and not self._has(Op.BACKWARD_INPUT, segment) & bit:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
+        units = [written[5:] for written, _ in step.writes if written.startswith("grad/")]
+        if self.begun.isdisjoint(units) and segment != "embed":
+            self.repeatable[segment] = m
+        self.begun.update(units)
+        for unit in units:
+            held = self.full.setdefault(unit, {})
+            key = (segment, op), ()
+            held[key] = held.get(key, 0) | bit
+
+    def _replay(self, index: int, step: Pattern, m: int) -> None:
+        """It compares the gradient of one backward, as that made it."""
+        alone = {((step.segment or "", Op.BACKWARD.value), ()): 1 << m}
         for written, _ in step.writes:
-            if written.startswith("grad/"):
-                held = self.full.setdefault(written[5:], {})
-                key = (segment, op), ()
-                held[key] = held.get(key, 0) | bit
+            if self.full.get(written[5:]) != alone:
+                problem = f"compares a gradient of {written[5:]} that is not that of {step.segment} m{m} alone"
+                self.fault(index, problem, f"move it behind `B {step.segment} m{m}`")
 
     def _reduce(self, index: int, step: Pattern) -> None:
         unit = step.segment or ""
@@ -221,20 +245,25 @@ class _Flow:
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1
-        for segment in self.view.segments:
-            self._check_passed(last, segment)
+        for each in self.view.segments:
+            self._check_passed(last, each)
         counts, sums = int(bool(data_axes(self.view.spec.layout))), int(bool(loss_axes(self.view.spec)))
-        balances, tied = 0, 0
+        balances, tied, checksums = 0, 0, 0
         if self.program.kind == "train":
+            checksums = int(bool(compared_buffers(self.view)))
             balances, tied = int(self.view.spec.model.num_experts > 0), int(self.view.tied_unit is not None)
         for what, short, times, wanted in (
             ("valid targets are summed", "N", self.counts, counts),
             ("loss is summed", "Y", self.loss_sums, sums),
             ("experts' loads are summed", "E", self.balances, balances),
+            ("replicas' checksums are compared", "H", self.checksums, checksums),
             ("tied gradient is summed", f"T {self.view.tied_unit}", self.tied, tied),
         ):
             if times != wanted:
                 self.fault(last, f"the {what} {times} times over the ranks", f"have `{short}` {wanted} times")
+        for segment, m in self.repeatable.items() if self.view.spec.replay else ():
+            if self._has(Op.REPLAY, segment) != 1 << m:
+                self.fault(last, f"`J {segment} m{m}` never runs", f"add it behind `B {segment} m{m}`")
         for unit in self.view.flats if self.program.kind == "train" else ():
             if not self.updated[unit]:
                 self.fault(last, f"{unit} is never updated", f"add `U {unit}`")

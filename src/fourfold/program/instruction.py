@@ -15,12 +15,14 @@ class Op(Enum):
     RECOMPUTE               runs a segment's forward again to rebuild those activations
     BACKWARD                computes input and weight gradients; the head's does its forward too, chunk by chunk
     BACKWARD_INPUT, BACKWARD_WEIGHT     the two halves of a split backward (zero bubble)
+    REPLAY                  runs a segment's forward and backward once more and compares both, bit by bit, with the first time
     SEND_ACTIVATION, SEND_GRADIENT, RECV_ACTIVATION, RECV_GRADIENT     start a transfer between stages
     GATHER, FREE            all-gather a unit's parameters, drop them
     REDUCE                  sums a unit's gradients over its groups
     REDUCE_TIED             sums the gradients of a tensor that two stages share
     SUM_LOSS                sums the loss over all ranks that have a part of it, for the record
     BALANCE                 sums the loads of the experts over all ranks that route tokens, moves the balancing biases by them
+    CHECKSUM                compares checksums of what several ranks hold alike
     CLIP_NORM               computes the global gradient norm, and whether every gradient is finite
     UPDATE                  runs the optimizer on the local shard
     PARAMETER_ALL_GATHER    all-gathers parameters that ZeRO-1 and 2 updated shard by shard
@@ -34,6 +36,7 @@ class Op(Enum):
     BACKWARD = "B"
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
+    REPLAY = "J"
     SEND_ACTIVATION = "S>"
     SEND_GRADIENT = "S<"
     RECV_ACTIVATION = "R>"
@@ -44,6 +47,7 @@ class Op(Enum):
     REDUCE_TIED = "T"
     SUM_LOSS = "Y"
     BALANCE = "E"
+    CHECKSUM = "H"
     CLIP_NORM = "C"
     UPDATE = "U"
     PARAMETER_ALL_GATHER = "P"
@@ -52,8 +56,8 @@ class Op(Enum):
     __hash__ = object.__hash__  # members are single objects; Enum's own hash is a Python function, and slow
 
 
-COMPUTE_OPS = frozenset((Op.FORWARD, Op.RECOMPUTE, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
 BACKWARD_OPS = frozenset((Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT))
+COMPUTE_OPS = BACKWARD_OPS | {Op.FORWARD, Op.RECOMPUTE, Op.REPLAY}
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 TRANSFERS = SENDS | RECEIVES

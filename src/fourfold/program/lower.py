@@ -9,6 +9,7 @@ from fourfold.program.gathers import insert_gathers
 from fourfold.program.pattern import Step, Steps
 from fourfold.program.program import BufferKind, Buffers, Program
 from fourfold.program.reductions import insert_reductions
+from fourfold.program.replicas import insert_checksum
 from fourfold.program.schedule import Orders, forward_orders
 from fourfold.program.sizes import buffer_bytes, saved_parts
 from fourfold.program.spec import StepSpec
@@ -60,6 +61,7 @@ def _with_data_parallelism(steps: list[Step], view: RankView) -> Program:
     steps = insert_gathers(steps, view)
     steps = insert_reductions(steps, view)
     steps = append_update(steps, view)
+    steps = insert_checksum(steps, view)
     steps = sum_counts(steps, view.spec)
     return _assemble("train", steps, view)
 

@@ -47,7 +47,8 @@ def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
 def _last_writers(steps: list[Step], view: RankView) -> dict[int, list[tuple[str, bool]]]:
     """Index of a step -> the units whose gradient is complete after it, of a microbatch or (True) of the step."""
     units = {Name(f"grad/{unit}", False): unit for unit in view.flats}
-    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in BACKWARD_OPS]
+    writers = BACKWARD_OPS | {Op.REPLAY}
+    backward = [each for each in dict.fromkeys(pattern for pattern, _ in steps) if each.op in writers]
     written = {each: [units[buffer] for buffer in each.writes if buffer in units] for each in backward}
     final = dict.fromkeys((unit for found in written.values() for unit in found), -1)
     missing = set(final)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
 from fourfold.config.optimizers import AdamWSection, OptimizerSpec
+from fourfold.config.schema import FaultsSection
 from fourfold.layout import Layout, check_stages
 from fourfold.model.footprint import Shape
 from fourfold.model.spec import Segment, build_segments
@@ -19,6 +20,7 @@ Transport = Literal["exchange", "native"]
 class StepSpec:
     """The model, the layout, the number formats and how reductions travel; the same on every rank (`resolve_step` makes it).
 
+    `checksum`, `replay`: whether the step compares replicas, and computes a microbatch of every segment twice.
     `transport`: `exchange` (gloo: shards are sent straight to their owners, who sum them) or `native` (NCCL's own reductions).
     """
 
@@ -30,6 +32,16 @@ class StepSpec:
     document_mask: bool = False
     transport: Transport = "exchange"
     optimizer: OptimizerSpec = AdamWSection.spec
+    checksum: bool = False
+    replay: bool = False
+
+    def at_step(self, step: int, faults: FaultsSection) -> "StepSpec":
+        """The same step with the checks that are due in step number `step`, from 0."""
+
+        def due(every: int) -> bool:
+            return every > 0 and (step + 1) % every == 0
+
+        return replace(self, checksum=due(faults.checksum_every_steps), replay=due(faults.replay_every_steps))
 
     def with_microbatches(self, number: int) -> "StepSpec":
         """The same step with another number of microbatches."""

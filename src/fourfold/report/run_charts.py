@@ -121,6 +121,6 @@ def band_of(op: Op) -> str:
         return "forward"
     if op in BACKWARD_OPS:
         return "backward"
-    if op is Op.RECOMPUTE:
+    if op in (Op.RECOMPUTE, Op.REPLAY):
         return "recompute"
     return "wait" if op is Op.WAIT else "other"

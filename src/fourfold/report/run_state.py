@@ -161,6 +161,8 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
         "withhold": f"no checkpoint{at}: the last {event.get('skipped')} steps were skipped",
+        "skip": f"the gradients of step {step} are not finite: first {event.get('tensor') or 'that of no rank alone'}",
+        "corruption": f"found{at}: {event.get('message', '')}",
         "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
         "change": f"goes on{at} with {event.get('message', '')}",

@@ -1,8 +1,10 @@
 """The computing instructions: a segment's forward and backward on buffers by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fourfold.model.block import block_backward, block_forward
@@ -17,6 +19,7 @@ from fourfold.model.weights import FlatUnit, deferring
 from fourfold.program import Instruction, buffers
 from fourfold.program.buffers import deferred, dhidden, hidden, saved
 from fourfold.program.view import RankView
+from fourfold.runtime.corruption import Replayed, by_parameter, checksum
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit, is_live, set_storage
 
@@ -48,6 +51,8 @@ class SegmentRunner:
         self.loss: Tensor
         """Sum of the token losses that this rank has computed (the same on ranks that differ in tp: where the loss is summed over
         these too, the first has it), then its routers' balance and z losses, then the sums of MTP modules."""
+        self.replays: list[Replayed] = []
+        """Tensors that this step computed twice, in order."""
 
     def forward(self, step: Instruction) -> None:
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
@@ -71,13 +76,15 @@ class SegmentRunner:
 
     def _run_block(self, segment: Segment, m: int, kept: str | None) -> Tensor:
         """A block's forward. Keeps its activations under the name, if one is given."""
-        rebuilt = SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
-        arrays = Saved(rebuilt, keeps=kept is not None)
+        arrays = Saved(self._rebuilt(segment), keeps=kept is not None)
         if kept is not None:
             self._live[kept] = arrays
         x, batch = self._live[hidden(segment.name, m)], self._live[buffers.batch(m)]
         weights, balancing = self._weights[segment.name], self._balancing(segment)
         return block_forward(self._env, x, weights, batch, arrays, balancing, segment.depth)
+
+    def _rebuilt(self, segment: Segment) -> Iterable[str]:
+        return SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
 
     def _balancing(self, segment: Segment) -> Balancing | None:
         return self._routers.balancing(segment.name, self.loss[1:3])
@@ -115,6 +122,42 @@ class SegmentRunner:
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
         self._live[deferred(segment.name, m)].run()
         self._settle(segment.units)
+
+    def replay(self, step: Instruction) -> None:
+        """A segment's forward and backward once more. Notes in `replays` what it made of other bits than before."""
+        segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
+        weights, x, batch = (
+            self._weights[segment.name],
+            self._live[hidden(segment.name, m)],
+            self._live[buffers.batch(m)],
+        )
+        arrays, following = Saved(self._rebuilt(segment)), self._stages.following.get(segment.name, "")
+        balancing = self._balancing(segment)
+        if balancing is not None:  # the loads and losses are recorded already
+            balancing = replace(balancing, load=None, losses=torch.zeros_like(self.loss[1:3]))
+        if segment.kind == "block":
+            out = block_forward(self._env, x, weights, batch, arrays, balancing, segment.depth)
+            self._compare(step, f"the output of {segment.name}", out, self._live[hidden(following, m)])
+            del out
+        before = self._gradient_checksums(segment)
+        for unit in segment.units:
+            self._flats[unit].begin_gradients()
+        if segment.kind == "block":
+            upstream = self._live[dhidden(following, m)]
+            grad = block_backward(self._env, upstream, x, weights, batch, arrays, balancing, segment.depth)
+        else:
+            _, grad = losses_backward(self._env, x, batch, weights, self.num_targets)
+        self._settle(segment.units)
+        self._compare(step, f"the gradient of the input of {segment.name}", grad, self._live[dhidden(segment.name, m)])
+        for name, value in self._gradient_checksums(segment).items():
+            self.replays.append(Replayed(f"the gradient of {name}", step, value != before[name]))
+
+    def _compare(self, step: Instruction, what: str, again: Tensor, before: Tensor) -> None:
+        self.replays.append(Replayed(what, step, checksum(again) != checksum(before)))
+
+    def _gradient_checksums(self, segment: Segment) -> dict[str, Tensor]:
+        units = [self._units[name] for name in segment.units]
+        return {name: checksum(part) for unit in units for name, part in by_parameter(unit.flat, unit.grad)}
 
     def _input_gradient(self, segment: Segment, m: int) -> None:
         name, batch = segment.name, self._live[buffers.batch(m)]

@@ -20,7 +20,9 @@ from fourfold.program.totals import num_losses
 from fourfold.program.view import RankView
 from fourfold.runtime.collectives import AxisGroup, Handle, Phases
 from fourfold.runtime.compute import SegmentRunner
+from fourfold.runtime.corruption import ReplicaChecks, check_replays
 from fourfold.runtime.device import Side, read_back, side_stream, to_device
+from fourfold.runtime.finite import OwnGradients
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
@@ -78,6 +80,7 @@ class Executor:
         record_progress: Callable[[int], None] = lambda counter: None,
         operations: Operations = torch_operations,
         side: Side | None = None,
+        locate_nan: bool = False,
     ) -> None:
         self.view = view
         spec = view.spec
@@ -98,6 +101,9 @@ class Executor:
         parallel = bind_parallel(spec.layout, groups)
         self._compute = SegmentRunner(view, units, flats, weights, parallel, self._live, self.routers, operations)
         self._gradient_norm = GradientNorm(view, units, rank, device)
+        self._rank = rank
+        self.own_gradients = OwnGradients(spec.segments, units) if locate_nan else None
+        self.replicas = ReplicaChecks(view, units, groups, rank)
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -106,6 +112,7 @@ class Executor:
             Op.BACKWARD: self._compute.backward,
             Op.BACKWARD_INPUT: self._compute.backward_input,
             Op.BACKWARD_WEIGHT: self._compute.backward_weight,
+            Op.REPLAY: self._compute.replay,
             Op.SEND_ACTIVATION: self._send,
             Op.SEND_GRADIENT: self._send,
             Op.RECV_ACTIVATION: self._receive,
@@ -116,6 +123,7 @@ class Executor:
             Op.REDUCE_TIED: self._reduce_tied,
             Op.SUM_LOSS: self._sum_loss,
             Op.BALANCE: lambda step: self.routers.balance(self.groups[c.axes] for c in step.collectives),
+            Op.CHECKSUM: lambda step: self.replicas.compare(),
             Op.CLIP_NORM: self._clip_norm,
             Op.UPDATE: self._update,
             Op.PARAMETER_ALL_GATHER: self._all_gather_parameters,
@@ -172,6 +180,9 @@ class Executor:
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
         self._scale: float | DeviceClip = 1.0
         self._live.clear()
+        self._compute.replays.clear()
+        if self.own_gradients is not None:
+            self.own_gradients.clear()
         self._handles.clear()
 
     # Buffers
@@ -241,6 +252,8 @@ class Executor:
 
     def _reduce(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
+        if self.own_gradients is not None:
+            self.own_gradients.take(unit.flat.unit, step.microbatch or 0)
         if self._side is None:
             for earlier in self._handles.values():
                 earlier.advance()  # a reduction of several phases enters its next while later gradients are computed
@@ -279,6 +292,9 @@ class Executor:
     # Update
 
     def _clip_norm(self, step: Instruction) -> None:
+        check_replays(self._compute.replays, self._rank)
+        if self.own_gradients is not None:
+            self.own_gradients.take_others()
         total = self._gradient_norm.sum_of_squares()
         for collective in step.collectives:
             self.groups[collective.axes].all_reduce(total).wait()

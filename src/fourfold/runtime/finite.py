@@ -1,16 +1,21 @@
 """The first tensor of a step that holds an infinity or a NaN, on this rank."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fourfold.layout import FlatLayout
+from fourfold.model.spec import Segment
 from fourfold.program import Instruction
 from fourfold.program.instruction import BACKWARD_OPS, COMPUTE_OPS
-from fourfold.runtime.executor import Executor
+from fourfold.runtime.corruption import by_parameter
 from fourfold.runtime.units import Unit, is_live
+
+if TYPE_CHECKING:
+    from fourfold.runtime.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class BadTensor:
 class FirstBadTensor:
     """The executor's observer that finds it; `found` is None until then. It waits for the device after every instruction."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: "Executor") -> None:
         self._executor = executor
         self._segments = [segment.name for segment in executor.view.spec.segments]
         self.found = bad_state(executor.units.values())
@@ -53,6 +58,38 @@ class FirstBadTensor:
             return f"the gradient of {_parameter(self._executor.units[rest].flat, index)}"
         segment = rest.partition("/")[0]
         return f"the {'gradient of the ' if kind == 'dhidden' else ''}input of {segment}"
+
+
+class OwnGradients:
+    """Norms of this rank's gradients before they are summed with others', parameter by parameter, of one step."""
+
+    def __init__(self, segments: Sequence[Segment], units: Mapping[str, Unit]) -> None:
+        self._units = units
+        self._places = {unit.name: place for place, segment in enumerate(segments) for unit in segment.own}
+        self._taken: list[tuple[str, int, tuple[str, ...], tuple[Tensor, ...]]] = []
+
+    def clear(self) -> None:
+        """Before a step."""
+        self._taken.clear()
+
+    def take(self, unit: str, microbatch: int) -> None:
+        """Before the reduction of the unit's gradient."""
+        names, parts = zip(*by_parameter(self._units[unit].flat, self._units[unit].grad), strict=True)
+        self._taken.append((unit, microbatch, names, torch._foreach_norm(parts)))
+
+    def take_others(self) -> None:
+        """Before the update: of units that nobody reduces."""
+        for name in self._units.keys() - {unit for unit, *_ in self._taken}:
+            self.take(name, 0)
+
+    def first_bad(self) -> BadTensor | None:
+        """The first that is not finite, in the order of backward. Waits for the device."""
+        found = []
+        for unit, microbatch, names, norms in self._taken:
+            bad = torch.stack(norms).isfinite().logical_not().tolist()
+            order = (microbatch + 1) * len(self._places) - self._places[unit]
+            found += [BadTensor(order, f"the gradient of {names[bad.index(True)]}")] if any(bad) else []
+        return min(found, key=lambda each: each.order, default=None)
 
 
 def bad_state(units: Iterable[Unit]) -> BadTensor | None:

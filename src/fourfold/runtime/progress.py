@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -187,9 +187,10 @@ def entry_of(started: Instruction, other: Program) -> int:
 
 
 def describe_positions(
-    programs: Mapping[int, Sequence[Program]], layout: Layout, positions: Sequence[Position]
+    programs: Callable[[str, int], Sequence[Program]], layout: Layout, positions: Sequence[Position]
 ) -> list[str]:
-    """One line for each rank: step, counter, instruction, and its age. `programs`: by kind, of every pipeline coordinate."""
+    """One line for each rank: step, counter, instruction, and its age. `programs`: of every pipeline coordinate, for a kind and
+    a step."""
     lines = []
     for rank, place in enumerate(positions):
         ago = f"{time.time() - place.time:.1f} s ago"
@@ -198,7 +199,7 @@ def describe_positions(
                 f"rank {rank}: {ACTIVITIES[place.kind]} step {place.step}, {ago}" if place.pid else f"rank {rank}: gone"
             )
             continue
-        program = programs[place.kind][layout.coordinates(rank)["pp"]]
+        program = programs("train" if place.kind == TRAINING else "evaluate", place.step)[layout.pp_rank(rank)]
         known = place.counter < len(program.instructions)
         what = f"`{program.instructions[place.counter].short}`" if known else "the end"
         lines.append(f"rank {rank}: step {place.step} #{place.counter} {what}, {ago}")

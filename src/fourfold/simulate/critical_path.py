@@ -157,6 +157,6 @@ class _Walk:
 
 def _collective(step: Instruction) -> str:
     """`dp_shard reduce`; what the norm and the loss need is small and goes together."""
-    if step.op in (Op.CLIP_NORM, Op.COUNT, Op.SUM_LOSS, Op.BALANCE):
+    if step.op in (Op.CHECKSUM, Op.CLIP_NORM, Op.COUNT, Op.SUM_LOSS, Op.BALANCE):
         return "norm and other sums"
     return f"{step.stream} {step.op.name.lower().replace('_', ' ')}"

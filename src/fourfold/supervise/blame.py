@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.layout import Layout
-from fourfold.program import Program, lower_pipeline
+from fourfold.program import Program
 from fourfold.runtime.progress import (
     ACTIVITIES,
     ENDED,
@@ -25,6 +24,7 @@ from fourfold.runtime.progress import (
 
 _ORDER = {STARTING: -1, EVALUATING: 0, SAVING: 1, READING: 2, TRAINING: 3, ENDED: 4}
 """The order in which a rank does these while its position names one step."""
+_KINDS = {TRAINING: "train", EVALUATING: "evaluate"}
 _SHOWN = 4
 _COMMUNICATION = ("torch/distributed/", "runtime/collectives.py", "runtime/norm.py")
 
@@ -81,14 +81,9 @@ class Blame:
             EVALUATING: replace(resolved.layout, num_microbatches=resolved.evaluation_spec.layout.num_microbatches),
         }
 
-    @cached_property
-    def _programs(self) -> Mapping[int, Sequence[Program]]:
-        """By kind of a position, the programs of every pipeline coordinate."""
-        run = self._resolved
-        return {
-            TRAINING: lower_pipeline(run.spec, compiled=run.compiled),
-            EVALUATING: lower_pipeline(run.evaluation_spec, "evaluate", run.compiled),
-        }
+    def _programs(self, place: Position) -> Sequence[Program]:
+        """The programs of every pipeline coordinate, of the kind and step of a position."""
+        return self._resolved.programs_at(_KINDS[place.kind], place.step)
 
     def verdict(self, seen: Sequence[Sighting]) -> Verdict:
         """The rank at fault, of ranks that no longer get on."""
@@ -105,7 +100,9 @@ class Blame:
         more = [f"and {len(chain) - _SHOWN} more"] if len(chain) > _SHOWN else []
         place = self.place(seen[rank].position, rank)
         message = "; ".join([f"rank {rank} {words[cause]} at {place}", *chain[:_SHOWN], *more])
-        return Verdict(rank, cause, message, self.instruction(seen[rank].position, rank))
+        position = seen[rank].position
+        doing = ACTIVITIES[position.kind].removesuffix(" of")
+        return Verdict(rank, cause, message, self.instruction(position, rank) or doing)
 
     def waits(self, rank: int, seen: Sequence[Sighting]) -> list[WaitingRank]:
         """For whom a rank waits, where it stands now. Empty: for nobody."""
@@ -125,7 +122,7 @@ class Blame:
         if not waits_for_others(program)[place.counter]:
             return []
         start = start_of(program, place.counter)
-        layout, programs = self._layouts[place.kind], self._programs[place.kind]
+        layout, programs = self._layouts[place.kind], self._programs(place)
         found = []
         for axes, members in peers_of(rank, program.instructions[start], layout):
             for member in members:
@@ -200,6 +197,6 @@ class Blame:
         return steps[position.counter].short if position.counter < len(steps) else "end"
 
     def _program(self, place: Position, rank: int) -> Program | None:
-        if place.kind not in self._programs:
+        if place.kind not in self._layouts:
             return None
-        return self._programs[place.kind][self._layouts[place.kind].coordinates(rank)["pp"]]
+        return self._programs(place)[self._layouts[place.kind].coordinates(rank)["pp"]]

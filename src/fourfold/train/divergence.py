@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from fourfold.config import FinalFailure, RunConfig
-from fourfold.runtime.finite import BadTensor, bad_state
+from fourfold.runtime.corruption import Corruption
+from fourfold.runtime.finite import BadTensor, OwnGradients, bad_state
 from fourfold.runtime.units import Unit
+from fourfold.train.metrics import append_event
 from fourfold.train.session import RankContext
 
 _RANK_BITS = 24
@@ -18,11 +21,18 @@ class SkippedSteps:
         self._config = config
         self.in_a_row = 0
         """0 while the latest step was taken: then, and only then, its state is worth saving."""
+        self.located: str | None = None
+        """The first bad gradient of the latest step that was skipped."""
 
     def count(self, skipped: bool) -> bool:
         """Takes in a step; whether the run has diverged."""
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         return self.in_a_row >= self._config.run.max_skipped_steps
+
+    def locate(self, gradients: OwnGradients | None, context: RankContext) -> str | None:
+        """The first bad gradient of a skipped step, with its rank, the same on every rank; None where no rank knows."""
+        self.located = _agree_on_first(gradients.first_bad() if gradients is not None else None, context)
+        return self.located
 
     def failure(self, step: int, found: BadTensor | None, saved: int | None, context: RankContext) -> FinalFailure:
         """The message of the run's end after step `step`, the same on every rank.
@@ -31,6 +41,8 @@ class SkippedSteps:
         """
         agreed = _agree_on_first(found, context)
         where = f"the first bad tensor is {agreed}" if agreed is not None else "the same step run once more was finite"
+        if agreed is None and self.located is not None:
+            where += f", at first it was {self.located}"
         return self._failure(
             f"the gradients of {self.in_a_row} steps in a row, {step - self.in_a_row} to {step - 1}, were not finite, so these "
             f"steps were skipped; {where}",
@@ -51,6 +63,12 @@ class SkippedSteps:
             f"diverged: {what}; {before}; what helps: {clip}a lower optimizer.lr ({section.lr:g} here); run.max_skipped_steps = "
             f"{limit} is the limit"
         )
+
+
+def tell_corruption(error: Corruption, out: Path, step: int, rank: int) -> None:
+    """Writes an event, once for those who found it together."""
+    if rank == error.ranks[0]:
+        append_event(out, "corruption", step=step, ranks=list(error.ranks), tensor=error.what, message=str(error))
 
 
 def _agree_on_first(found: BadTensor | None, context: RankContext) -> str | None:

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program import Program, digest, lower_evaluation, lower_pipeline, lower_step
-from fourfold.program.liveness import ledger
+from fourfold.program import Program, digest, lower_evaluation, lower_pipeline
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
+from fourfold.runtime.corruption import Corruption
 from fourfold.runtime.executor import Executor, Observer, StepResult, StepTimeout
 from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.optimizer import learning_rate
@@ -43,7 +42,7 @@ from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
-from fourfold.train.divergence import SkippedSteps
+from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import check_sent, rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event, finite
@@ -51,6 +50,7 @@ from fourfold.train.peak import Peak
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.step_programs import StepPrograms
 
 
 class Training:
@@ -66,7 +66,8 @@ class Training:
         self.spec = resolve_step(self.config, model, layout, transport)  # type: ignore[arg-type]
         layout = self.spec.layout
         self.view = rank_view(self.spec, layout.coordinates(context.rank)["pp"])
-        self.program = lower_step(self.view)
+        self.programs = StepPrograms(self.view, self.config.faults)
+        self.program = self.programs.plain.program
         self.steps = num_steps(self.config)
         self.tables = feed_tables(self.spec, context.device)
         table = json.loads((out / "data.json").read_text())
@@ -86,7 +87,8 @@ class Training:
         section = self.config.optimizer
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
-            self.view, self.units, self.groups, section, context.device, context.rank, record_progress=self.board.record
+            *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
+            locate_nan=self.config.faults.locate_nan,
         )
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
@@ -107,7 +109,6 @@ class Training:
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
         self.peak_bytes = 0
         self.sent_bytes: dict[str, int] = {}
-        self.declared_bytes = ledger(self.program)
         self.clock = StepClock(context.device)
 
     def _refuse(self, step: int, problem: str) -> None:
@@ -135,6 +136,8 @@ class Training:
         try:
             return self._run(log)
         except RunFailure as error:
+            if isinstance(error, Corruption):
+                tell_corruption(error, self.out, self.step, self.context.rank)
             if log is not None and "FOURFOLD_GENERATION" not in os.environ:  # else the supervisor says so
                 log.event("failure", step=self.step, message=str(error))
             raise
@@ -163,11 +166,15 @@ class Training:
             self.clock.finish(seconds)
             self.sent_bytes = {axes: group.sent_bytes - before[axes] for axes, group in self.groups.items()}
             if not self.spec.model.num_experts:  # with experts the router decides who sends
-                check_sent(self.program, self.declared_bytes, self.sent_bytes, self.context.rank, self.step)
+                ran = self.programs.at(self.step)
+                check_sent(ran.program, ran.declared_bytes, self.sent_bytes, rank, self.step)
             self.tokens += config.batch.global_sequences * config.batch.sequence_length
             self.skipped += result.skipped
             self.chain = extend(self.chain, self.step, result)
             diverged = self.skips.count(result.skipped)
+            if result.skipped:
+                tensor = self.skips.locate(self.executor.own_gradients, self.context)
+                _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
             tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
             values: dict[str, Any] = {
@@ -219,25 +226,27 @@ class Training:
         self.board.enter(READING, self.step)
         rows = self.batches.batch(self.step, rank_rows(self.spec.layout, self.context.rank))
         feed = self._feed(rows)
-        self.board.enter(TRAINING, self.step, self.program)
+        program = self.programs.at(self.step).program
+        self.board.enter(TRAINING, self.step, program)
         try:
             if self.peak_bytes == 0 and self.context.device.type == "cpu":
-                return self._tracked_step(feed, lr)
-            if observer is None:
+                return self._tracked_step(program, feed, lr)
+            if observer is None and program is self.program:
                 self.clock.begin(self.step)
-            result = self.executor.run(self.program, feed, lr, observer or self.clock)
+                observer = self.clock
+            result = self.executor.run(program, feed, lr, observer)
         except StepTimeout as error:
-            raise self._explain(error, self.program) from error
+            raise self._explain(error, program) from error
         if self.context.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.context.device)
         return result
 
-    def _tracked_step(self, feed: RowFeed, lr: float) -> StepResult:
+    def _tracked_step(self, program: Program, feed: RowFeed, lr: float) -> StepResult:
         """One step with every tensor followed: the measured peak of live tensor bytes, which every later step repeats."""
         tracker = MemoryTracker()
         watch_units(tracker, self.units.values(), self.tables)
         with tracker:
-            result = self.executor.run(self.program, feed, lr)
+            result = self.executor.run(program, feed, lr)
         self.peak_bytes = tracker.peak_bytes
         return result
 
@@ -250,11 +259,11 @@ class Training:
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
         positions = read_positions(self.out)
-        layout = self.spec.layout
+        spec = self.programs.at(self.step).spec
         if program is self.evaluation:
-            layout = replace(layout, num_microbatches=self.evaluation_microbatches)
-        programs = lower_pipeline(replace(self.spec, layout=layout), program.kind)
-        where = describe_wait(self.context.rank, error.index, self.step, programs, layout, positions)
+            spec = self.spec.with_microbatches(self.evaluation_microbatches)
+        programs = lower_pipeline(spec, program.kind)
+        where = describe_wait(self.context.rank, error.index, self.step, programs, spec.layout, positions)
         cause = str(error).splitlines()[0]
         return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
 
@@ -275,6 +284,8 @@ class Training:
 
     def _save_state(self, last: bool) -> None:
         self.skips.require_finite(self.units.values(), self.saved_step, self.context)
+        if self.config.faults.checksum_every_steps:
+            self.executor.replicas.compare()
         info: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,

@@ -38,16 +38,17 @@ def fail() -> None:
 
 def install() -> None:
     from fourfold.data.batches import GlobalBatches
+    from fourfold.runtime.compute import SegmentRunner
     from fourfold.runtime.executor import Executor
 
-    read, clip = GlobalBatches.batch, Executor._clip_norm
+    read, clip, backward, run = GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward, Executor.run
     here = [-1]
 
     def batch(self, at, rows):
         here[0] = at
         if what == "slow" and os.environ.get("RANK") == rank:
             time.sleep(0.05)
-        elif what not in ("skip", "loop", "slow") and is_due(at):
+        elif what in ("exit", "leave", "error", "sleep") and is_due(at):
             fail()
         return read(self, at, rows)
 
@@ -59,7 +60,29 @@ def install() -> None:
             return
         clip(self, instruction)
 
-    GlobalBatches.batch, Executor._clip_norm = batch, clip_norm
+    def spoilt_backward(self, instruction):
+        backward(self, instruction)
+        if what in ("gradient", "nan") and instruction.short == "B b1 m0" and is_due(here[0]):
+            spoil(self._units["b1"].grad, what == "nan")
+
+    def spoilt_run(self, program, *rest):
+        if what in ("parameter", "state") and program.kind == "train" and is_due(here[0]):
+            unit = self.units["b1"]
+            spoil(unit.params if what == "parameter" else unit.optimizer.state["exp_avg"], False)
+        return run(self, program, *rest)
+
+    GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward = batch, clip_norm, spoilt_backward
+    Executor.run = spoilt_run
+
+
+def spoil(tensor, to_nan: bool) -> None:
+    """Flips one bit of the fourth element, or makes it NaN."""
+    import torch
+
+    if to_nan:
+        tensor[3] = torch.nan
+    else:
+        tensor[3:4].view(torch.int32).bitwise_xor_(1 << 20)
 
 
 if what and "fourfold.train.fork_server" in sys.orig_argv:

@@ -2,6 +2,7 @@
 
 from tests.support.program_mutations import (  # noqa: F401 (each fills the tables)
     any_instruction,
+    checks,
     computation,
     data_parallel,
     halves_and_ties,
