@@ -76,9 +76,7 @@ def test_an_address_that_is_not_this_machines(address: str) -> None:
 
 
 def test_a_machine_to_which_nobody_says_where_the_store_is_ends_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(
-        RunFailure, match=r"machine 3 waited 0 s for machine 0.*start all as one user.*run.timeout_seconds"
-    ):
+    with pytest.raises(RunFailure, match=r"rank 3 waited 0 s for number 0.*start all as one user.*run.timeout_seconds"):
         follow(
             RunFolder(tmp_path), rank_of(TORCHRUN), "now", lambda: 1, 0, lambda ranks: 1, FaultsSection(), 0.05, print
         )

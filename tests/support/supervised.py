@@ -134,6 +134,11 @@ class Supervised:
         os.kill(old[rank], signal.SIGKILL)
         self.wait_until(lambda: self.has_replaced(old))
 
+    def kill_rank_for_ever(self, rank: int) -> None:
+        """Kills a rank that cannot start again, and waits until that was noticed."""
+        os.kill(self.pids[rank], signal.SIGKILL)
+        self.wait_until(lambda: self.events("lose"))
+
     def has_replaced(self, old: list[int]) -> bool:
         """Whether all ranks are other processes than `old`, and have reported."""
         now = self.pids

@@ -110,7 +110,7 @@ def train(
     member = member_of(os.environ)
     if member is not None:
         raise UserError(
-            f"this process is number {member.index} of {member.count} of another launcher; fourfold.train starts all ranks "
+            f"this process is {member} of {member.count} of another launcher; fourfold.train starts all ranks "
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(run, out))

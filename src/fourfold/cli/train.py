@@ -10,7 +10,7 @@ from fourfold.api.training import check_request, train_locally
 from fourfold.cli.outcome import conclude, say_finished
 from fourfold.cli.take_part import take_part
 from fourfold.config import load_run
-from fourfold.launch.external import Member, member_of, with_master
+from fourfold.launch.external import member_of, with_master
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command
@@ -65,8 +65,8 @@ def train(
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
-    member = member_of(with_master(os.environ, master), nodes, node_rank)
-    return train_with(Command(run, overrides, ranks, out), change=change, spares=spares, member=member)
+    command = Command(run, overrides, ranks, out)
+    return train_with(command, change=change, spares=spares, nodes=nodes, node_rank=node_rank, master=master)
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
@@ -88,11 +88,14 @@ def train_with(
     grace_seconds: float = 10.0,
     change: bool = False,
     spares: int = 0,
-    member: Member | None = None,
+    nodes: int | None = None,
+    node_rank: int | None = None,
+    master: str | None = None,
 ) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else Path("runs") / command.run_file.stem)
+    member = member_of(with_master(os.environ, master), nodes, node_rank)
     if member is not None and member.index > 0:
         return take_part(config, folder, command, member, spares)
     end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, spares, member)

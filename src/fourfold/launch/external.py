@@ -34,6 +34,9 @@ class Member:
     launch: str
     is_restarted: bool = False
 
+    def __str__(self) -> str:
+        return f"{'machine' if self.slots is None else 'rank'} {self.index}"
+
     def environment(self) -> dict[str, str]:
         """The variables by which this member's ranks find the others."""
         own = loopback_interface() if self.is_alone else {}

@@ -59,8 +59,8 @@ def follow(
                 return LaunchOutcome(128 + stop.received[0])
             if time.monotonic() > deadline:
                 raise RunFailure(
-                    f"{folder.path}: machine {member.index} waited {patience:.0f} s for machine 0 to say in .rendezvous where the "
-                    f"run's store is; see what machine 0 says, put --out on a disk that all machines share, start all as one user "
+                    f"{folder.path}: {member} waited {patience:.0f} s for number 0 to say in .rendezvous where the "
+                    f"run's store is; see what that one says, put --out on a disk that all machines share, start all as one user "
                     f"(who alone may read that file), or raise run.timeout_seconds"
                 )
             time.sleep(_TRY_SECONDS / 10)

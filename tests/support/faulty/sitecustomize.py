@@ -1,7 +1,7 @@
 """Faults inside a rank, for ranks that are started with this folder on PYTHONPATH.
 
 FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
-in the folder FOURFOLD_TEST_COUNTER.
+in the folder FOURFOLD_TEST_COUNTER. `device:NUMBER:::` is a device that does not work while the file `broken` is there.
 """
 
 import os
@@ -39,15 +39,22 @@ def fail() -> None:
 def install() -> None:
     from fourfold.data.batches import GlobalBatches
     from fourfold.runtime.executor import Executor
+    from fourfold.train import session
 
     read, clip = GlobalBatches.batch, Executor._clip_norm
-    here = [-1]
+    here, choose = [-1], session.choose_device
+
+    def choose_device(section):
+        broken = what == "device" and (Path(os.environ["FOURFOLD_TEST_COUNTER"]) / "broken").exists()
+        if broken and os.environ.get("LOCAL_RANK") == rank:
+            raise RuntimeError(f"device {rank} does not answer")
+        return choose(section)
 
     def batch(self, at, rows):
         here[0] = at
         if what == "slow" and os.environ.get("RANK") == rank:
             time.sleep(0.05)
-        elif what not in ("skip", "loop", "slow") and is_due(at):
+        elif what not in ("skip", "loop", "slow", "device") and is_due(at):
             fail()
         return read(self, at, rows)
 
@@ -59,7 +66,7 @@ def install() -> None:
             return
         clip(self, instruction)
 
-    GlobalBatches.batch, Executor._clip_norm = batch, clip_norm
+    GlobalBatches.batch, Executor._clip_norm, session.choose_device = batch, clip_norm, choose_device
 
 
 if what and "fourfold.train.fork_server" in sys.orig_argv:
