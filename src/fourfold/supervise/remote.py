@@ -126,7 +126,8 @@ class RemoteRanks:
     def ask_for_calls(self) -> int:
         """Asks for the ranks' calls; the number of the report's `obeyed` from which on they are there."""
         report = self.machine.report
-        return self.machine.order("calls") if report is not None and report.obeyed >= self._started else 0
+        hears = report is not None and report.obeyed >= self._started and self.machine.silent < _FRESH_SECONDS
+        return self.machine.order("calls") if hears else 0
 
     def ask(self) -> None:
         if self.alive():
