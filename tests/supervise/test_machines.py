@@ -149,3 +149,36 @@ def test_under_torchrun_ranks_are_supervised_too(run_file: Path, undisturbed, tm
     (failure,) = [row for row in read_lines(out / "events.jsonl") if row["event"] == "failure"]
     assert failure["message"].startswith("rank 1 was killed by signal 9")
     assert left_by(out) == undisturbed
+
+
+@pytest.mark.faults
+def test_a_spare_machine_takes_the_place_of_one_that_leaves(run_file: Path, undisturbed, tmp_path: Path) -> None:
+    port, out = free_port(), tmp_path / "run"
+    with (
+        on_machines(run_file, out, machine=2, port=port) as spare,
+        on_machines(run_file, out, machine=0, port=port) as leader,
+    ):
+        with on_machines(run_file, out, machine=1, port=port) as other:
+            leader.wait_for_step(6)
+            assert not (out / "progress-2.bin").exists(), "a spare machine trains nothing"
+            other.process.kill()
+        assert leader.finish() == 0, leader.printed
+        assert spare.finish(10) == 0, spare.printed
+        assert (out / "progress-2.bin").exists()
+        assert leader.events("wait") == []
+    assert left_by(out) == undisturbed
+
+
+@pytest.mark.faults
+def test_two_supervisors_that_claim_one_number_end_the_run(run_file: Path, tmp_path: Path) -> None:
+    with two_machines(run_file, tmp_path / "run", "batch.steps=100000") as (leader, other):
+        leader.wait_for_step(3)
+        words = [word for word in other.process.args if isinstance(word, str)]
+        twin = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            assert leader.finish() == 1, leader.printed
+            assert "say that they are machine 1" in leader.printed
+            assert other.finish(10) == 1, other.printed
+        finally:
+            twin.kill()
+            twin.wait()

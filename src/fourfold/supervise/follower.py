@@ -103,6 +103,7 @@ class _Follower:
         self._store: tuple[int, bytes] | None = None
         self._ranks: LocalRanks | None = None
         self._heard = time.monotonic()
+        self._has_ended = False
         self._failures: list[RankFailure] = []
 
     def run(self, patience: float, on_notice: Callable[[str], None]) -> LaunchOutcome:
@@ -124,6 +125,10 @@ class _Follower:
                 if order is not None:
                     self._obey(order)
                     reported = 0.0
+            if self._has_ended:
+                self.kill()
+                finished = self._folder.finished_step() is not None
+                return LaunchOutcome(0 if finished else 1, "" if finished else "see what it says")
             silent = time.monotonic() - self._heard
             if silent > self._limit and not is_cut_off:
                 is_cut_off = True
@@ -220,6 +225,9 @@ class _Follower:
         """Raises where the leader cannot be reached, or has not said where it is."""
         found = find_store(self._folder, self._token)
         if found is None:
+            self._has_ended = (
+                self._store is not None
+            )  # a leader that ends takes its word back, one that is killed does not
             raise EOFError("no store is announced")
         if found != self._store:  # another launch of the leader
             self.kill()
