@@ -1,10 +1,9 @@
-"""Ranks that torchrun and Slurm start: how each reads its environment, and how they wait for the first."""
+"""Supervisors that torchrun, Slurm, Kubernetes or a person start: how each reads its environment."""
 
 import pytest
 
-from fourfold.config import RunConfig, RunFailure, UserError, parse_run
-from fourfold.launch.external import external_rank, start_token, wait_for_start
-from fourfold.launch.run_folder import RunFolder
+from fourfold.config import RunConfig, UserError, parse_run
+from fourfold.launch.external import member_of, start_token, with_master
 
 TORCHRUN = {
     "RANK": "3",
@@ -23,16 +22,17 @@ def run() -> RunConfig:
 
 
 def test_torchrun_is_read() -> None:
-    rank = external_rank(TORCHRUN)
+    rank = member_of(TORCHRUN)
     assert rank is not None
-    assert (rank.rank, rank.world_size, rank.local_rank, rank.local_ranks) == (3, 8, 1, 2)
+    assert (rank.index, rank.count, rank.local_index, rank.local_count) == (3, 8, 1, 2)
+    assert rank.slots == 1
     assert rank.environment()["MASTER_ADDR"] == "node1"
 
 
 def test_slurm_is_read_and_names_its_first_node() -> None:
-    rank = external_rank(SLURM)
+    rank = member_of(SLURM)
     assert rank is not None
-    assert (rank.rank, rank.world_size, rank.local_rank) == (5, 8, 1)
+    assert (rank.index, rank.count, rank.local_index) == (5, 8, 1)
     assert rank.master_address == "gpu07"
 
 
@@ -41,7 +41,7 @@ def test_slurm_is_read_and_names_its_first_node() -> None:
     [("gpu[07-09,12],login", "gpu07"), ("a1,b2", "a1"), ("r[1-2]n[03,07]-ib,x", "r1n03-ib"), ("", "127.0.0.1")],
 )
 def test_the_first_of_slurms_nodes_is_found(nodes: str, first: str) -> None:
-    rank = external_rank({**SLURM, "SLURM_JOB_NODELIST": nodes})
+    rank = member_of({**SLURM, "SLURM_JOB_NODELIST": nodes})
     assert rank is not None
     assert rank.master_address == first
 
@@ -50,25 +50,25 @@ def test_the_first_of_slurms_nodes_is_found(nodes: str, first: str) -> None:
     ("told", "node", "local"), [("4(x2)", "1", 4), ("4(x2),3", "2", 3), ("5,3", "1", 3), ("", "0", 8), ("x", "0", 8)]
 )
 def test_slurms_ranks_on_a_node_are_counted(told: str, node: str, local: int) -> None:
-    rank = external_rank({**SLURM, "SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node})
+    rank = member_of({**SLURM, "SLURM_STEP_TASKS_PER_NODE": told, "SLURM_NODEID": node})
     assert rank is not None
-    assert rank.local_ranks == local
+    assert rank.local_count == local
 
 
 def test_slurm_tells_the_cpus_of_a_rank() -> None:
-    told, untold = external_rank({**SLURM, "SLURM_CPUS_PER_TASK": "6"}), external_rank(SLURM)
+    told, untold = member_of({**SLURM, "SLURM_CPUS_PER_TASK": "6"}), member_of(SLURM)
     assert told is not None
     assert untold is not None
     assert (told.cpus, untold.cpus) == (6, None)
-    torchrun = external_rank({**TORCHRUN, "SLURM_CPUS_PER_TASK": "6"})  # of all ranks of torchrun's node together
+    torchrun = member_of({**TORCHRUN, "SLURM_CPUS_PER_TASK": "6"})  # of all ranks of torchrun's node together
     assert torchrun is not None
     assert torchrun.cpus is None
 
 
 def test_torchrun_goes_before_the_slurm_job_it_runs_in() -> None:
-    rank = external_rank({**SLURM, **TORCHRUN})
+    rank = member_of({**SLURM, **TORCHRUN})
     assert rank is not None
-    assert rank.rank == 3
+    assert rank.index == 3
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_torchrun_goes_before_the_slurm_job_it_runs_in() -> None:
     ],
 )
 def test_a_process_that_nobody_started_as_a_rank_is_none(environment: dict[str, str]) -> None:
-    assert external_rank(environment) is None
+    assert member_of(environment) is None
 
 
 @pytest.mark.parametrize(
@@ -89,25 +89,71 @@ def test_a_process_that_nobody_started_as_a_rank_is_none(environment: dict[str, 
 )
 def test_malformed_variables_are_named(change: dict[str, str]) -> None:
     with pytest.raises(UserError, match=next(iter(change))):
-        external_rank({**TORCHRUN, **change})
+        member_of({**TORCHRUN, **change})
 
 
 def test_the_start_token_is_common_to_a_launch_and_changes_with_the_run() -> None:
-    first, other = external_rank({**TORCHRUN, "RANK": "0"}), external_rank(TORCHRUN)
+    first, other = member_of({**TORCHRUN, "RANK": "0"}), member_of(TORCHRUN)
     assert first is not None
     assert other is not None
     assert start_token(run(), first) == start_token(run(), other)
-    restarted = external_rank({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
+    restarted = member_of({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
     assert restarted is not None
     assert start_token(run(), restarted) != start_token(run(), first)
 
 
-def test_waiting_ends_with_the_token_and_only_with_it(tmp_path) -> None:
-    folder = RunFolder(tmp_path / "out")
-    with pytest.raises(RunFailure, match="rank 1 waited"):
-        wait_for_start(folder, "now", 1, 0.05)
-    folder.write(run(), {"prepared": "x", "start": "earlier"})
-    with pytest.raises(RunFailure, match="timeout_seconds"):
-        wait_for_start(folder, "now", 1, 0.05)
-    folder.write(run(), {"prepared": "x", "start": "now"})
-    wait_for_start(folder, "now", 1, 0.05)
+MACHINES = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29511"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        MACHINES,
+        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "29511"},
+        {**MACHINES, "NODE_RANK": "", "JOB_COMPLETION_INDEX": "1"},
+        {
+            **MACHINES,
+            "NODE_RANK": "",
+            "MASTER_ADDR": "",
+            "SLURM_NODEID": "1",
+            "SLURM_JOB_NODELIST": "10.0.0.1,10.0.0.2",
+        },
+    ],
+)
+def test_machines_are_read(environment: dict[str, str]) -> None:
+    member = member_of(environment)
+    assert member is not None
+    assert (member.index, member.count, member.slots, member.master_address) == (1, 2, None, "10.0.0.1")
+    assert member.master_port == 29511
+
+
+def test_flags_go_before_the_environment() -> None:
+    told = with_master({**TORCHRUN, **MACHINES}, "[::1]:300")
+    member = member_of(told, nodes=3, node_rank=0)
+    assert member is not None
+    assert (member.index, member.count, member.master_address, member.master_port) == (0, 3, "::1", 300)
+    spare = member_of(told, nodes=3, node_rank=3)
+    assert spare is not None
+    assert spare.index == spare.count, "a machine from number --nodes on is spare"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node_rank", "environment", "words"),
+    [
+        (None, 1, {}, "--node-rank 1 without --nodes"),
+        (2, None, {"MASTER_ADDR": "a"}, "--node-rank missing"),
+        (0, 0, {"MASTER_ADDR": "a"}, "--nodes 0"),
+        (2, -1, {"MASTER_ADDR": "a"}, "--node-rank -1"),
+        (2, 1, {}, "--master ADDRESS"),
+        (2, 1, {"MASTER_ADDR": "a", "MASTER_PORT": "x"}, "MASTER_PORT"),
+    ],
+)
+def test_flags_that_do_not_fit_are_named(nodes, node_rank, environment, words) -> None:
+    with pytest.raises(UserError, match=words):
+        member_of(environment, nodes, node_rank)
+
+
+@pytest.mark.parametrize("master", ["", "10.0.0.1", ":29500"])
+def test_an_address_without_a_port_is_named(master: str) -> None:
+    with pytest.raises(UserError, match="--master"):
+        with_master({}, master)

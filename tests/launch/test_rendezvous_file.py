@@ -1,4 +1,4 @@
-"""Ranks of another launcher find the store through a file that only their user can read."""
+"""Supervisors of other machines find the store through a file that only their user can read."""
 
 import json
 import stat
@@ -8,31 +8,33 @@ from pathlib import Path
 import pytest
 
 from fourfold.config import RunFailure, parse_run
-from fourfold.launch.external import ExternalRank, external_rank, start_token
-from fourfold.launch.rendezvous_file import find_store, listening_hosts, serving
+from fourfold.config.schema import FaultsSection
+from fourfold.launch.external import Member, member_of, start_token
+from fourfold.launch.rendezvous_file import announced, find_store, listening_hosts, open_store
 from fourfold.launch.run_folder import RunFolder
-from fourfold.rendezvous.frames import SECRET
+from fourfold.rendezvous.server import StoreServer
+from fourfold.supervise.follower import follow
 from tests.launch.test_external_ranks import SLURM, TORCHRUN
 
 ALONE = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "0"}
 
 
-def rank_of(environment: dict[str, str]) -> ExternalRank:
-    rank = external_rank(environment)
+def rank_of(environment: dict[str, str]) -> Member:
+    rank = member_of(environment)
     assert rank is not None
     return rank
 
 
 def test_the_file_is_private_and_gone_afterwards(tmp_path: Path) -> None:
-    folder, rank = RunFolder(tmp_path), rank_of(ALONE)
-    with serving(folder, rank, "this") as told:
+    folder, server = RunFolder(tmp_path), StoreServer()
+    with announced(folder, server, "this"):
         (file,) = tmp_path.iterdir()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        assert find_store(folder, rank, "this", 0.0) == told
-        assert len(bytes.fromhex(told[SECRET])) == 32
-        with pytest.raises(RunFailure, match="rank 0 waited 0 s"):
-            find_store(folder, rank, "another launch", 0.0)
+        assert find_store(folder, "this") == (server.port, server.secret)
+        assert len(server.secret) == 32
+        assert find_store(folder, "another launch") is None
     assert not list(tmp_path.iterdir())
+    server.close()
 
 
 @pytest.mark.parametrize(
@@ -48,8 +50,7 @@ def test_the_file_is_private_and_gone_afterwards(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_none_is_waited_for(tmp_path: Path, text: str) -> None:
     (tmp_path / ".rendezvous").write_text(text)
-    with pytest.raises(RunFailure, match="must run as one user"):
-        find_store(RunFolder(tmp_path), rank_of(ALONE), "this", 0.0)
+    assert find_store(RunFolder(tmp_path), "this") is None
 
 
 def test_ranks_that_are_all_here_meet_on_loopback() -> None:
@@ -67,8 +68,15 @@ def test_ranks_elsewhere_meet_at_the_address_given(environment: dict[str, str]) 
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "no.such.host.invalid", "x" * 300, "\udcff"])
-def test_an_address_that_is_not_this_machines(tmp_path: Path, address: str) -> None:
+def test_an_address_that_is_not_this_machines(address: str) -> None:
     rank = replace(rank_of(TORCHRUN), master_address=address)
     assert start_token(parse_run({"batch": {"global_sequences": 8, "sequence_length": 16, "steps": 5}}), rank)
-    with pytest.raises(RunFailure, match="MASTER_ADDR"), serving(RunFolder(tmp_path), rank, "this"):
-        pass
+    with pytest.raises(RunFailure, match="MASTER_ADDR"):
+        open_store(rank)
+
+
+def test_a_machine_to_which_nobody_says_where_the_store_is_ends_with_a_message(tmp_path: Path) -> None:
+    with pytest.raises(RunFailure, match=r"rank 3 waited 0 s for number 0.*start all as one user.*run.timeout_seconds"):
+        follow(
+            RunFolder(tmp_path), rank_of(TORCHRUN), "now", lambda: 1, 0, lambda ranks: 1, FaultsSection(), 0.05, print
+        )

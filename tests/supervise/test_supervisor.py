@@ -12,7 +12,8 @@ import pytest
 
 from fourfold.config.schema import FaultsSection
 from fourfold.launch.run_folder import RunFolder
-from fourfold.supervise.supervisor import LaunchOutcome, supervise
+from fourfold.supervise.signals import LaunchOutcome
+from fourfold.supervise.supervisor import supervise
 
 FAKE = Path(__file__).parents[1] / "launch" / "fake_worker.py"
 ONCE = FaultsSection(attempts=1)

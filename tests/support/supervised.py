@@ -3,10 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,32 @@ def write_run(folder: Path, steps: int = 30) -> Path:
 
 
 class Supervised:
-    """One launch of `fourfold train`, in a process of its own; `fault`: as in `faulty/sitecustomize.py`."""
+    """One launch of `fourfold train`, in a process of its own; `fault`: as in `faulty/sitecustomize.py`. `flags`: of the command,
+    and `prefix`: words before it. `machine`: its number, where several supervisors share the folder; `ranks` are those of each."""
 
-    def __init__(self, run_file: Path, out: Path, *changes: str, ranks: int = 2, fault: str | None = None) -> None:
-        self.out, self.ranks = out, ranks
+    def __init__(
+        self,
+        run_file: Path,
+        out: Path,
+        *changes: str,
+        ranks: int = 2,
+        fault: str | None = None,
+        flags: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+        machine: int = 0,
+        machines: int = 1,
+    ) -> None:
+        self.out, self.ranks = out, ranks * machines
+        self._text = out.with_suffix(f".{machine}.txt" if machine else ".txt")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if fault is not None:
             paths = [str(FAULTY), *filter(None, [os.environ.get("PYTHONPATH")])]
             environment |= {"PYTHONPATH": os.pathsep.join(paths), "FOURFOLD_TEST_FAULT": fault}
             environment["FOURFOLD_TEST_COUNTER"] = str(run_file.parent)
-        command = [sys.executable, "-m", "fourfold", "train", str(run_file), *changes]
-        self._printed = open(out.with_suffix(".txt"), "w+")  # noqa: SIM115
+        command = [*prefix, sys.executable, "-m", "fourfold", "train", str(run_file), *changes]
+        self._printed = open(self._text, "w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*command, "--ranks", str(ranks), "--out", str(out)],
+            [*command, "--ranks", str(ranks), "--out", str(out), *flags],
             stdout=self._printed,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -83,7 +97,7 @@ class Supervised:
 
     @property
     def printed(self) -> str:
-        return self.out.with_suffix(".txt").read_text()
+        return self._text.read_text()
 
     @property
     def positions(self) -> list[Position]:
@@ -120,6 +134,11 @@ class Supervised:
         os.kill(old[rank], signal.SIGKILL)
         self.wait_until(lambda: self.has_replaced(old))
 
+    def kill_rank_for_ever(self, rank: int) -> None:
+        """Kills a rank that cannot start again, and waits until that was noticed."""
+        os.kill(self.pids[rank], signal.SIGKILL)
+        self.wait_until(lambda: self.events("lose"))
+
     def has_replaced(self, old: list[int]) -> bool:
         """Whether all ranks are other processes than `old`, and have reported."""
         now = self.pids
@@ -130,6 +149,20 @@ class Supervised:
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_lines(self.out / "events.jsonl") if row["event"] == kind]
+
+
+def on_machines(
+    run_file: Path, out: Path, *changes: str, machine: int, ranks: int = 1, machines: int = 2, port: int, **more: Any
+) -> Supervised:
+    """The supervisor of one of several machines, which are all this one."""
+    flags = ["--nodes", str(machines), "--node-rank", str(machine), "--master", f"127.0.0.1:{port}"]
+    return Supervised(run_file, out, *changes, ranks=ranks, machine=machine, machines=machines, flags=flags, **more)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

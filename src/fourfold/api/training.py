@@ -13,10 +13,12 @@ from rich.console import Console
 from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.launch.changes import begin_changes
-from fourfold.launch.external import external_rank
-from fourfold.launch.machine import require_packages, threads_per_rank
+from fourfold.launch.external import Member, member_of, start_token
+from fourfold.launch.machine import require_packages
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder, usual_folder
+from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
+from fourfold.launch.sizes import RunSizes
 from fourfold.layout.resolve import check_ranks
 from fourfold.report.comparison import compare
 from fourfold.report.console import preparing
@@ -29,7 +31,8 @@ from fourfold.report.run_page import PAGE, write_page
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.supervise.blame import Blame
-from fourfold.supervise.supervisor import LaunchOutcome, supervise
+from fourfold.supervise.signals import LaunchOutcome
+from fourfold.supervise.supervisor import Machines, supervise
 from fourfold.supervise.watch import Watch
 
 
@@ -104,10 +107,10 @@ def train(
     is saved first. Call it from the main thread, in one process: it starts the ranks itself.
     """
     config = config_of(run, overrides)
-    external = external_rank(os.environ)
-    if external is not None:
+    member = member_of(os.environ)
+    if member is not None:
         raise UserError(
-            f"this process is rank {external.rank} of {external.world_size} of another launcher; fourfold.train starts its ranks "
+            f"this process is {member} of {member.count} of another launcher; fourfold.train starts all ranks "
             f"itself; what works: fourfold train RUN.toml under that launcher, or this script without it"
         )
     folder = RunFolder(_folder(run, out))
@@ -144,35 +147,44 @@ def train_locally(
     worker: tuple[str, ...] | None = None,
     grace_seconds: float = 10.0,
     change: bool = False,
+    spares: int = 0,
+    member: Member | None = None,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
-    `grace_seconds` to end once another ended the run. Raises `UserError` and `RunFailure`."""
+    `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay free for ranks that
+    lose theirs. `member`: others take part, and this supervisor leads. Raises `UserError` and `RunFailure`."""
     check_request(config, ranks)
+    check_spares(spares)
+    start = start_token(config, member) if member is not None else None
     if not quiet:
         say_what_is_imported(config)
     with ExitStack() as locks:
         if stands := folder.config() is not None:
             locks.enter_context(folder.locked())
         with nullcontext(_ignore) if quiet else preparing("preparing the data") as report:
-            ready = prepare_run(config, ranks, folder, report, change=change)
+            ready = prepare_run(config, all_ranks(config, ranks, member), folder, report, member, spares, change)
         if stands and finished_at(folder, config) is not None:
             return TrainingEnd(ready, RunState(run_info(ready, folder), begun=0.0), None)
-        folder.write(ready.resolved.config, ready.data_table())
+        folder.write(ready.resolved.config, ready.data_table(start))
         if not stands:
             locks.enter_context(folder.locked())
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
         begin_changes(folder, ready.changes, ready.step)
         complete = ready.resolved.config
+        seconds = complete.run.timeout_seconds
         launch = partial(
             supervise,
             folder,
             count,
-            threads_per_rank(complete, count),
+            threads_of(complete, member, here_of(count, member)),
             complete.faults,
             lambda: max(folder.saved_steps(complete), default=0),
-            Watch(folder.path, complete.faults, complete.run.timeout_seconds, Blame(ready.resolved)),
+            Watch(complete.faults, seconds, Blame(ready.resolved)),
             command=worker,
             grace_seconds=grace_seconds,
+            spares=spares,
+            sizes=RunSizes(folder, ready, start),
+            machines=Machines(member, start, seconds) if member is not None and start is not None else None,
         )
         if quiet:
             return TrainingEnd(ready, state, launch())

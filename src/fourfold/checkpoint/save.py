@@ -15,7 +15,7 @@ whatever reason, is a failure too.
 import json
 import secrets
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def save_checkpoint(
     layout: Layout | None = None,
     total_bytes: int | None = None,
     tensors: Mapping[str, Tensor] | None = None,
+    fence: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Path:
     """Saves a step's state as `root/step-NNNNNN` and returns that folder. Called by every rank.
 
@@ -64,8 +65,8 @@ def save_checkpoint(
     `units`: the names of all units of the model, which must all be written by some rank. `extras`: tensors beside the units
     that this rank, and no other, writes. `layout`: what the run is laid out as, for the manifest. `total_bytes`: of all ranks'
     files together; by default those of the units that rank 0 holds. `tensors`: copies of the tensors that this rank writes
-    (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `root` lies on a file
-    system that all ranks share.
+    (`rank_tensors`), where the originals may change meanwhile. `synchronize`: a barrier over all ranks. `fence`: entered around the
+    preparation and the commit; raises where other ranks took the place of these. `root` lies on a file system that all ranks share.
 
     Afterwards all but the `keep` newest checkpoints are deleted, once this one was read back, so the disk holds `keep` + 1 for a
     while. Raises `SaveFailure`, on every rank, when any of them could not write its part, or when parts are missing: then nothing
@@ -77,14 +78,14 @@ def save_checkpoint(
     extras = extras if extras is not None and is_writer else {}
     failure = _Failure(folder, rank)
     if rank == 0:
-        failure.guard(lambda: prepare(folder, needed_bytes))
+        failure.guard(lambda: prepare(folder, needed_bytes, fence))
     synchronize()
     attempt = attempt_of(folder)
     if (own or extras) and attempt is not None:
         failure.guard(lambda: write_part(folder, step, rank, own, extras, attempt, tensors))
     synchronize()
     if rank == 0 and attempt is not None and attempt_of(folder) == attempt:
-        failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units))
+        failure.guard(lambda: commit(folder, step, info, attempt, layout_degrees(layout), units, fence))
     synchronize()
     if (own or extras) and _is_committed(folder, attempt) and len(folders.checkpoints(root)) > keep:
         failure.guard(lambda: _read_back(folder, rank))  # before another is deleted
@@ -158,13 +159,14 @@ def layout_degrees(layout: Layout | None) -> dict[str, int]:
     return {} if layout is None else {axis: int(getattr(layout, axis)) for axis in _AXES}
 
 
-def prepare(folder: Path, needed_bytes: int) -> None:
+def prepare(folder: Path, needed_bytes: int, fence: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
     """Makes the folder aside and draws the name of this save. Raises `OSError`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    folders.remove_leftovers(folder.parent)
-    if folders.aside(folder) == folder:
-        folders.remove_tree(folder)
-    folders.aside(folder).mkdir()
+    with fence():  # what others left may be a save of those who took the place of these ranks
+        folders.remove_leftovers(folder.parent)
+        if folders.aside(folder) == folder:
+            folders.remove_tree(folder)
+        folders.aside(folder).mkdir()
     folders.require_space(folder.parent, needed_bytes)
     folders.write_text(folders.aside(folder) / _SOUND, secrets.token_hex(8))
 
@@ -204,6 +206,7 @@ def commit(
     attempt: str,
     layout: Mapping[str, int],
     units: Collection[str],
+    fence: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
     """Composes the manifest from the records, and renames the folder into place when nothing is missing."""
     aside = folders.aside(folder)
@@ -214,9 +217,10 @@ def commit(
     manifest = composer.manifest(step, info, layout, units)
     for path in (*records, aside / _SOUND):
         path.unlink()
-    folders.write_text(aside / folders.MANIFEST, manifest.to_json())
-    folders.sync_folder(aside)
-    folders.move_into_place(folder)
+    with fence():
+        folders.write_text(aside / folders.MANIFEST, manifest.to_json())
+        folders.sync_folder(aside)
+        folders.move_into_place(folder)
 
 
 def _read_back(folder: Path, rank: int) -> None:

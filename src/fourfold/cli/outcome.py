@@ -5,7 +5,7 @@ from fourfold.config import RunConfig
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.ending import Command, final_lines
 from fourfold.report.run_state import RunState
-from fourfold.supervise.supervisor import LaunchOutcome
+from fourfold.supervise.signals import LaunchOutcome
 
 
 def say_finished(state: RunState, folder: RunFolder, command: Command) -> None:

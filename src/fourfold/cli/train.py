@@ -6,9 +6,9 @@ from pathlib import Path
 from fourfold.api.training import check_request, train_locally
 from fourfold.cli.options import Flag
 from fourfold.cli.outcome import conclude, say_finished
-from fourfold.cli.rank import train_as_rank
+from fourfold.cli.take_part import take_part
 from fourfold.config import load_run
-from fourfold.launch.external import external_rank
+from fourfold.launch.external import member_of, with_master
 from fourfold.launch.resolve import resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.report.ending import Command
@@ -24,11 +24,16 @@ def train(
     out: Path | None = None,
     change: Flag = False,
     rehearse: Flag = False,
+    spares: int = 0,
+    nodes: int | None = None,
+    node_rank: int | None = None,
+    master: str | None = None,
 ) -> int:
     """Train a model: prepares the data, verifies the program, starts the ranks and shows how they do.
 
     Ctrl-C (or SIGTERM) saves and stops; the same command goes on from there, also with other ranks and another layout.
-    Under torchrun or srun the command is one of the ranks itself.
+    On several machines, give the command once on each, with one folder that all share: --nodes, --node-rank and --master, or
+    NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment. Under torchrun or srun the command supervises one rank.
 
     Parameters
     ----------
@@ -37,7 +42,7 @@ def train(
     overrides
         Keys of the run file, as section.key=value, for example layout.zero=3 batch.steps=500.
     ranks
-        How many processes to start on this machine. Default: as many as the layout asks for, or one a CUDA device.
+        How many processes to start on this machine. Default: its share of those that the layout asks for, or one a CUDA device.
     out
         The run's folder. Default: runs/NAME for a run file NAME.toml.
     change
@@ -45,10 +50,19 @@ def train(
     rehearse
         Start nothing. Run one step of every class of ranks as if on CUDA devices, on tensors without data, and print what each
         pipeline rank allocates, sends and launches. Needs no device and no corpus. Exit code 1 where a device would reject it.
+    spares
+        Devices of this machine (or processes, on a CPU) beside those of --ranks that take the place of lost ones.
+    nodes
+        How many machines the run takes.
+    node_rank
+        The number of this machine, from 0, which leads. Machines from number --nodes on are spare.
+    master
+        HOST:PORT at which the machines reach the one that leads.
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
-    return train_with(Command(run, overrides, ranks, out), change=change)
+    command = Command(run, overrides, ranks, out)
+    return train_with(command, change=change, spares=spares, nodes=nodes, node_rank=node_rank, master=master)
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
@@ -65,15 +79,22 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
 
 
 def train_with(
-    command: Command, worker: tuple[str, ...] | None = None, grace_seconds: float = 10.0, change: bool = False
+    command: Command,
+    worker: tuple[str, ...] | None = None,
+    grace_seconds: float = 10.0,
+    change: bool = False,
+    spares: int = 0,
+    nodes: int | None = None,
+    node_rank: int | None = None,
+    master: str | None = None,
 ) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
-    external = external_rank(os.environ)
-    if external is not None:
-        return train_as_rank(config, folder, command, external, change)
-    end = train_locally(config, command.ranks, folder, worker=worker, grace_seconds=grace_seconds, change=change)
+    member = member_of(with_master(os.environ, master), nodes, node_rank)
+    if member is not None and member.index > 0:
+        return take_part(config, folder, command, member, spares)
+    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, spares, member)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

@@ -209,6 +209,16 @@ class FaultsSection(Section):
     stall_seconds: Annotated[float, Field(ge=0)] = 5.0
     """Seconds within which a rank that does not get on is named and the ranks are started again; at least three times its
     longest instruction so far. 0: nobody watches, and `run.timeout_seconds` alone ends a hang."""
+    elastic: bool = False
+    """Whether the run goes on with fewer ranks, under another layout, where it has lost a device or a machine and has no spare. It
+    takes all ranks again at the first checkpoint after they are back."""
+    min_ranks: PositiveInt = 1
+    """The fewest ranks with which an elastic run goes on."""
+    device_failures: PositiveInt = 2
+    """Failures in a row of the rank on one device while it starts, after which the device is lost, where another can take its place
+    or the run may shrink."""
+    probe_seconds: PositiveFloat = 30.0
+    """Seconds between two trials whether a lost device works again."""
     straggler_ratio: Annotated[float, Field(gt=1)] = 1.5
     """A rank whose own work takes this many times its peers' is flagged; it goes on."""
     checksum_every_steps: Annotated[int, Field(ge=0)] = 100

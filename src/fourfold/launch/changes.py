@@ -9,7 +9,7 @@ from typing import Any
 
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
 from fourfold.launch.run_folder import LOGS, RunFolder
-from fourfold.runtime.progress import FILE_NAME as POSITIONS
+from fourfold.runtime.progress import FILES as POSITIONS
 from fourfold.train.measured import FOLDER as MEASUREMENTS
 
 _ORDER = (
@@ -105,6 +105,13 @@ def begin_changes(folder: RunFolder, changes: Sequence[Change], step: int) -> No
             file.write(json.dumps(event) + "\n")
     except OSError as error:
         raise RunFailure(f"{folder.events}: cannot be written: {error.strerror}; free some space and resume") from None
+
+
+def forget_ranks(folder: RunFolder, ranks: int) -> None:
+    """Removes what ranks that are no more measured, where the run goes on with `ranks` of them."""
+    for path in folder.path.glob(f"{MEASUREMENTS}/rank-*.json"):
+        if not path.stem.removeprefix("rank-").isdecimal() or int(path.stem.removeprefix("rank-")) >= ranks:
+            path.unlink(missing_ok=True)
 
 
 def _differences(old: RunConfig, new: RunConfig) -> list[Change]:

@@ -1,85 +1,138 @@
-"""Ranks that somebody else starts: under torchrun or Slurm, `fourfold train` is itself one of the ranks."""
+"""Supervisors on several machines: which of them this process is, as flags, torchrun, Slurm or Kubernetes say.
+
+`fourfold train` runs once on each machine, or once for each rank where the launcher starts a process a rank. Each of these
+supervisors starts and watches its own ranks; the first leads.
+"""
 
 import hashlib
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fourfold.config import RunConfig, RunFailure, UserError, dump_run
-from fourfold.launch.run_folder import RunFolder
+from fourfold.config import RunConfig, UserError, dump_run
 from fourfold.rendezvous.server import LOOPBACK, loopback_interface
 
 _BASE_PORT, _LAST_PORT = 20000, 65535
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class ExternalRank:
-    """This process among the ranks that another launcher started. `local_ranks`: those on this machine; `is_alone`: all are, and
-    the launcher says so. `cpus`: this rank's own, where the launcher says so. `launch` names that launch as far as it tells."""
+class Member:
+    """This supervisor among `count` of them. `index` 0 leads; one from `count` on is a spare machine. `slots`: ranks that it may
+    start; None: as many as `--ranks` or the layout says. `local_index`, `local_count`: among those on this machine. `is_alone`: all
+    are, and the launcher says so. `cpus`: this member's own, where the launcher says so. `launch` names that launch as far as it
+    tells. `is_restarted`: whether the launcher starts all again where one ends, so that nobody need wait for a lost one."""
 
-    rank: int
-    world_size: int
-    local_rank: int
-    local_ranks: int
+    index: int
+    count: int
+    slots: int | None
+    local_index: int
+    local_count: int
     is_alone: bool
     cpus: int | None
     master_address: str
     master_port: int
     launch: str
+    is_restarted: bool = False
+
+    def __str__(self) -> str:
+        return f"{'machine' if self.slots is None else 'rank'} {self.index}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that a worker reads."""
+        """The variables by which this member's ranks find the others."""
         own = loopback_interface() if self.is_alone else {}
-        return {
-            **own,
-            "RANK": str(self.rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_RANK": str(self.local_rank),
-            "MASTER_ADDR": LOOPBACK if self.is_alone else self.master_address,
-            "MASTER_PORT": str(self.master_port),
-        }
+        return {**own, "MASTER_ADDR": LOOPBACK if self.is_alone else self.master_address}
 
 
-def external_rank(environment: Mapping[str, str]) -> ExternalRank | None:
-    """Reads the rank from torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS); None where neither started us.
+def member_of(environment: Mapping[str, str], nodes: int | None = None, node_rank: int | None = None) -> Member | None:
+    """Reads the member from flags and NODE_RANK, NNODES, torchrun (RANK, WORLD_SIZE) or Slurm (SLURM_PROCID, SLURM_NTASKS); None
+    where this machine is the only one.
 
     A batch script of Slurm is not one of its tasks, nor is a task that is alone. Raises `UserError` for malformed values.
     """
-    if "RANK" in environment and "WORLD_SIZE" in environment:
+    if nodes is None and "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        on_this_machine, cpus = _number(environment, "LOCAL_WORLD_SIZE", 0), 0
+        slots, here, cpus = 1, _number(environment, "LOCAL_WORLD_SIZE", 0), 0
         launch = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    elif "SLURM_PROCID" in environment and not ("SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment):
+    elif nodes is None and _is_slurm_task(environment):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
         if environment.get(tasks, "1") == "1":
             return None
         names = ("SLURM_PROCID", tasks, "SLURM_LOCALID")
-        on_this_machine, cpus = _tasks_on_node(environment), _number(environment, "SLURM_CPUS_PER_TASK", 0)
+        slots, here, cpus = 1, _tasks_on_node(environment), _number(environment, "SLURM_CPUS_PER_TASK", 0)
         launch = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "")
     else:
-        return None
-    rank, world_size = _number(environment, names[0]), _number(environment, names[1])
-    if rank >= world_size:
-        raise UserError(f"{names[0]} = {rank} in the environment must be below {names[1]} = {world_size}")
-    port = _number(environment, "MASTER_PORT", _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000)
-    if port > _LAST_PORT:
-        raise UserError(
-            f"MASTER_PORT = {port} in the environment: allowed: 0 to {_LAST_PORT}; a value that works: 29500"
-        )
-    local_ranks = on_this_machine or world_size
-    return ExternalRank(
-        rank=rank,
-        world_size=world_size,
-        local_rank=_number(environment, names[2], rank % local_ranks),
-        local_ranks=local_ranks,
-        is_alone=on_this_machine == world_size,
+        return _of_machines(environment, nodes, node_rank)
+    index, count = _number(environment, names[0]), _number(environment, names[1])
+    if index >= count:
+        raise UserError(f"{names[0]} = {index} in the environment must be below {names[1]} = {count}")
+    return Member(
+        index=index,
+        count=count,
+        slots=slots,
+        local_index=_number(environment, names[2], index % (here or count)),
+        local_count=here or count,
+        is_alone=here == count,
         cpus=cpus or None,
         master_address=environment.get("MASTER_ADDR") or _first_host(environment),
-        master_port=port,
+        master_port=_port(environment),
         launch="/".join(environment.get(name, "") for name in launch),
+        is_restarted=True,
     )
+
+
+_COUNTS = ("NNODES", "PET_NNODES")
+_INDICES = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
+
+
+def _of_machines(environment: Mapping[str, str], nodes: int | None, node_rank: int | None) -> Member | None:
+    """A supervisor for all ranks of its machine."""
+    counts = [key for key in _COUNTS if environment.get(key)]
+    indices = [key for key in _INDICES if environment.get(key)]
+    if nodes is None and counts and indices:
+        nodes = _number(environment, counts[0])
+    if nodes is None:
+        if node_rank is not None:
+            raise UserError(f"--node-rank {node_rank} without --nodes; a value that works: --nodes 2")
+        return None
+    if node_rank is None and indices:
+        node_rank = _number(environment, indices[0])
+    if node_rank is None or nodes < 1 or node_rank < 0:
+        raise UserError(
+            f"--nodes {nodes} --node-rank {'missing' if node_rank is None else node_rank}: allowed: 1 machine or more, and 0 for "
+            f"the one that leads; a value that works: --nodes 2 --node-rank 0 (or NODE_RANK in the environment)"
+        )
+    address = environment.get("MASTER_ADDR") or environment.get("PET_MASTER_ADDR") or ""
+    if not address and "SLURM_NODEID" in environment:
+        address = _first_host(environment)
+    if not address:
+        raise UserError(
+            "--nodes needs the address of the machine with --node-rank 0; what works: --master ADDRESS:29500, or MASTER_ADDR and "
+            "MASTER_PORT in the environment"
+        )
+    launch = "/".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    return Member(node_rank, nodes, None, 0, 1, False, None, address, _port(environment), f"machines/{launch}")
+
+
+def with_master(environment: Mapping[str, str], master: str | None) -> dict[str, str]:
+    """The environment with the address of `--master HOST:PORT` in it. Raises `UserError`."""
+    if master is None:
+        return dict(environment)
+    host, colon, port = master.rpartition(":")
+    if not colon or not host:
+        raise UserError(f"--master {master}: allowed: HOST:PORT; a value that works: --master 10.0.0.1:29500")
+    return {**environment, "MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    told = "MASTER_PORT" if environment.get("MASTER_PORT") else "PET_MASTER_PORT"
+    port = _number(environment, told, _BASE_PORT + _number(environment, "SLURM_JOB_ID", 0) % 20000)
+    if port > _LAST_PORT:
+        raise UserError(f"{told} = {port} in the environment: allowed: 0 to {_LAST_PORT}; a value that works: 29500")
+    return port
+
+
+def _is_slurm_task(environment: Mapping[str, str]) -> bool:
+    return "SLURM_PROCID" in environment and not ("SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment)
 
 
 def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -113,22 +166,7 @@ def _tasks_on_node(environment: Mapping[str, str]) -> int:
     return each[node] if node < len(each) else 0
 
 
-def start_token(config: RunConfig, external: ExternalRank) -> str:
-    """The same on every rank of one launch of one run; another for another run, size or (where it is told) launch."""
-    told = f"{external.launch}\n{external.world_size}\n{dump_run(config)}"
+def start_token(config: RunConfig, member: Member) -> str:
+    """The same for all members of one launch of one run; another for another run, size or (where it is told) launch."""
+    told = f"{member.launch}\n{member.count}\n{dump_run(config)}"
     return hashlib.sha256(told.encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def wait_for_start(folder: RunFolder, token: str, rank: int, timeout_seconds: float) -> None:
-    """Returns when rank 0 has written the run's folder for this launch; `rank` is the one that waits.
-
-    Raises `RunFailure` when it does not in time.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    while folder.data().get("start") != token:
-        if time.monotonic() > deadline:
-            raise RunFailure(
-                f"{folder.data_file}: rank {rank} waited {timeout_seconds:.0f} s for rank 0 to write it; "
-                f"see what rank 0 says, put --out on a disk that all nodes share, or raise run.timeout_seconds"
-            )
-        time.sleep(_POLL_SECONDS)

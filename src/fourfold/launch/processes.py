@@ -1,4 +1,4 @@
-"""One process a rank on this machine: started together, watched, stopped together. None outlives the launcher."""
+"""One process a rank on this machine: started together, watched, stopped together. None outlives the supervisor."""
 
 import os
 import signal
@@ -16,11 +16,15 @@ FINISHED, STOPPED = 0, 3
 
 
 class LocalRanks:
-    """The processes of one generation: all ranks from one start to the first failure, or to the end. `may_finish`: whether a rank
-    that ended with exit code 0 had come to its end."""
+    """The processes of one generation on machine number `machine`: its ranks from one start to the first failure, or to the end.
+    `may_finish`: whether a rank that ended with exit code 0 had come to its end."""
 
     def __init__(
-        self, folder: RunFolder, spawner: Spawner, may_finish: Callable[[int], bool] = lambda rank: True
+        self,
+        folder: RunFolder,
+        spawner: Spawner,
+        may_finish: Callable[[int], bool] = lambda rank: True,
+        machine: int = 0,
     ) -> None:
         self.exit_codes: dict[int, int] = {}
         self.failures: list[RankFailure] = []
@@ -29,36 +33,41 @@ class LocalRanks:
         self._folder = folder
         self._spawner = spawner
         self._may_finish = may_finish
-        self._processes: list[RankProcess] = []
-        self._log_begins: list[int] = []
+        self.machine = machine
+        self._processes: dict[int, RankProcess] = {}
+        self._log_begins: dict[int, int] = {}
         self._deadline: float | None = None
 
     @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+    def pids(self) -> dict[int, int]:
+        """The process of each rank."""
+        return {rank: process.pid for rank, process in self._processes.items()}
 
-    def start(self, ranks: int, threads: int, generation: int, rendezvous: Mapping[str, str]) -> None:
-        """Starts all ranks. `generation`: how many starts came before. `rendezvous`: the variables by which they find each other.
-        Raises `RunFailure`."""
-        for rank in range(ranks):
+    def start(
+        self, slots: Mapping[int, int], world_size: int, threads: int, generation: int, variables: Mapping[str, str]
+    ) -> None:
+        """Starts the ranks of this machine. `slots`: the device of each, or its number where there are none. `generation`: how many
+        starts came before. `variables`: those by which all ranks find each other. Raises `RunFailure`."""
+        for rank, slot in slots.items():
             environment: Mapping[str, str] = {
-                **rendezvous,
+                **variables,
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-                "LOCAL_WORLD_SIZE": str(ranks),
+                "LOCAL_RANK": str(slot),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(len(slots)),
                 "OMP_NUM_THREADS": str(threads),
                 "FOURFOLD_PARENT": str(os.getpid()),
                 "FOURFOLD_GENERATION": str(generation),
+                "FOURFOLD_MACHINE": str(self.machine),
                 "PYTHONUNBUFFERED": "1",
             }
             try:
                 with open(self._folder.log(rank), "ab" if generation else "wb") as log:
-                    self._log_begins.append(log.tell())
-                    self._processes.append(self._spawner.spawn(environment, log))
+                    self._log_begins[rank] = log.tell()
+                    self._processes[rank] = self._spawner.spawn(environment, log)
             except OSError as error:
                 works = open_files_advice(error) or "use fewer ranks with --ranks, or free memory and disk"
-                raise RunFailure(f"rank {rank} of {ranks} cannot be started ({error}); {works}") from None
+                raise RunFailure(f"rank {rank} of {world_size} cannot be started ({error}); {works}") from None
 
     @property
     def is_ending(self) -> bool:
@@ -66,11 +75,11 @@ class LocalRanks:
         return self._deadline is not None
 
     def alive(self) -> bool:
-        return any(process.poll() is None for process in self._processes)
+        return any(process.poll() is None for process in self._processes.values())
 
     def collect(self) -> None:
         """Notes ranks that have ended."""
-        for rank, process in enumerate(self._processes):
+        for rank, process in self._processes.items():
             code = process.poll()
             if code is None or rank in self.exit_codes:
                 continue
@@ -85,7 +94,7 @@ class LocalRanks:
     def ask(self) -> None:
         """Asks all ranks to save and stop, those too that somebody has stopped."""
         self._was_asked = True
-        for process in self._processes:
+        for process in self._processes.values():
             signal_process(process, signal.SIGTERM)
             signal_process(process, signal.SIGCONT)
 
@@ -98,7 +107,7 @@ class LocalRanks:
     def kill(self) -> None:
         """Ends every rank and what it started, at once."""
         self.was_killed |= self.alive()
-        for process in self._processes:
+        for process in self._processes.values():
             kill_session(process)
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()

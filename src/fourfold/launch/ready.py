@@ -10,9 +10,11 @@ from fourfold.data.batches import GlobalBatches
 from fourfold.data.prepare import prepare
 from fourfold.data.prepared import PreparedData, open_prepared
 from fourfold.launch.changes import Change, allowed_changes
+from fourfold.launch.external import Member
 from fourfold.launch.machine import check_devices, memory_bytes, num_cuda_devices, transport_of
 from fourfold.launch.resolve import ResolvedRun, resolve_run, stated_vocab_size
 from fourfold.launch.run_folder import FORMER_ROOTS, RunFolder
+from fourfold.launch.shares import here_of
 from fourfold.program import memory_peak
 from fourfold.train.metrics import require_sinks
 
@@ -46,11 +48,6 @@ class ReadyRun:
         return {**table, "start": start} if start is not None else table
 
 
-def default_ranks(config: RunConfig, cuda_devices: int) -> int | None:
-    """Without --ranks: what the layout asks for, else a rank a CUDA device, else one."""
-    return cuda_devices if config.layout.dp_shard is None and cuda_devices > 0 else None
-
-
 def finished_at(folder: RunFolder, config: RunConfig) -> int | None:
     """The step at which the run of this config finished in this folder; None where there is something left to do."""
     step = folder.finished_step()
@@ -62,26 +59,28 @@ def prepare_run(
     ranks: int | None,
     folder: RunFolder,
     report: Report,
-    local_ranks: int | None = None,
+    member: Member | None = None,
+    spares: int = 0,
     change: bool = False,
 ) -> ReadyRun:
     """Checks what needs no data first, then prepares the data, then checks the rest. Writes nothing but the data's cache.
 
-    A run that stands in `folder` must be the same one (`allowed_changes`, which `change` is for). `local_ranks`: those on this
-    machine, all by default. Raises
-    `UserError` and `RunFailure`.
+    A run that stands in `folder` must be the same one (`allowed_changes`, which `change` is for). `member`: this
+    supervisor, where there are others. `spares`: devices of this machine beside those of its ranks. Raises `UserError` and
+    `RunFailure`.
     """
     steps = num_steps(config)
     require_sinks(config.run.log)
     cuda_devices = num_cuda_devices(config)
-    ranks = ranks if ranks is not None else default_ranks(config, cuda_devices)
+    if ranks is None and config.layout.dp_shard is None and cuda_devices > 0:
+        ranks = cuda_devices * (member.count if member is not None else 1)
     transport = transport_of(config, cuda_devices)
     old = folder.config()
     known = _open_existing(folder)
     vocab_size = known.vocab_size if known is not None else stated_vocab_size(config.model, config.data)
     resolved = resolve_run(config, ranks, vocab_size, transport)
-    local = local_ranks if local_ranks is not None else resolved.layout.world_size
-    check_devices(config, cuda_devices, local)
+    local = here_of(resolved.layout.world_size, member) * (member.local_count if member is not None else 1)
+    check_devices(config, cuda_devices, local + spares)
     has_begun = old is not None and (folder.steps_done() > 0 or bool(folder.saved_steps(old)))
     changes: tuple[Change, ...] = ()
     if old is not None and has_begun:

@@ -1,65 +1,54 @@
-"""Where ranks that another launcher started meet: rank 0 serves the store, and says where in a file of the run's folder."""
+"""Where supervisors on several machines meet: the one that leads serves the store, and says where in a file of the run's folder."""
 
 import ipaddress
 import json
 import os
 import re
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fourfold.config import RunFailure
-from fourfold.launch.external import ExternalRank
+from fourfold.launch.external import Member
 from fourfold.launch.run_folder import RunFolder
-from fourfold.rendezvous.frames import SECRET
 from fourfold.rendezvous.server import LOOPBACK, StoreServer
 
 _FILE = ".rendezvous"
 """Port and secret, which the user of this run alone can read."""
 _MAX_FILE_BYTES = 4096
-_POLL_SECONDS = 0.2
 
 
 @contextmanager
-def serving(folder: RunFolder, external: ExternalRank, token: str) -> Iterator[dict[str, str]]:
-    """Serves the store of a launch from this process, rank 0's; the variables by which its worker finds it. `token` names the
-    launch. Raises `RunFailure` where the address is not this machine's."""
-    server = StoreServer(listening_hosts(external), 0 if _is_taken() else external.master_port)
-    server.start()
+def announced(folder: RunFolder, server: StoreServer, token: str) -> Iterator[None]:
+    """Tells the other members where the store of this launch is. `token` names the launch."""
     path = folder.path / _FILE
     try:
         _write_private(path, json.dumps({"start": token, "port": server.port, "secret": server.secret.hex()}))
-        yield {"MASTER_PORT": str(server.port), SECRET: server.secret.hex()}
+        yield
     finally:
         with suppress(OSError):
             path.unlink()
-        server.close()
 
 
-def find_store(folder: RunFolder, external: ExternalRank, token: str, timeout_seconds: float) -> dict[str, str]:
-    """The variables by which another rank's worker finds the store. Raises `RunFailure` where rank 0 does not serve it in time."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        told = _read(folder)
-        if told.get("start") == token:
-            port, secret = told.get("port"), told.get("secret")
-            if isinstance(port, int) and isinstance(secret, str) and re.fullmatch(r"[0-9a-f]{64}", secret):
-                return {"MASTER_PORT": str(port), SECRET: secret}
-        if time.monotonic() > deadline:
-            raise RunFailure(
-                f"{folder.path / _FILE}: rank {external.rank} waited {timeout_seconds:.0f} s for rank 0 to write it; all ranks "
-                f"must run as one user, who alone may read it"
-            )
-        time.sleep(_POLL_SECONDS)
+def open_store(member: Member) -> StoreServer:
+    """The store of a launch. Raises `RunFailure` where the address is not this machine's."""
+    return StoreServer(listening_hosts(member), 0 if _is_taken() else member.master_port)
 
 
-def listening_hosts(external: ExternalRank) -> list[str]:
+def find_store(folder: RunFolder, token: str) -> tuple[int, bytes] | None:
+    """Port and secret of the store, as another member reads them; None while the one that leads has not told them."""
+    told = _read(folder)
+    port, secret = told.get("port"), told.get("secret")
+    if told.get("start") == token and isinstance(port, int) and isinstance(secret, str):
+        return (port, bytes.fromhex(secret)) if re.fullmatch(r"[0-9a-f]{64}", secret) else None
+    return None
+
+
+def listening_hosts(member: Member) -> list[str]:
     """Loopback where all ranks are on this machine; else the address given. Where that is loopback here, though ranks elsewhere
     know it by another name, this machine's own name too."""
-    if external.is_alone:
+    if member.is_alone:
         return [LOOPBACK]
-    hosts = [external.master_address]
+    hosts = [member.master_address]
     if _is_loopback(hosts[0]) and not _is_loopback(socket.gethostname()):
         hosts.append(socket.gethostname())
     return hosts

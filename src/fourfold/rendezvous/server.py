@@ -1,10 +1,13 @@
 """The store's server: one thread, which listens on the addresses given and on no other."""
 
 import asyncio
+import fcntl
 import os
 import socket
+import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice, shortened
@@ -25,6 +28,7 @@ from fourfold.rendezvous.frames import (
 from fourfold.rendezvous.values import Values
 
 LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915
 _HANDSHAKE_SECONDS = 10.0
 _MAX_STRANGERS = 256
 """Connections that have yet to prove that they know the secret; one more is closed at once."""
@@ -54,7 +58,16 @@ class StoreServer:
 
     def start(self) -> None:
         """Answers from now on, until `close` or the end of this process."""
-        self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, for the process that serves it; empty where there is none."""
+        return self._values.get(key.encode())
+
+    def set(self, key: str, value: str) -> None:
+        """Sets a key, once the store answers."""
+        self._loop.call_soon_threadsafe(self._values.set, key.encode(), value.encode())
 
     def close(self) -> None:
         """Closes every connection."""
@@ -132,6 +145,21 @@ class _Peer(asyncio.Protocol):
     def _reply(self, fields: Sequence[bytes]) -> None:
         assert self._codec is not None
         self._transport.write(self._codec.encode(fields))
+
+
+def interface_to(address: str) -> dict[str, str]:
+    """The variable that makes gloo listen on the interface by which this machine reaches an address: left to itself it takes the
+    one that the machine's name resolves to. Empty where that is not known; a person's own setting stands."""
+    key = "GLOO_SOCKET_IFNAME"
+    with suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it asks the kernel for the way
+        own = socket.inet_aton(probe.getsockname()[0])
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                request = struct.pack("256s", name.encode()[:15])
+                if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == own:
+                    return {key: os.environ.get(key, name)}
+    return {}
 
 
 def loopback_interface() -> dict[str, str]:

@@ -30,21 +30,21 @@ class Values:
             case (b"check", *keys):
                 reply([OK, b"1" if all(key in self._values for key in keys) else b"0"])
             case (b"set", key, value):
-                self._set(key, value)
+                self.set(key, value)
                 reply([OK])
             case (b"get", seconds, key):
                 self._when_set([key], float(seconds), reply, lambda: [self._values.get(key, b"")])
             case (b"wait", seconds, *keys):
                 self._when_set(keys, float(seconds), reply, list)
             case (b"add", key, amount):
-                self._set(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
+                self.set(key, b"%d" % (int(self._values.get(key, b"0")) + int(amount)))
                 reply([OK, self._values[key]])
             case (b"append", key, value):
-                self._set(key, self._values.get(key, b"") + value)
+                self.set(key, self._values.get(key, b"") + value)
                 reply([OK])
             case (b"compare_set", key, expected, desired):
                 if self._values.get(key, b"") == expected:
-                    self._set(key, desired)
+                    self.set(key, desired)
                 reply([OK, self._values.get(key, expected)])
             case (b"delete", key):
                 reply([OK, b"1" if self._values.pop(key, None) is not None else b"0"])
@@ -53,7 +53,12 @@ class Values:
             case _:
                 raise BrokenFrame("a request of another form")
 
-    def _set(self, key: bytes, value: bytes) -> None:
+    def get(self, key: bytes) -> bytes:
+        """The value of a key; empty where there is none."""
+        return self._values.get(key, b"")
+
+    def set(self, key: bytes, value: bytes) -> None:
+        """Sets a key, and answers those who wait for it."""
         self._values[key] = value
         for look_again in self._waiting.pop(key, ()):
             look_again()

@@ -2,13 +2,14 @@
 
 The file in the run's folder holds one record a rank. A rank writes to its own without a call to the system: the kernel brings the
 pages to the disk when it likes, and a reader on the same machine sees them at once. A reader may catch a record half written; what
-it shows of a rank that stands still is right.
+it shows of a rank that stands still is right. Machines share no memory: each has a file of its own.
 """
 
 import mmap
 import os
 import struct
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from fourfold.layout import Layout
 from fourfold.program import Instruction, Op, Program
 from fourfold.program.instruction import STARTS
 
-_RECORD = struct.Struct("<qqddii24x")
-FILE_NAME = "progress.bin"
+_RECORD = struct.Struct("<qqddiiq16x")
+FILES = "progress*.bin"
 TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED = range(6)
 ACTIVITIES = ("training", "evaluating", "saving", "starting", "reading the data of", "at the end,")
 """The kinds of a position, as words before its step."""
@@ -27,7 +28,7 @@ ACTIVITIES = ("training", "evaluating", "saving", "starting", "reading the data 
 @dataclass(frozen=True)
 class Position:
     """Where a rank was last seen: step, index of its instruction, Unix time, and `kind`. `busy_seconds`: spent in instructions that
-    wait for no other rank. `pid`: its process, 0 before it has reported."""
+    wait for no other rank. `pid`: its process, 0 before it has reported, on the machine that `host` names."""
 
     step: int
     counter: int
@@ -35,6 +36,7 @@ class Position:
     busy_seconds: float
     kind: int
     pid: int
+    host: int = 0
 
     @property
     def runs_program(self) -> bool:
@@ -46,13 +48,31 @@ class Position:
         return (self.step, self.kind, self.counter)
 
 
+NOWHERE = Position(0, 0, 0.0, 0.0, TRAINING, 0)
+"""The position of a rank that has not reported."""
+
+
+def this_host() -> int:
+    """A number that processes share which see each other's numbers: of this boot of this machine, and of its container."""
+    try:
+        names = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return 0
+    return zlib.crc32(names.encode())
+
+
+def positions_file(folder: Path, machine: int = 0) -> Path:
+    """The file to which a machine's ranks write. `machine`: its number, 0 where rank 0 is."""
+    return folder / (f"progress-{machine}.bin" if machine else "progress.bin")
+
+
 class ProgressBoard:
     """Writes this rank's record."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, machine: int = 0) -> None:
         offset = rank * _RECORD.size
         page = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        file = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(positions_file(folder, machine), os.O_RDWR | os.O_CREAT, 0o644)
         try:
             os.pwrite(
                 file, bytes(_RECORD.size), offset
@@ -61,7 +81,7 @@ class ProgressBoard:
         finally:
             os.close(file)
         self._offset = offset - page
-        self._pid = os.getpid()
+        self._pid, self._host = os.getpid(), this_host()
         self._last = time.time()
         self._busy = 0.0
         self._waits: Sequence[bool] = ()
@@ -83,7 +103,9 @@ class ProgressBoard:
             self._busy += now - self._last
         self._last = now
         self._works = self.kind == READING or (counter < len(self._waits) and not self._waits[counter])
-        _RECORD.pack_into(self._map, self._offset, self.step, counter, now, self._busy, self.kind, self._pid)
+        _RECORD.pack_into(
+            self._map, self._offset, self.step, counter, now, self._busy, self.kind, self._pid, self._host
+        )
 
 
 def waits_for_others(program: Program) -> tuple[bool, ...]:
@@ -91,20 +113,34 @@ def waits_for_others(program: Program) -> tuple[bool, ...]:
     return tuple(s.op is Op.WAIT or (bool(s.collectives) and s.op not in STARTS) for s in program.instructions)
 
 
-def clear_positions(folder: Path, ranks: int) -> None:
-    """Makes empty records for all ranks. Raises `OSError`."""
-    (folder / FILE_NAME).write_bytes(bytes(ranks * _RECORD.size))
+def clear_positions(folder: Path, ranks: int, machine: int = 0) -> None:
+    """Makes empty records for all ranks in the file of a machine. Raises `OSError`."""
+    positions_file(folder, machine).write_bytes(bytes(ranks * _RECORD.size))
 
 
-def read_positions(folder: Path) -> list[Position]:
-    """The records of all ranks; an empty list where no rank has reported."""
+def read_positions(folder: Path, machine: int | None = None) -> list[Position]:
+    """The records of all ranks, as the file of one machine has them, or by default those that were written last; an empty list
+    where no rank has reported."""
+    if machine is not None:
+        found = _records(positions_file(folder, machine))
+    else:
+        found = _records(positions_file(folder))
+        for path in folder.glob(FILES):
+            others = _records(path)[: len(found)]
+            found[: len(others)] = [max(pair, key=_last_written) for pair in zip(found, others, strict=False)]
+    return found if any(position.pid for position in found) else []
+
+
+def _last_written(position: Position) -> tuple[bool, float]:
+    return (position.pid > 0, position.time)
+
+
+def _records(path: Path) -> list[Position]:
     try:
-        raw = (folder / FILE_NAME).read_bytes()
+        raw = path.read_bytes()
     except FileNotFoundError:
         return []
-    usable = len(raw) // _RECORD.size * _RECORD.size
-    positions = [Position(*fields) for fields in _RECORD.iter_unpack(raw[:usable])]
-    return positions if any(position.pid for position in positions) else []
+    return [Position(*fields) for fields in _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])]
 
 
 def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:

@@ -182,6 +182,8 @@ class Blame:
 
     def place(self, position: Position, rank: int) -> str:
         """`step 7 #12 `B b3 m0``, or what else the rank does."""
+        if not position.pid:
+            return "its start"
         name = self.instruction(position, rank)
         if not name:
             return f"{ACTIVITIES[position.kind]} step {position.step}"
@@ -190,6 +192,8 @@ class Blame:
 
     def instruction(self, position: Position, rank: int) -> str:
         """The short form of the instruction at a position; empty between programs."""
+        if not position.pid:
+            return ""
         program = self._program(position, rank)
         if program is None:
             return ""

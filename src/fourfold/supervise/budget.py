@@ -34,6 +34,10 @@ class RestartBudget:
         self._saved = saved
         return self.failures < self.faults.attempts and self.since_saved <= self.faults.restarts
 
+    def forget(self) -> None:
+        """The failures so far had a cause that is gone."""
+        self.failures = self.since_saved = 0
+
     def why_stopped(self, message: str) -> str:
         """The first cause, and how often it was tried; for a failure that was not repeated its own message alone."""
         if self.failures >= self.faults.attempts > 1:

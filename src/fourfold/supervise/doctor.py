@@ -11,7 +11,7 @@ from fourfold.config.json_lines import read_jsonl
 from fourfold.launch.machine import num_cuda_devices, transport_of
 from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
-from fourfold.runtime.progress import ENDED, Position, read_positions
+from fourfold.runtime.progress import ENDED, Position, read_positions, this_host
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.tracebacks import native_traceback, process_state, read_tracebacks
 
@@ -84,7 +84,7 @@ def diagnose(path: Path) -> Diagnosis:
 
 
 def _states(positions: Sequence[Position]) -> list[str]:
-    return [process_state(p.pid) if _is_rank(p.pid) else "" for p in positions]
+    return [process_state(p.pid) if p.host == this_host() and _is_rank(p.pid) else "" for p in positions]
 
 
 def _is_rank(pid: int) -> bool:

@@ -1,66 +1,48 @@
-"""The supervisor: starts the ranks of this machine, watches them, and starts them again from the newest checkpoint."""
+"""The supervisor that leads: starts all ranks, watches them, and starts them again from the newest checkpoint.
 
-import signal
+    slots of all machines ─► ranks of one generation ─► a failure ─► judged ─► killed everywhere ─► the next generation
+
+It decides alone, so that there is never more than one generation that could decide otherwise. The supervisors of other machines
+(`follower.py`) start, watch and end their ranks as it orders.
+"""
+
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
 from fourfold.config.schema import FaultsSection
-from fourfold.launch.failures import RankFailure, summarize
-from fourfold.launch.processes import FINISHED, LocalRanks
+from fourfold.launch.external import Member
+from fourfold.launch.processes import LocalRanks
 from fourfold.launch.rank_process import CommandSpawner, ForkServer, Spawner
+from fourfold.launch.rendezvous_file import announced, open_store
 from fourfold.launch.run_folder import RunFolder
-from fourfold.rendezvous.server import StoreServer, loopback_interface
-from fourfold.runtime.progress import ENDED, Position, clear_positions, read_positions
-from fourfold.supervise.budget import RestartBudget
+from fourfold.launch.sizes import RunSizes
+from fourfold.rendezvous.fence import raise_fence
+from fourfold.rendezvous.server import StoreServer, interface_to, loopback_interface
+from fourfold.runtime.progress import ENDED, FILES, clear_positions, read_positions
+from fourfold.supervise.fleet import Fleet, Slot, placed
+from fourfold.supervise.generation import Generation
+from fourfold.supervise.judge import Judge
+from fourfold.supervise.places import Places
+from fourfold.supervise.remote import RemoteRanks
+from fourfold.supervise.signals import LaunchOutcome, StopRequests
 from fourfold.supervise.watch import Watch
-from fourfold.train.metrics import append_event
 
-_POLL_SECONDS = 0.02
-_TICK_SECONDS = 0.05
-_ECHO_SECONDS = 1.0
-"""How long a rank that lost its connection is taken for an echo of a failure still to come."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DISMISS_SECONDS = 3.0
+RESTARTED_SECONDS = 30.0
+"""How long to wait for a machine whose launcher starts everything again anyway."""
 
 
 @dataclass(frozen=True)
-class LaunchOutcome:
-    """How a launch ended. `exit_code`: 0 finished, 1 or 2 failed, 128 + signal stopped. `message`: the failure's."""
+class Machines:
+    """What a launch on several machines has beside its ranks. `token` names it. `seconds`: how long it waits for a machine."""
 
-    exit_code: int
-    message: str = ""
-    killed: bool = False
-
-    @property
-    def stopped(self) -> bool:
-        return self.exit_code > 128
-
-
-@dataclass
-class _Stop:
-    """The signals that the launcher received."""
-
-    received: list[int] = field(default_factory=list)
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Takes the signals that end a program, except where they are ignored (nohup)."""
-        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
-        taken = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-        try:
-            for number in taken:
-                signal.signal(number, self.handle)
-            yield
-        finally:
-            for number in taken:
-                signal.signal(number, before[number] or signal.SIG_DFL)
+    member: Member
+    token: str
+    seconds: float
 
 
 def supervise(
@@ -74,188 +56,148 @@ def supervise(
     on_notice: Callable[[str], None] = lambda text: None,
     command: Sequence[str] | None = None,
     grace_seconds: float = 10.0,
+    spares: int = 0,
+    sizes: RunSizes | None = None,
+    machines: Machines | None = None,
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
     `newest`: the step of the newest checkpoint. `watch`: finds ranks that no longer get on. `on_tick` is called some 20 times a
     second, `on_notice` with a line to show. `command`: a program that is a rank, called with the run's folder, in place of
-    `fourfold.train`. The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the
-    run ends the other ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
+    `fourfold.train`. `spares`: slots of this machine beside those of its ranks. `sizes`: layouts on fewer ranks, for an elastic
+    run. `machines`: others take part. The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A
+    failure that ends the run ends the other ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process
+    cannot be started.
     """
-    stop = _Stop()
+    stop = StopRequests()
+    member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:
         spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, threads)
         cleanup.callback(spawner.close)
-        supervisor = _Supervisor(
-            folder, stop.received, RestartBudget(faults), newest, watch, on_tick, on_notice, grace_seconds
-        )
-        supervisor.note("launch", ranks=ranks)
-        store = StoreServer()
+        for path in folder.path.glob(FILES):
+            path.unlink(missing_ok=True)
+        here = ranks // member.count if member is not None else ranks
+        first = member.local_index if member is not None and member.slots is not None else 0
+        store = open_store(member) if member is not None else StoreServer()
         cleanup.callback(store.close)
-        rendezvous = {**loopback_interface(), **store.environment()}
-        generation = 0
+        fleet = Fleet(
+            range(first, first + here),
+            range(first + here, first + here + spares),
+            store,
+            member.count if member is not None else 1,
+            faults.stall_seconds or (machines.seconds if machines is not None else 0.0),
+        )
+        judge = Judge(folder, stop.received, faults, newest, watch, on_tick, on_notice, grace_seconds, fleet)
+        judge.note("launch", ranks=ranks)
+        places = Places(fleet, ranks, faults, sizes, spawner, folder, judge.note)
+        where = loopback_interface() if member is None else reach(member)
+        launch = _Launch(folder, spawner, threads, store, {**store.environment(), **where}, fleet, places, judge)
+        if machines is not None:
+            is_ready(spawner, folder, ranks)  # starts what forks ranks, before a thread lives
+            store.start()
+            cleanup.enter_context(announced(folder, store, machines.token))
+        outcome = LaunchOutcome(1, "the supervisor ended by an error")
+        try:
+            outcome = launch.run(machines)
+        except RunFailure as error:
+            outcome = LaunchOutcome(1, str(error))
+            raise
+        finally:
+            fleet.dismiss(outcome.exit_code, outcome.message, _DISMISS_SECONDS)
+        return outcome
+
+
+@dataclass
+class _Launch:
+    """Generation after generation, until the run ends."""
+
+    folder: RunFolder
+    spawner: Spawner
+    threads: int
+    store: StoreServer
+    variables: dict[str, str]
+    fleet: Fleet
+    places: Places
+    judge: Judge
+    generation: int = 0
+
+    def run(self, machines: Machines | None) -> LaunchOutcome:
         while True:
-            while not _is_ready(spawner, folder, ranks):
-                supervisor.tick()
-                if len(stop.received) > 1:
-                    return LaunchOutcome(128 + stop.received[0], killed=True)
-            if stop.received and generation:
-                return LaunchOutcome(128 + stop.received[0])
-            group = LocalRanks(folder, spawner, lambda rank: not _in_mid_run(folder, rank))
+            slots = self._wait_for_slots(machines)
+            if isinstance(slots, LaunchOutcome):
+                return slots
+            if self.judge.received and self.generation:
+                return LaunchOutcome(128 + self.judge.received[0])
             with ExitStack() as processes:
-                processes.callback(group.kill)
-                group.start(ranks, threads, generation, rendezvous)
-                if not generation:
-                    store.start()  # a thread: after the forks
-                outcome = supervisor.watch(group, generation)
+                generation = self._start(slots, processes)
+                outcome = self.judge.watch(generation, self.generation, self.places)
             if outcome is not None:
                 return outcome
-            generation += 1
+            self.generation += 1
+
+    def _wait_for_slots(self, machines: Machines | None) -> list[Slot] | LaunchOutcome:
+        """The slot of every rank of the next generation, all of which could start at once; or how the launch ended meanwhile."""
+        begun, told, received = time.monotonic(), False, self.judge.received
+        patience = machines.seconds if machines is not None else 0.0
+        if machines is not None and machines.member.is_restarted and self.generation:
+            patience = min(patience, RESTARTED_SECONDS)
+        while True:
+            waited = time.monotonic() - begun
+            slots = self.places.choose(may_shrink=self.generation > 0 or waited > patience)
+            ready = is_ready(self.spawner, self.folder, len(slots or ()))
+            if slots is not None and ready and self.fleet.is_ready(slots):
+                return slots
+            if len(received) > 1 or (received and slots is None):
+                return LaunchOutcome(128 + received[0], killed=len(received) > 1)
+            missing = ", ".join(self.fleet.missing) or "a lost device"
+            if slots is None and waited > 1.0 and not told:
+                told = True
+                self.judge.note("wait", message=missing)
+            if machines is not None and waited > patience + RESTARTED_SECONDS * (slots is not None):
+                message = f"{missing} did not come in {waited:.0f} s"
+                return LaunchOutcome(1, "\n".join(filter(None, (self.judge.last_message, message))))
+            self.judge.tick()
+
+    def _start(self, slots: list[Slot], processes: ExitStack) -> Generation:
+        """Starts a rank on every slot."""
+        self.judge.blame(self.places.settle(len(slots), self.judge.newest()))
+        world_size, fence = len(slots), raise_fence(self.folder.path)
+        slots = placed(slots, world_size)
+        mine: dict[int, dict[int, int]] = {}
+        for rank, slot in enumerate(slots):
+            mine.setdefault(slot.machine, {})[rank] = slot.number
+        local = LocalRanks(self.folder, self.spawner, lambda rank: not in_mid_run(self.folder, rank))
+        others = [
+            RemoteRanks(self.fleet.machines[index], ranks, world_size, self.generation, fence)
+            for index, ranks in mine.items()
+            if index
+        ]
+        generation = Generation(self.folder.path, slots, local, others)
+        processes.callback(generation.kill)
+        variables = {**self.variables, "FOURFOLD_FENCE": str(fence)}
+        local.start(mine.get(0, {}), world_size, self.threads, self.generation, variables)
+        self.store.start()  # a thread: after the forks, where nobody else needs it before
+        return generation
 
 
-class _Supervisor:
-    """Watches one generation of ranks after another. `received`: the signals so far."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        received: list[int],
-        budget: RestartBudget,
-        newest: Callable[[], int],
-        watch: Watch | None,
-        on_tick: Callable[[], None],
-        on_notice: Callable[[str], None],
-        grace_seconds: float,
-    ) -> None:
-        self._folder = folder
-        self._received = received
-        self._handled = 0
-        self._budget = budget
-        self._newest = newest
-        self._watch = watch
-        self._on_tick = on_tick
-        self._on_notice = on_notice
-        self._grace_seconds = grace_seconds
-        self._ticked = 0.0
-
-    def tick(self) -> None:
-        """Sleeps a little, and lets the display go on."""
-        if time.monotonic() - self._ticked >= _TICK_SECONDS:
-            self._on_tick()
-            self._ticked = time.monotonic()
-        time.sleep(_POLL_SECONDS)
-
-    def watch(self, group: LocalRanks, generation: int) -> LaunchOutcome | None:
-        """Returns when all ranks of a generation have ended; None: start the next one."""
-        restarts, echo_since = False, 0.0
-        if self._watch is not None:
-            self._watch.begin(len(group.pids))
-        while group.alive():
-            self._pass_signals_on(group)
-            group.collect()
-            if self._watch is not None and not group.failures:
-                self._look(self._watch, group)
-            if group.failures and not restarts and not group.is_ending:
-                echo_since = echo_since or time.monotonic()
-                is_known = any(not failure.only_noticed for failure in group.failures)
-                if is_known or time.monotonic() - echo_since > _ECHO_SECONDS:
-                    restarts = self._judge(group, generation)
-                    if restarts:
-                        group.kill()
-                    else:
-                        group.end(self._grace_seconds)
-            self.tick()
-        group.collect()
-        self._on_tick()
-        if group.failures and not restarts and not group.is_ending:
-            restarts = self._judge(group, generation)
-        return None if restarts else self._outcome(group)
-
-    def _pass_signals_on(self, group: LocalRanks) -> None:
-        for number in self._received[self._handled :]:
-            self._handled += 1
-            if self._handled == 1:
-                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-                self._on_notice(f"{name}: stopping after this step, saving (once more: end at once, unsaved)")
-                group.ask()
-            else:
-                self._on_notice("ending at once")
-                group.kill()
-
-    def _look(self, watch: Watch, group: LocalRanks) -> None:
-        """Takes note of a rank that no longer gets on, and of slow ones."""
-        found = watch.look(group.pids)
-        if found is not None:
-            group.failures.append(
-                RankFailure(found.rank, 1, found.message, found.cause, found.instruction, found.still_seconds)
-            )
-            if self._received:  # nobody can save any more
-                group.kill()
-        for slow in watch.stragglers():
-            self.note("straggler", rank=slow.rank, ratio=slow.ratio, seconds=slow.seconds)
-
-    def _judge(self, group: LocalRanks, generation: int) -> bool:
-        """Writes down why a generation failed; whether the next one is to start."""
-        if self._received:
-            return False
-        cause = _cause(group.failures)
-        place = _position(self._folder, cause.rank)
-        step = place.step if place is not None else -1
-        saved = self._newest()
-        again = self._budget.allows(step, saved, cause.message) and not cause.is_final
-        where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
-        if cause.instruction:
-            where = {**where, "instruction": cause.instruction}
-        if cause.still_seconds:
-            where = {**where, "stood_still_seconds": cause.still_seconds}
-        self.note("failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=generation)
-        if again:
-            self.note("restart", step=saved, generation=generation + 1)
-        return again
-
-    def note(self, name: str, **values: object) -> None:
-        """Writes an event of the run."""
-        with suppress(RunFailure, OSError):  # a full disk: the run's end says so
-            append_event(self._folder.path, name, **values)
-
-    def _outcome(self, group: LocalRanks) -> LaunchOutcome:
-        received = self._received
-        if len(received) > 1 and group.was_killed:
-            return LaunchOutcome(128 + received[0], killed=True)
-        failures = [failure for failure in group.failures if not (received and failure.only_noticed)]
-        if failures:
-            message, exit_code = summarize(failures)
-            return LaunchOutcome(exit_code, message if received else self._budget.why_stopped(message))
-        if all(code == FINISHED for code in group.exit_codes.values()):
-            return LaunchOutcome(0)
-        return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
-
-
-def _is_ready(spawner: Spawner, folder: RunFolder, ranks: int) -> bool:
+def is_ready(spawner: Spawner, folder: RunFolder, ranks: int, machine: int = 0) -> bool:
     """Whether ranks can be started at once, none of which has reported yet. Raises `RunFailure`."""
     try:
         if not spawner.ready():
             return False
-        clear_positions(folder.path, ranks)
+        clear_positions(folder.path, ranks, machine)
     except OSError as error:
         works = open_files_advice(error) or "free space there, or name another folder with --out"
         raise RunFailure(f"{folder.path}: no rank can be started ({error.strerror}); {works}") from None
     return True
 
 
-def _cause(failures: Sequence[RankFailure]) -> RankFailure:
-    """The first failure that would come again, else the first that is no echo of another."""
-    final = next((failure for failure in failures if failure.is_final), None)
-    return final or next((failure for failure in failures if not failure.only_noticed), failures[0])
+def reach(member: Member) -> dict[str, str]:
+    """The variables by which a machine's ranks find those of others."""
+    return {**({} if member.is_alone else interface_to(member.master_address)), **member.environment()}
 
 
-def _position(folder: RunFolder, rank: int) -> Position | None:
-    """Where a rank was last seen in this generation."""
-    positions = read_positions(folder.path)
-    return positions[rank] if rank < len(positions) and positions[rank].pid else None
-
-
-def _in_mid_run(folder: RunFolder, rank: int) -> bool:
-    """Whether a rank has begun and not come to the end."""
-    place = _position(folder, rank)
-    return place is not None and place.kind != ENDED
+def in_mid_run(folder: RunFolder, rank: int, machine: int = 0) -> bool:
+    """Whether a rank of a machine has begun and not come to the end."""
+    positions = read_positions(folder.path, machine)
+    return rank < len(positions) and positions[rank].pid > 0 and positions[rank].kind != ENDED

@@ -7,13 +7,13 @@ time that it used where it wants the processor, real time where it sleeps. A loa
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import median
 
 from fourfold.config.schema import FaultsSection
-from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position, read_positions
+from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
-from fourfold.supervise.tracebacks import process_state, processor_seconds, read_tracebacks
+from fourfold.supervise.generation import Generation
+from fourfold.supervise.observation import Observation
 
 _LOOK_SECONDS = 0.1
 _MOST_SECONDS = 0.5
@@ -52,52 +52,51 @@ class Watch:
     `timeout_seconds`: for whatever has no measure yet.
     """
 
-    folder: Path
     faults: FaultsSection
     timeout_seconds: float
     blame: Blame
     longest: dict[int, float] = field(default_factory=dict)
     """By the kind of a position: the longest time that a rank stood still and then got on."""
-    _ranks: list[_WatchedRank] = field(default_factory=list)
+    _ranks: dict[int, _WatchedRank] = field(default_factory=dict)
     _looked: float = 0.0
     _judged: float = 0.0
     _window: tuple[float, Sequence[Position]] = (0.0, ())
     _slow: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, ranks: int) -> None:
+    def begin(self) -> None:
         """A new generation."""
-        self._ranks = [_WatchedRank() for _ in range(ranks)]
+        self._ranks.clear()
         self._looked = self._judged = time.monotonic()
         self._window = (0.0, ())
         self._slow.clear()
 
-    def look(self, pids: Sequence[int]) -> Verdict | None:
+    def look(self, generation: Generation) -> Verdict | None:
         """The rank at fault once it has stood still for too long. Called as often as one likes; looks ten times a second."""
         now = time.monotonic()
         passed = min(now - self._looked, _MOST_SECONDS)
         if passed < _LOOK_SECONDS or not self.faults.stall_seconds:
             return None
         self._looked = now
-        positions = read_positions(self.folder)
-        if len(positions) < len(pids):
-            return self._stopped_before(pids, passed)
-        states = [process_state(pid) for pid in pids]
-        for rank, (own, position) in enumerate(zip(self._ranks, positions, strict=True)):
-            self._follow(own, position, pids[rank], states[rank], passed)
-        late = any(own.still > self._limit(p, s) for own, p, s in zip(self._ranks, positions, states, strict=True))
+        seen = generation.observe()
+        for rank, each in enumerate(seen):
+            self._follow(self._ranks.setdefault(rank, _WatchedRank()), each, passed)
+        late = any(self._ranks[rank].still > self._limit(each) for rank, each in enumerate(seen))
         if not late or now - self._judged < _RETRY_SECONDS:
             return None
         self._judged = now
-        tracebacks = read_tracebacks(self.folder, dict(enumerate(pids)))
-        seen = [Sighting(p, states[rank], tracebacks.get(rank, ())) for rank, p in enumerate(positions)]
-        found = self.blame.verdict(seen)
+        calls = generation.tracebacks()
+        found = self.blame.verdict(
+            [Sighting(each.position, each.state, calls.get(rank, ())) for rank, each in enumerate(seen)]
+        )
         own = self._ranks[found.rank]
-        if own.still <= self._limit(positions[found.rank], states[found.rank]):
+        if own.still <= self._limit(seen[found.rank]):
             return None
         return replace(found, still_seconds=own.still)
 
-    def _follow(self, own: _WatchedRank, position: Position, pid: int, state: str, passed: float) -> None:
-        used = processor_seconds(pid)
+    def _follow(self, own: _WatchedRank, seen: Observation, passed: float) -> None:
+        position, state, used = seen.position, seen.state, seen.processor_seconds
+        if not seen.is_fresh:
+            return
         if not position.pid:
             own.still = own.still + passed if state in ("T", "t") else 0.0
             return
@@ -113,10 +112,10 @@ class Watch:
             own.still += min(passed, used - own.processor) if wants else passed
         own.processor = used
 
-    def _limit(self, position: Position, state: str) -> float:
+    def _limit(self, seen: Observation) -> float:
         """How long a rank may stand still where it stands."""
-        stall = self.faults.stall_seconds
-        if state in ("T", "t"):
+        position, stall = seen.position, self.faults.stall_seconds
+        if seen.state in ("T", "t"):
             return _SHARE * stall
         is_step = position.kind in (TRAINING, READING)
         if position.kind not in self.longest:
@@ -126,22 +125,13 @@ class Watch:
             return max(self.timeout_seconds, longest)
         return _SHARE * max(stall, longest) if is_step else max(_LENIENT * stall, longest)
 
-    def _stopped_before(self, pids: Sequence[int], passed: float) -> Verdict | None:
-        """The verdict on a rank that was stopped before the ranks reported where they are."""
-        for rank, pid in enumerate(pids):
-            own = self._ranks[rank]
-            own.still = own.still + passed if process_state(pid) in ("T", "t") else 0.0
-            if own.still > _SHARE * self.faults.stall_seconds:
-                return Verdict(rank, "stopped", f"rank {rank} is stopped, as after SIGSTOP, while it starts", "")
-        return None
-
-    def stragglers(self) -> list[Straggler]:
+    def stragglers(self, generation: Generation) -> list[Straggler]:
         """Ranks that became slow: for two windows in a row their own work took longer than their peers' by the ratio allowed."""
         now = time.monotonic()
         began, before = self._window
         if now - began < _WINDOW_SECONDS:
             return []
-        positions = read_positions(self.folder)
+        positions = [each.position for each in generation.observe()]
         steps = [p.step - q.step for p, q in zip(positions, before, strict=False)]
         if before and (len(steps) < 2 or (0 <= min(steps) < _WINDOW_STEPS)):
             return []

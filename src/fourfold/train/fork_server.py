@@ -85,9 +85,9 @@ def _run_rank(out: Path, environment: dict[str, str], log: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(environment, FOURFOLD_PARENT=str(server))
-        from fourfold.train.worker import run_worker
+        from fourfold.train.worker import run_worker, try_device
 
-        code = run_worker(out)
+        code = try_device(out) if "FOURFOLD_TRIAL" in environment else run_worker(out)
     except BaseException:  # what a process of its own would print
         sys.excepthook(*sys.exc_info())
     finally:

@@ -1,7 +1,9 @@
 """A run's state as checkpoints hold it: every unit's master shard and optimizer states, the cursor, and the counters."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from fourfold.config.remote_path import place
 from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
+from fourfold.rendezvous.fence import fenced
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
@@ -115,11 +118,12 @@ def save(
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
+    number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
     return save_checkpoint(
         checkpoint_root(config, out),
         step,
         unit_shards(view.spec.layout, units, rank),
-        {**info, _OPTIMIZER: view.spec.optimizer.name},
+        {**info, _OPTIMIZER: view.spec.optimizer.name, **({"fence": number} if number is not None else {})},
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
@@ -128,6 +132,7 @@ def save(
         layout=view.spec.layout,
         total_bytes=view.spec.checkpoint_bytes,
         tensors=tensors,
+        fence=partial(fenced, out, number),
     )
 
 

@@ -44,6 +44,17 @@ def run_worker(out: Path) -> int:
         return _failed(open_files_advice(error) is not None)
 
 
+def try_device(out: Path) -> int:
+    """Computes a sum on this process's device; the exit code. Whatever is wrong with the device ends the process."""
+    import torch
+
+    from fourfold.config import load_run
+    from fourfold.train.session import choose_device
+
+    ones = torch.ones(1024, device=choose_device(load_run(out / "run.toml").run))
+    return FINISHED if ones.sum().item() == 1024 else FAILED
+
+
 def _failed(is_final: bool) -> int:
     return FINAL if is_final and "FOURFOLD_GENERATION" in os.environ else FAILED
 

@@ -1,7 +1,7 @@
 """Faults inside a rank, for ranks that are started with this folder on PYTHONPATH.
 
 FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
-in the folder FOURFOLD_TEST_COUNTER.
+in the folder FOURFOLD_TEST_COUNTER. `device:NUMBER:::` is a device that does not work while the file `broken` is there.
 """
 
 import os
@@ -40,9 +40,16 @@ def install() -> None:
     from fourfold.data.batches import GlobalBatches
     from fourfold.runtime.compute import SegmentRunner
     from fourfold.runtime.executor import Executor
+    from fourfold.train import session
 
     read, clip, backward, run = GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward, Executor.run
-    here = [-1]
+    here, choose = [-1], session.choose_device
+
+    def choose_device(section):
+        broken = what == "device" and (Path(os.environ["FOURFOLD_TEST_COUNTER"]) / "broken").exists()
+        if broken and os.environ.get("LOCAL_RANK") == rank:
+            raise RuntimeError(f"device {rank} does not answer")
+        return choose(section)
 
     def batch(self, at, rows):
         here[0] = at
@@ -72,7 +79,7 @@ def install() -> None:
         return run(self, program, *rest)
 
     GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward = batch, clip_norm, spoilt_backward
-    Executor.run = spoilt_run
+    Executor.run, session.choose_device = spoilt_run, choose_device
 
 
 def spoil(tensor, to_nan: bool) -> None:

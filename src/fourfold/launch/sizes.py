@@ -1,0 +1,80 @@
+"""A run on fewer ranks than it was given, and back: the same batch and samples under another layout, which the planner picks."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+
+from fourfold.config import RunConfig, UserError
+from fourfold.config.schema import LayoutSection
+from fourfold.hardware import THIS
+from fourfold.launch.automatic import automatic_layout
+from fourfold.launch.changes import forget_ranks
+from fourfold.launch.ready import ReadyRun
+from fourfold.launch.resolve import ResolvedRun, resolve_run
+from fourfold.launch.run_folder import RunFolder
+
+
+class RunSizes:
+    """The layouts of one run by the number of its ranks. `full`: those that it was given. `start`: as in `data_table`."""
+
+    def __init__(self, folder: RunFolder, ready: ReadyRun, start: str | None = None) -> None:
+        self._folder, self._ready, self._start = folder, ready, start
+        self._resolved = ready.resolved
+        self.full = ready.resolved.layout.world_size
+        self._of = cache(self._find)
+
+    @property
+    def saves_regularly(self) -> bool:
+        return self._resolved.config.checkpoint.every_steps is not None
+
+    def fit(self, slots: int) -> ResolvedRun | None:
+        """The run on as many of these slots as a layout takes; None where there is none of `faults.min_ranks` ranks or more."""
+        least = self._resolved.config.faults.min_ranks
+        found = (self._of(ranks) for ranks in range(min(slots, self.full), least - 1, -1))
+        return next((resolved for resolved in found if resolved is not None), None)
+
+    def take(self, resolved: ResolvedRun) -> None:
+        """Makes it the run that ranks start from now on. Raises `RunFailure` where the folder cannot be written."""
+        self._folder.write(resolved.config, self._ready.data_table(self._start))
+        forget_ranks(self._folder, resolved.layout.world_size)
+
+    def _find(self, ranks: int) -> ResolvedRun | None:
+        if ranks == self.full:
+            return self._resolved
+        for section in self._sections(ranks):
+            config = self._resolved.config.model_copy(update={"layout": section})
+            try:
+                found = resolve_run(config, ranks, self._resolved.model.vocab_size, self._resolved.spec.transport)
+            except UserError:
+                continue
+            if not found.faults():
+                return found
+        return None
+
+    def _sections(self, ranks: int) -> Iterator[LayoutSection]:
+        """Layouts to try: the planner's best, where the cluster is known; else the run's own with less data parallelism, then with
+        one axis after another left out, and what those divided sharded over all ranks."""
+        config: RunConfig = self._resolved.config
+        own = config.layout
+        if config.cluster.preset != THIS:
+            open_layout = LayoutSection(auto=True, prefetch=own.prefetch)
+            with suppress(UserError):
+                yield automatic_layout(config.model_copy(update={"layout": open_layout}), self._resolved.model, ranks)
+        fewer = own.model_copy(update={"dp_shard": None})
+        flat = {"pp": 1, "schedule": "1f1b", "virtual_stages": None, "zero": max(own.zero, 3 if own.pp > 1 else 0)}
+        alone = {"tp": 1, "cp": 1, "ep": 1, "etp": 1, "sequence_parallel": None, "zero": 3}
+        for change in (
+            {},
+            {"dp_replicate": 1},
+            flat,
+            {**flat, "dp_replicate": 1},
+            {**flat, **alone, "dp_replicate": 1},
+        ):
+            for rows in sorted({own.microbatch_sequences, 1}, reverse=True):
+                yield fewer.model_copy(update={**change, "microbatch_sequences": rows})
+
+
+def described(resolved: ResolvedRun) -> str:
+    """`pp 2, dp_shard 3, zero 1`: the degrees above 1."""
+    axes = [f"{axis} {getattr(resolved.layout, axis)}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")]
+    return ", ".join([*(text for text in axes if not text.endswith(" 1")), f"zero {resolved.layout.zero}"])

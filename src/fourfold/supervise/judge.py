@@ -1,0 +1,172 @@
+"""Watches the ranks of a generation and judges their failures: which rank is at fault, and whether all are to start again."""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from fourfold.config import RunFailure
+from fourfold.config.schema import FaultsSection
+from fourfold.launch.failures import RankFailure, summarize
+from fourfold.launch.processes import FINISHED, STOPPED
+from fourfold.launch.run_folder import RunFolder
+from fourfold.runtime.progress import STARTING, read_positions
+from fourfold.supervise.blame import Blame
+from fourfold.supervise.budget import RestartBudget
+from fourfold.supervise.fleet import Fleet
+from fourfold.supervise.generation import Generation
+from fourfold.supervise.places import Places
+from fourfold.supervise.signals import LaunchOutcome
+from fourfold.supervise.watch import Watch
+from fourfold.train.metrics import append_event
+
+_POLL_SECONDS = 0.02
+_TICK_SECONDS = 0.05
+_ECHO_SECONDS = 1.0
+"""How long a rank that lost its connection is taken for an echo of a failure still to come."""
+
+
+class Judge:
+    """Watches one generation of ranks after another, and says what follows. `received`: the signals so far. `last_message`: of the
+    failure before which the present generation was started."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        received: list[int],
+        faults: FaultsSection,
+        newest: Callable[[], int],
+        watch: Watch | None,
+        on_tick: Callable[[], None],
+        on_notice: Callable[[str], None],
+        grace_seconds: float,
+        fleet: Fleet,
+    ) -> None:
+        self.received = received
+        self.newest = newest
+        self.last_message = ""
+        self._folder = folder
+        self._handled = 0
+        self._budget = RestartBudget(faults)
+        self._watch = watch
+        self._on_tick = on_tick
+        self._on_notice = on_notice
+        self._grace_seconds = grace_seconds
+        self._fleet = fleet
+        self._ticked = 0.0
+
+    def tick(self) -> None:
+        """Sleeps a little, listens to other machines, and lets the display go on."""
+        self._fleet.poll()
+        self.received += self._fleet.take_signals()
+        if time.monotonic() - self._ticked >= _TICK_SECONDS:
+            self._on_tick()
+            self._ticked = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+
+    def blame(self, blame: Blame | None) -> None:
+        """The run's programs are others from now on."""
+        if blame is not None and self._watch is not None:
+            self._watch.blame = blame
+
+    def watch(self, generation: Generation, number: int, places: Places) -> LaunchOutcome | None:
+        """Returns when all ranks of a generation have ended; None: start the next one."""
+        restarts, grows, echo_since = False, False, 0.0
+        if self._watch is not None:
+            self._watch.begin()
+        while generation.alive():
+            self._pass_signals_on(generation)
+            generation.collect()
+            if self._watch is not None and not generation.failures:
+                self._look(self._watch, generation)
+            if generation.failures and not restarts and not generation.is_ending:
+                echo_since = echo_since or time.monotonic()
+                is_known = any(not failure.only_noticed for failure in generation.failures)
+                if is_known or time.monotonic() - echo_since > _ECHO_SECONDS:
+                    restarts = self._judge(generation, number, places)
+                    if restarts:
+                        generation.kill()
+                    else:
+                        generation.end(self._grace_seconds)
+            if not (grows or self.received or generation.failures) and places.could_grow(self.newest):
+                grows = True
+                generation.ask()
+            self.tick()
+        generation.collect()
+        self._on_tick()
+        if generation.failures and not restarts and not generation.is_ending:
+            restarts = self._judge(generation, number, places)
+        if grows and not (restarts or self.received) and set(generation.exit_codes.values()) == {STOPPED}:
+            self.note("restart", step=self.newest(), generation=number + 1)
+            return None
+        return None if restarts else self._outcome(generation)
+
+    def _pass_signals_on(self, generation: Generation) -> None:
+        for number in self.received[self._handled :]:
+            self._handled += 1
+            if self._handled == 1:
+                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+                self._on_notice(f"{name}: stopping after this step, saving (once more: end at once, unsaved)")
+                generation.ask()
+            else:
+                self._on_notice("ending at once")
+                generation.kill()
+
+    def _look(self, watch: Watch, generation: Generation) -> None:
+        """Takes note of a rank that no longer gets on, and of slow ones."""
+        found = watch.look(generation)
+        if found is not None:
+            generation.failures.append(
+                RankFailure(found.rank, 1, found.message, found.cause, found.instruction, found.still_seconds)
+            )
+            if self.received:  # nobody can save any more
+                generation.kill()
+        for slow in watch.stragglers(generation):
+            self.note("straggler", rank=slow.rank, ratio=slow.ratio, seconds=slow.seconds)
+
+    def _judge(self, generation: Generation, number: int, places: Places) -> bool:
+        """Writes down why a generation failed; whether the next one is to start."""
+        if self.received:
+            return False
+        cause = _cause(generation.failures)
+        self.last_message = cause.message
+        positions = read_positions(self._folder.path)
+        place = positions[cause.rank] if cause.rank < len(positions) and positions[cause.rank].pid else None
+        step, saved = place.step if place is not None else -1, self.newest()
+        again = self._budget.allows(step, saved, cause.message) and not cause.is_final
+        where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
+        if cause.instruction:
+            where = {**where, "instruction": cause.instruction}
+        if cause.still_seconds:
+            where = {**where, "stood_still_seconds": cause.still_seconds}
+        self.note("failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=number)
+        if again:
+            alone = len({failure.rank for failure in generation.failures if not failure.only_noticed}) == 1
+            starts = alone and cause.cause != "machine" and (place is None or place.kind == STARTING)
+            if places.judge(generation.slots[cause.rank], starts, cause.message):
+                self._budget.forget()
+            self.note("restart", step=saved, generation=number + 1)
+        return again
+
+    def note(self, name: str, **values: object) -> None:
+        """Writes an event of the run."""
+        with suppress(RunFailure, OSError):  # a full disk: the run's end says so
+            append_event(self._folder.path, name, **values)
+
+    def _outcome(self, generation: Generation) -> LaunchOutcome:
+        received = self.received
+        if len(received) > 1 and generation.was_killed:
+            return LaunchOutcome(128 + received[0], killed=True)
+        failures = [failure for failure in generation.failures if not (received and failure.only_noticed)]
+        if failures:
+            message, exit_code = summarize(failures)
+            return LaunchOutcome(exit_code, message if received else self._budget.why_stopped(message))
+        if all(code == FINISHED for code in generation.exit_codes.values()):
+            return LaunchOutcome(0)
+        return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
+
+
+def _cause(failures: Sequence[RankFailure]) -> RankFailure:
+    """The first failure that would come again, else the first that is no echo of another."""
+    final = next((failure for failure in failures if failure.is_final), None)
+    return final or next((failure for failure in failures if not failure.only_noticed), failures[0])

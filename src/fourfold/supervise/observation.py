@@ -1,0 +1,30 @@
+"""A rank as its machine's supervisor sees it: where it is, and what the kernel says of its process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fourfold.runtime.progress import NOWHERE, Position, read_positions
+from fourfold.supervise.tracebacks import process_state, processor_seconds
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One rank. `state`: its process's letter in /proc; empty where there is none. `processor_seconds`: those that it used.
+    `is_fresh`: whether this is how it stands now; False where its machine has said nothing for a while."""
+
+    position: Position = NOWHERE
+    state: str = ""
+    processor_seconds: float = 0.0
+    is_fresh: bool = True
+
+
+def observe(folder: Path, machine: int, pids: Mapping[int, int]) -> dict[int, Observation]:
+    """The ranks of this machine, whose number is `machine`, by rank. `pids`: their processes."""
+    positions = read_positions(folder, machine)
+    return {
+        rank: Observation(
+            positions[rank] if rank < len(positions) else NOWHERE, process_state(pid), processor_seconds(pid)
+        )
+        for rank, pid in pids.items()
+    }
