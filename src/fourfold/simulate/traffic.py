@@ -3,8 +3,8 @@
 The exposed time of a segment's own collectives is divided among their axes by their seconds.
 """
 
+from fourfold.cost.prices import Prices
 from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, Instruction, Op
-from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
 
 BYTES, BUSY, EXPOSED = "sent_bytes", "busy_seconds", "exposed_seconds"
@@ -19,7 +19,7 @@ def traffic(simulation: Simulation) -> list[Sums]:
 
 
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
-    durations = simulation.durations
+    durations, prices = simulation.durations, simulation.durations.prices
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
     sums: Sums = {}
 
@@ -27,28 +27,26 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         if amount > 0:
             sums[axes, what] = sums.get((axes, what), 0.0) + amount
 
-    for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
-        if step.op in COMPUTE_OPS:
+    for pattern, microbatches in simulation.programs[rank].steps.microbatches.items():
+        if pattern.op in COMPUTE_OPS:
             continue
-        for collective in step.collectives:
-            add(collective.axes, BYTES, collective.sent_bytes)
-        if step.op in SENDS:
-            begin, stop = times.streams[index]
+        for each in pattern.work.collectives:
+            add(each.axes, BYTES, len(microbatches) * each.sent_bytes)
+            if pattern.op not in TRANSFERS:
+                add(each.axes, BUSY, len(microbatches) * prices.collective(each.kind, each.axes, each.bytes))
+    for index, (begin, stop) in times.streams.items():
+        if steps[index].op in SENDS:
             add("pp", BUSY, stop - begin)
-        elif step.op not in RECEIVES:
-            for collective in step.collectives:
-                add(
-                    collective.axes,
-                    BUSY,
-                    durations.prices.collective(collective.kind, collective.axes, collective.bytes),
-                )
+    for index, (step, start, end) in enumerate(zip(steps, times.starts, times.ends, strict=True)):
+        if end <= start or step.op in COMPUTE_OPS:
+            continue
         joined = times.joins[index] if step.op is Op.WAIT else index
         begin, stop = times.streams.get(joined, (start, end))
         waited = min(end, stop) - max(start, begin)
         if steps[joined].op in TRANSFERS:
             add("pp", EXPOSED, waited)
             continue
-        parts = _seconds(steps[joined], durations)
+        parts = _seconds(steps[joined], prices)
         total = sum(parts.values())
         for axes, seconds in parts.items():
             add(axes, EXPOSED, seconds / total * min(waited, total) if total else 0.0)
@@ -63,9 +61,9 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     return sums
 
 
-def _seconds(step: Instruction, durations: Durations) -> dict[str, float]:
+def _seconds(step: Instruction, prices: Prices) -> dict[str, float]:
     """Seconds of an instruction's collectives, by axes."""
     seconds: dict[str, float] = {}
     for each in step.collectives:
-        seconds[each.axes] = seconds.get(each.axes, 0.0) + durations.prices.collective(each.kind, each.axes, each.bytes)
+        seconds[each.axes] = seconds.get(each.axes, 0.0) + prices.collective(each.kind, each.axes, each.bytes)
     return seconds
