@@ -120,6 +120,17 @@ def test_the_page_draws_the_schedule_and_its_proof(watched: Watched) -> None:
     assert "pipeline.schedule=zb_h1" in tab.url
 
 
+def test_a_long_pipeline_is_proved_too(watched: Watched) -> None:
+    """2,048 slots; a proof that is no longer wanted is given up for the next."""
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=interleaved_1f1b&pipeline.ranks=16&pipeline.microbatches=64")
+    tab.wait_for_selector("text=The verifier reads")
+    tab.get_by_label("microbatches, M, exact value").fill("48")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=16 ranks, 48 microbatches")
+    tab.wait_for_selector("text=The verifier proved")
+
+
 def test_an_idle_slot_tells_what_it_waits_for(watched: Watched) -> None:
     """With the pointer; and the program underneath is the rank's that is pointed at."""
     tab = watched.tab
