@@ -1,0 +1,112 @@
+"""What the ranks hold of a block: pieces cover the whole once, and are those of the layout, the recorder and the ring."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from fourfold.config import UserError
+from fourfold.explore.documents import encoded
+from fourfold.explore.setup import Malformed
+from fourfold.model.work import sent_bytes
+from tests.explore.test_documents import SMALL, silent
+
+DENSE = SMALL | {"model.preset": "llama3.2-1b", "batch.sequence_length": 2048}
+MOE = SMALL | {"model.preset": "mixtral-8x7b", "batch.sequence_length": 2048}
+
+
+def document(overrides: dict[str, Any] = DENSE, **own: Any) -> Any:
+    return json.loads(encoded("block", {"overrides": overrides, "cluster": "dgx-h100:8", **own}, silent))
+
+
+def area(box: list[int]) -> int:
+    return (box[1] - box[0]) * (box[3] - box[2])
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("tp", "cp"), [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (1, 4), (2, 4)])
+def test_pieces_are_as_large_as_the_recorder_says_and_cover_the_activation(
+    tp: int, cp: int, sequence_parallel: bool
+) -> None:
+    found = document(tp=tp, cp=cp, sequence_parallel=sequence_parallel)
+    assert len(found["ranks"]) == tp * cp
+    for step in found["steps"]:
+        rows, columns = step["held_shape"]
+        cells: set[tuple[int, int]] = set()
+        for boxes in step["boxes"]:
+            assert sum(map(area, boxes)) == rows * columns
+            marks = [(a // 64, c // 64) for first, end, start, stop in boxes for a in range(first, end, 64)
+                     for c in range(start, stop, 64)]  # fmt: skip
+            cells |= {*marks}
+        assert len(cells) * 64 * 64 == step["shape"][0] * step["shape"][1]
+        if step["kind"] in ("all_gather", "reduce_scatter", "all_reduce"):
+            assert step["sent_bytes"] == sent_bytes(step["kind"], step["bytes"], tp)
+
+
+def test_tensor_parallelism_is_columns_then_rows() -> None:
+    """Shoeybi et al. 2019, section 3, and Korthikanti et al. 2022, section 4.2.2."""
+    plain, split = document(tp=4), document(tp=4, sequence_parallel=True)
+    names = [[weight["name"] for weight in step["weights"]] for step in split["steps"] if step["weights"]]
+    assert names == [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+    dims = [
+        {part["dim"] for weight in step["weights"] for part in weight["splits"]}
+        for step in split["steps"]
+        if step["weights"]
+    ]
+    assert dims == [{0}, {1}, {0}, {1}]
+    assert [step["partial"] for step in split["steps"] if step["weights"]] == [False, True, False, True]
+    kinds = [step["kind"] for step in split["steps"]]
+    half = ["all_gather", "matmul", "attention", "matmul", "reduce_scatter"]
+    assert kinds == ["input", *half, *[{"attention": "elementwise"}.get(kind, kind) for kind in half]]
+    assert "all_gather" not in [step["kind"] for step in plain["steps"]]
+    assert [step["kind"] for step in plain["steps"]].count("all_reduce") == 2
+
+
+def test_heads_that_are_fewer_than_ranks_are_copied() -> None:
+    found = document(DENSE | {"model.num_kv_heads": 2}, tp=4)
+    [step] = [each for each in found["steps"] if [weight["name"] for weight in each["weights"]][:1] == ["q_proj"]]
+    boxes = {weight["name"]: [box[0] for box in weight["boxes"]] for weight in step["weights"]}
+    assert len({*map(tuple, boxes["q_proj"])}) == 4
+    assert boxes["k_proj"][0] == boxes["k_proj"][1] != boxes["k_proj"][2] == boxes["k_proj"][3]
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_the_ring_computes_the_causal_triangle_once_in_equal_parts(cp: int) -> None:
+    ring = document(cp=cp)["ring"]
+    length = ring["length"]
+    assert len(ring["turns"]) == cp == ring["num_shifts"] + 1
+    assert sum(ring["scores"]) == length * (length + 1) // 2 == sum(ring["contiguous_scores"])
+    assert len({*ring["scores"]}) == 1
+    assert all(a < b for a, b in pairwise(ring["contiguous_scores"]))
+    unit = length // (2 * cp)
+    seen: set[tuple[int, int]] = set()
+    for turn, each in enumerate(ring["turns"]):
+        for rank, own in enumerate(each["ranks"]):
+            assert own["source"] == (rank - turn) % cp
+            for first, end, start, stop, causal in own["pieces"]:
+                tiles = [(q, k) for q in range(first // unit, end // unit) for k in range(start // unit, stop // unit)]
+                assert not seen & {*tiles}
+                assert all(q == k if causal else q > k for q, k in tiles)
+                seen |= {*tiles}
+    assert len(seen) == cp * (2 * cp + 1)
+
+
+def test_every_expert_lies_on_one_rank_and_every_row_is_sent_to_it() -> None:
+    found = document(MOE, ep=4)["experts"]
+    assert found["experts"] == [[0, 2], [2, 4], [4, 6], [6, 8]]
+    assert found["exchanges"] == 2
+    assert found["exchange_bytes"] == 2048 * 2 * 4096 * 2
+    for tokens, sent in zip(found["tokens"], found["sent"], strict=True):
+        chosen = [expert // 2 for experts in tokens for expert in experts]
+        assert sent == [chosen.count(rank) for rank in range(4)]
+    assert document(cp=1)["experts"] is None
+
+
+def test_blocks_that_cannot_be_drawn_are_refused() -> None:
+    for own in ({"tp": 32}, {"tp": 3}, {"tp": 0}, {"ep": 2}):
+        with pytest.raises(UserError):
+            document(**own)
+    for wrong in ({"tp": "4"}, {"sequence_parallel": 1}):
+        with pytest.raises(Malformed):
+            document(**wrong)
