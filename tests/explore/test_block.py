@@ -1,4 +1,4 @@
-"""What the ranks hold of a block: pieces cover the whole once, and are those of the layout, the recorder and the ring."""
+"""Pieces of a block on its ranks cover it, and are those of the layout, the recorder and the ring."""
 
 import json
 from itertools import pairwise
@@ -101,6 +101,11 @@ def test_every_expert_lies_on_one_rank_and_every_row_is_sent_to_it() -> None:
         chosen = [expert // 2 for experts in tokens for expert in experts]
         assert sent == [chosen.count(rank) for rank in range(4)]
     assert document(cp=1)["experts"] is None
+
+
+def test_runs_of_the_literature_are_drawn_too() -> None:
+    for run, own in (("llama3-405b-128k", {"tp": 8}), ("deepseek-v3-2k", {"ep": 8}), ("gpt3-175b", {"cp": 4})):
+        assert json.loads(encoded("block", {"run": f"preset:{run}", **own}, silent))["steps"]
 
 
 def test_blocks_that_cannot_be_drawn_are_refused() -> None:

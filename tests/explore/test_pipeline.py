@@ -100,6 +100,12 @@ def test_a_shallow_model_is_drawn_deeper() -> None:
     assert RunProgram.of({}, drawn["setup"]["overrides"]).resolved.model.num_layers == 64
 
 
+def test_a_run_of_the_literature_is_drawn_with_other_stages() -> None:
+    for run, ranks in (("llama3-405b-16k", 4), ("llama3-405b-16k", 64), ("deepseek-v3-2k", 8)):
+        found = json.loads(encoded("pipeline", {"run": f"preset:{run}", "ranks": ranks, "microbatches": 8}, silent))
+        assert len(found["events"]) == ranks
+
+
 def test_a_pipeline_that_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(UserError, match="what works"):
         document(ranks=128, microbatches=1024)

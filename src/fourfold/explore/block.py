@@ -1,4 +1,4 @@
-"""One decoder block on the ranks that share it: which piece of every weight and activation each holds, and what moves between.
+"""One decoder block on the ranks that share it: the piece of every weight and activation that each holds, and what moves between.
 
 Weights are cut as the layout cuts them. Activations have the shapes that the recorder sees in the segment's own forward, beside
 those of a rank that runs the block alone. Attention's pieces are those that a ring computes. No rule of drawing decides any of it.
@@ -182,11 +182,11 @@ def _steps(
             after = next(one.names[each] for each in sorted(one.names) if each > place)
             yield drawn.step("attention", held, columns=_inputs(drawn.weights(segment, *after)))
         elif isinstance(item, Gemm) and place in one.names and item.groups == 1:
-            whole, weights = full[one.names[place]], drawn.weights(segment, *one.names[place])
+            unsplit, weights = full[one.names[place]], drawn.weights(segment, *one.names[place])
             if item.inner != held.columns or item.rows != held.rows:  # elementwise kernels came between
-                held = Held(item.rows, item.inner, whole.rows, whole.inner)
+                held = Held(item.rows, item.inner, unsplit.rows, unsplit.inner)
                 yield drawn.step("elementwise", held, columns=_inputs(weights))
-            held = Held(item.rows, item.columns, whole.rows, whole.columns, item.inner < whole.inner)
+            held = Held(item.rows, item.columns, unsplit.rows, unsplit.columns, item.inner < unsplit.inner)
             yield drawn.step("matmul", held, columns=_outputs(weights), weights=weights)
 
 
@@ -214,7 +214,8 @@ class _Drawn:
     def __init__(self, resolved: ResolvedRun) -> None:
         self.layout, self.shape = resolved.layout, resolved.spec.shape
         self.at = [self.layout.coordinates(rank) for rank in range(self.layout.world_size)]
-        self.runs = [token_runs(self.layout, rank) for rank in range(self.layout.world_size)]
+        runs = {at["cp"]: token_runs(self.layout, rank) for rank, at in enumerate(self.at) if at["tp"] == 0}
+        self.runs = [runs[at["cp"]] for at in self.at]
 
     def step(
         self,

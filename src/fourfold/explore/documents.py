@@ -122,7 +122,7 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
 
 
 def block(body: Body, report: Report) -> dict[str, Any]:
-    """What each rank holds of a block's weights and activations, and what moves between them."""
+    """The pieces of a block's weights and activations that each rank holds, and the collectives between."""
     return block_document(*_divided(body, BLOCK_KEYS))
 
 

@@ -70,6 +70,10 @@ def drawn_run(setup: Setup, own: Mapping[str, Any]) -> Drawn:
         "batch.global_sequences": microbatches * layout.microbatch_sequences * layout.dp_replicate * shards,
         "model.num_layers": max(model.num_layers, ranks * stages),
     }
+    if layout.segments_per_stage is not None:  # a preset's, for its own stages
+        segments, parts = sum(layout.segments_per_stage), ranks * stages
+        segments += max(0, parts - model.num_layers)
+        stated["layout.segments_per_stage"] = [(segments + part) // parts for part in range(parts)]
     cluster = setup.cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
     if cluster is not None:
         cluster = named_with(cluster, ranks * layout.dp_replicate * shards * layout.cp * layout.tp)

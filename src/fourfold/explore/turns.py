@@ -11,6 +11,8 @@ from fourfold.model.work import Start, Work
 
 def token_runs(layout: Layout, rank: int) -> list[Run]:
     """The positions of a sequence that the rank has, as few runs as possible."""
+    if layout.cp == 1:
+        return [Run(0, 0, layout.sequence_length)]
     found: list[Run] = []
     for index, position in enumerate(layout.positions(rank)):
         if found and found[-1].stop == position:
