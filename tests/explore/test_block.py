@@ -11,6 +11,7 @@ from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed
 from fourfold.model.work import sent_bytes
 from tests.explore.test_documents import SMALL, silent
+from tests.support.explore_server import Watched
 
 DENSE = SMALL | {"model.preset": "llama3.2-1b", "batch.sequence_length": 2048}
 MOE = SMALL | {"model.preset": "mixtral-8x7b", "batch.sequence_length": 2048}
@@ -100,6 +101,8 @@ def test_every_expert_lies_on_one_rank_and_every_row_is_sent_to_it() -> None:
     for tokens, sent in zip(found["tokens"], found["sent"], strict=True):
         chosen = [expert // 2 for experts in tokens for expert in experts]
         assert sent == [chosen.count(rank) for rank in range(4)]
+    assert found["rows"] == 2048 * 2
+    assert document(MOE, ep=8)["experts"]["rows"] == 2048 * 2
     assert document(cp=1)["experts"] is None
 
 
@@ -115,3 +118,29 @@ def test_blocks_that_cannot_be_drawn_are_refused() -> None:
     for wrong in ({"tp": "4"}, {"sequence_parallel": 1}):
         with pytest.raises(Malformed):
             document(**wrong)
+
+
+def test_the_page_walks_through_a_block(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/collectives?collectives.block=0")
+    tab.wait_for_selector("svg[aria-label*='input and norm, split by tokens']")
+    assert tab.locator("svg[aria-label^='A block'] text.rank").count() == 4
+    tab.get_by_role("button", name="Step of the block: on").click()
+    tab.wait_for_selector("svg[aria-label*='all-gather over tp: each rank sends']")
+    tab.locator("fieldset:has-text('Sequence parallel') span", has_text="off").click()
+    tab.wait_for_selector("svg[aria-label*='all-reduce over tp']")
+    tab.locator("fieldset:has-text('Tensor parallel') span", has_text="8").click()
+    tab.wait_for_selector("svg[aria-label^='A block on 8 ranks']")
+
+
+def test_the_page_turns_the_ring_and_sends_tokens(watched: Watched) -> None:
+    tab = watched.tab
+    watched.open("#/collectives?collectives.cp=2&collectives.turn=0")
+    tab.wait_for_selector("svg[aria-label^='Every rank has its own keys']")
+    tab.get_by_role("button", name="Turn of the ring: on").click()
+    tab.wait_for_selector("svg[aria-label^='Turn 1'] path.part.now")
+    assert tab.locator("path.part.now").count() == 4
+    tab.get_by_label("Stage of the exchange", exact=True).last.focus()
+    tab.keyboard.press("End")
+    tab.wait_for_selector("svg[aria-label^='All-to-all back']")
+    assert tab.locator("path.way").count() == 4 * 6 * 2

@@ -135,7 +135,9 @@ def block_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     shape = spec.shape
     one, alone = (RecordedForward.of(segment, resolved, each) for each in (shape, _alone(shape)))
     ranks = range(layout.world_size)
-    experts = experts_document(segment, resolved, one.work) if segment.moe else None
+    own_experts = next((unit.parameters[0].name for unit in segment.own if unit.domain == "expert"), "")
+    rows = next((each.rows for (first, _), each in one.matmuls.items() if first == own_experts), 0)
+    experts = experts_document(segment, resolved, one.work, rows) if segment.moe else None
     return {
         "segment": segment.name,
         "hidden_size": model.hidden_size,
@@ -159,6 +161,7 @@ def _steps(
     full_rows = shape.sequences * shape.sequence_length
     held = Held(shape.hidden_tokens, hidden, full_rows, hidden)
     full = alone.matmuls
+    dense = {each.name for unit in segment.own if unit.domain == "dense" for each in unit.parameters}
     attention = next((item for item in alone.work.items if isinstance(item, Attention)), None)
     yield drawn.step("input", held)
     for place, item in enumerate(one.work.items):
@@ -181,7 +184,7 @@ def _steps(
             held = Held(held.rows, item.heads * item.value_dim, full_rows, attention.heads * attention.value_dim)
             after = next(one.names[each] for each in sorted(one.names) if each > place)
             yield drawn.step("attention", held, columns=_inputs(drawn.weights(segment, *after)))
-        elif isinstance(item, Gemm) and place in one.names and item.groups == 1:
+        elif isinstance(item, Gemm) and one.names.get(place, ("",))[0] in dense:
             unsplit, weights = full[one.names[place]], drawn.weights(segment, *one.names[place])
             if item.inner != held.columns or item.rows != held.rows:  # elementwise kernels came between
                 held = Held(item.rows, item.inner, unsplit.rows, unsplit.inner)

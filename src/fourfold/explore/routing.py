@@ -7,15 +7,15 @@ from typing import Any
 from fourfold.launch.resolve import ResolvedRun
 from fourfold.model.local_parameter import local_parameter
 from fourfold.model.spec import Segment
-from fourfold.model.work import Gemm, Start, Work
+from fourfold.model.work import Start, Work
 
 DRAWN_TOKENS = 6
 """Tokens of each rank that are drawn."""
 
 
-def experts_document(segment: Segment, resolved: ResolvedRun, work: Work) -> dict[str, Any]:
-    """`ExpertsDocument`. The tokens that are drawn choose experts by chance; bytes and rows are those of even loads, as predictions
-    have them."""
+def experts_document(segment: Segment, resolved: ResolvedRun, work: Work, rows: int) -> dict[str, Any]:
+    """`ExpertsDocument`. `rows`: of the first expert matmul. The tokens that are drawn choose experts by chance; bytes and rows are
+    those of even loads, as predictions have them."""
     layout, model = resolved.layout, resolved.model
     unit = next(unit for unit in segment.own if unit.domain == "expert")
     local = local_parameter(unit.parameters[0], unit.domain, layout.degree)
@@ -24,7 +24,6 @@ def experts_document(segment: Segment, resolved: ResolvedRun, work: Work) -> dic
     exchanges = [
         each.collective for each in work.items if isinstance(each, Start) and each.collective.kind == "all_to_all"
     ]
-    rows = next((item.rows for item in work.items if isinstance(item, Gemm) and item.groups > 1), 0)
     largest = max((each.bytes for each in exchanges), default=0)
     chance = random.Random(1)
     tokens = [
