@@ -127,7 +127,7 @@ def test_the_page_steps_through_a_collective(watched: Watched) -> None:
     tab.get_by_label("Steps taken").focus()
     tab.keyboard.press("End")
     assert tab.locator(".value.done").count() == 16
-    assert "collectives.step=6" in tab.url
+    tab.wait_for_url("**collectives.step=6*")
     tab.get_by_label("Collective", exact=True).select_option("all_to_all")
     tab.wait_for_selector(".name:has-text('pairwise')")
     tab.get_by_label("Algorithm", exact=True).select_option("hierarchical")

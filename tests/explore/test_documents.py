@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "plan": {"overrides": SMALL, "cluster": "dgx-h100:2", "explain": ["tp=2", "pp=3"], "tokens": "1G", "budget": 1},
     "catalog": {},
     "collective": {"kind": "all_to_all", "ranks": 6, "per_node": 3, "buffer_bytes": 3e6, "cluster": "dgx-h100"},
+    "block": {"overrides": SMALL, "cluster": "dgx-h100:8", "tp": 3, "cp": 2},
     "texts": {"overrides": SMALL, "cluster": "dgx-h100:8"},
     "program": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "pp_rank": 1},
     "verify": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},

@@ -100,6 +100,12 @@ def test_a_shallow_model_is_drawn_deeper() -> None:
     assert RunProgram.of({}, drawn["setup"]["overrides"]).resolved.model.num_layers == 64
 
 
+def test_a_run_of_the_literature_is_drawn_with_other_stages() -> None:
+    for run, ranks in (("llama3-405b-16k", 4), ("llama3-405b-16k", 64), ("deepseek-v3-2k", 8)):
+        found = json.loads(encoded("pipeline", {"run": f"preset:{run}", "ranks": ranks, "microbatches": 8}, silent))
+        assert len(found["events"]) == ranks
+
+
 def test_a_pipeline_that_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(UserError, match="what works"):
         document(ranks=128, microbatches=1024)
@@ -118,6 +124,17 @@ def test_the_page_draws_the_schedule_and_its_proof(watched: Watched) -> None:
     tab.wait_for_selector("[data-figure=bubble]:text-is('11.1 %')")
     tab.wait_for_selector("text=The verifier proved")
     assert "pipeline.schedule=zb_h1" in tab.url
+
+
+def test_a_long_pipeline_is_proved_too(watched: Watched) -> None:
+    """2,048 slots; a proof that is no longer wanted is given up for the next."""
+    tab = watched.tab
+    watched.open("#/pipeline?pipeline.schedule=interleaved_1f1b&pipeline.ranks=16&pipeline.microbatches=64")
+    tab.wait_for_selector("text=The verifier reads")
+    tab.get_by_label("microbatches, M, exact value").fill("48")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("text=16 ranks, 48 microbatches")
+    tab.wait_for_selector("text=The verifier proved")
 
 
 def test_an_idle_slot_tells_what_it_waits_for(watched: Watched) -> None:

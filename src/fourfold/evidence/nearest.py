@@ -4,10 +4,12 @@ The table is written by `benchmarks/published/fit_evidence.py`; its rows state e
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from heapq import nsmallest
 from importlib import resources
+from itertools import compress
 from math import log2
+from operator import ne, sub
 from typing import Any
 
 from fourfold.config import ModelConfig
@@ -31,6 +33,7 @@ DOUBLING = {
 """Distance of a factor of two, by key."""
 OTHER = {"device": 1.0, "software": 1.0, "gemm_dtype": 0.5, "schedule": 0.5, "zero": 0.5, "recompute": 0.25}
 """Distance of another value, by key."""
+_OTHER = tuple(OTHER.values())
 OF_LAYOUT = ("tp", "pp", "cp", "ep", "schedule", "zero", "recompute")
 """Keys in which the layouts of one request differ."""
 
@@ -70,9 +73,17 @@ class RunShape:
             recompute=layout.recompute[len(layout.recompute) // 2],
         )
 
+    @cached_property
+    def _place(self) -> tuple[tuple[float, ...], tuple[object, ...]]:
+        """Numbers as weighted logarithms, and names."""
+        values = self.__dict__
+        return tuple(each * log2(values[key]) for key, each in DOUBLING.items()), tuple(values[key] for key in OTHER)
+
     def distance(self, other: "RunShape") -> float:
-        """The sum over all keys: doublings of numbers, other words."""
-        return sum(gap(key, getattr(self, key), getattr(other, key)) for key in (*DOUBLING, *OTHER))
+        """The sum over all keys of `gap`: doublings of numbers, and names that differ."""
+        (numbers, names), (their_numbers, their_names) = self._place, other._place
+        doublings = sum(map(abs, map(sub, numbers, their_numbers)))
+        return doublings + (sum(compress(_OTHER, map(ne, names, their_names))) if names != their_names else 0.0)
 
 
 def schedule_kind(name: str) -> str:
@@ -121,7 +132,7 @@ class PublishedRun:
     def document(self) -> dict[str, Any]:
         """As a JSON object; units are in the keys."""
         own = {key: value for key, value in vars(self).items() if key != "shape"}
-        return {**own, **vars(self.shape)}
+        return {**own, **{name: getattr(self.shape, name) for name in RunShape.__dataclass_fields__}}
 
 
 def nearest_runs(spec: StepSpec, prices: Prices, number: int = 3) -> list[PublishedRun]:

@@ -17,6 +17,8 @@ from fourfold.api.software import software_overrides_of
 from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
+from fourfold.explore.block import OWN as BLOCK_KEYS
+from fourfold.explore.block import block_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
@@ -119,6 +121,11 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
     return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
 
 
+def block(body: Body, report: Report) -> dict[str, Any]:
+    """The pieces of a block's weights and activations that each rank holds, and the collectives between."""
+    return block_document(*_divided(body, BLOCK_KEYS))
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -133,6 +140,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "model": model,
     "catalog": catalog,
     "collective": collective,
+    "block": block,
     "pipeline": pipeline,
     "slots": slots,
     "plan": searched,

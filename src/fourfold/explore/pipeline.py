@@ -6,7 +6,6 @@ Both are of the run that a person set up, with the pipeline that the page states
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from fourfold.api.inputs import readable_config
@@ -20,8 +19,8 @@ from fourfold.huggingface import resolve_model
 from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
 from fourfold.program.compiled import stage_flops
 from fourfold.program.expand import expand_segments
-from fourfold.program.schedule import Orders, StageTimes, find_schedule
-from fourfold.program.schedule.execution import live_activations
+from fourfold.program.schedule import StageTimes, find_schedule
+from fourfold.program.schedule.execution import activation_levels, live_activations
 from fourfold.program.timeline import timeline
 from fourfold.program.view import rank_view
 from fourfold.program.waits import critical_entries, waits
@@ -71,6 +70,10 @@ def drawn_run(setup: Setup, own: Mapping[str, Any]) -> Drawn:
         "batch.global_sequences": microbatches * layout.microbatch_sequences * layout.dp_replicate * shards,
         "model.num_layers": max(model.num_layers, ranks * stages),
     }
+    if layout.segments_per_stage is not None:  # a preset's, for its own stages
+        segments, parts = sum(layout.segments_per_stage), ranks * stages
+        segments += max(0, parts - model.num_layers)
+        stated["layout.segments_per_stage"] = [(segments + part) // parts for part in range(parts)]
     cluster = setup.cluster or (config.cluster.preset if config.cluster.preset != THIS else None)
     if cluster is not None:
         cluster = named_with(cluster, ranks * layout.dp_replicate * shards * layout.cp * layout.tp)
@@ -88,7 +91,7 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     sizes = stage_flops(stages, resolved.compiled.footprints)
     found = timeline(orders, layout.stage_ranks, _times(drawn, own, sizes))
     cluster = drawn.setup.cluster
-    live = live_activations(orders, sizes)
+    levels = [list(map(int, row)) for row in activation_levels(orders, sizes)]
     waited = waits(found)
     rows: list[list[tuple[int, int, int]]] = [[] for _ in orders]
     for (rank, index), maker in waited.items():
@@ -103,9 +106,9 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
         "stages": [[segment.name for segment in stage] for stage in stages.stages],
         "waits": rows,
         "critical": list(map(tuple, critical_entries(found, waited))),
-        "live_bytes": [list(map(int, row)) for row in live],
-        "idle_bytes": [list(map(int, row)) for row in _between(orders, sizes)],
-        "peak_bytes": [int(max(row, default=0)) for row in live],
+        "live_bytes": list(map(live_activations, levels)),
+        "idle_bytes": [row[:-1] for row in levels],
+        "peak_bytes": list(map(max, levels)),
         "device_memory_bytes": None if cluster is None else load_cluster(cluster).device.memory_bytes,
         "setup": drawn.setup.model_dump(include={"run", "overrides", "cluster"}, exclude_none=True),
     }
@@ -123,13 +126,6 @@ def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     program = resolved.program("train", rank)
     found = [slot_of.get(step.short, -1) for step in program.instructions]
     return {"pp_rank": rank, "program": program_rows(program), "slots": found}
-
-
-def _between(orders: Orders, sizes: StageTimes) -> list[list[float]]:
-    """Activations that a rank holds before each slot."""
-    changes = sizes.activation_changes()
-    rows = ([0.0, *accumulate(changes[op][stage] for op, stage, _ in order)] for order in orders)
-    return [row[:-1] for row in rows]
 
 
 def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
@@ -60,6 +61,7 @@ SCHEMAS: dict[str, type] = {
     "plan": PlanDocument,
     "catalog": CatalogDocument,
     "collective": CollectiveDocument,
+    "block": BlockDocument,
     "texts": TextsDocument,
     "model": ModelDocument,
     "program": ProgramDocument,

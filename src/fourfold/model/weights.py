@@ -112,6 +112,11 @@ class WeightUnit:
             weight = self._weights[first, last] = self.make(first, last)
         return weight
 
+    @property
+    def made(self) -> Mapping[tuple[str, str | None], Weight]:
+        """The weights that were asked for, by first and last parameter."""
+        return self._weights
+
     def make(self, first: str, last: str | None) -> Weight:
         """A weight that nobody has asked for yet."""
         raise NotImplementedError

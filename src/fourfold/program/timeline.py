@@ -127,7 +127,7 @@ def timeline(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], ti
     durations = times.durations()
     return Timeline(
         events=tuple(
-            tuple(Event(start, end, *entry) for start, end, entry in zip(starts, ends, order, strict=True))
+            tuple(map(Event._make, zip(starts, ends, *zip(*order, strict=True), strict=True))) if order else ()
             for starts, ends, order in zip(run.starts, run.ends, orders, strict=True)
         ),
         stage_ranks=tuple(stage_ranks),

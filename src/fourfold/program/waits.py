@@ -17,13 +17,14 @@ class Place(NamedTuple):
 
 def waits(timeline: Timeline) -> dict[Place, Place]:
     """By entry before which its rank idles: the entry that it waits for, the last to arrive of those that it needs."""
-    places: dict[tuple[bool, int, int], Place] = {}
+    places: dict[tuple[bool, int, int], tuple[int, int]] = {}
     idle: list[Place] = []
+    forward, weight_gradient = Op.FORWARD, Op.BACKWARD_WEIGHT
     for rank, events in enumerate(timeline.events):
         free = 0.0
         for index, (start, end, op, stage, m) in enumerate(events):
-            if op is not Op.BACKWARD_WEIGHT:
-                places[op is Op.FORWARD, stage, m] = Place(rank, index)
+            if op is not weight_gradient:
+                places[op is forward, stage, m] = rank, index
             if start > free:
                 idle.append(Place(rank, index))
             free = end
@@ -31,7 +32,7 @@ def waits(timeline: Timeline) -> dict[Place, Place]:
     for place in idle:
         event = timeline.events[place.rank][place.slot]
         wanted = needs(Compute(*event[2:]), len(timeline.stage_ranks))
-        makers = [places[op is Op.FORWARD, stage, m] for op, stage, m in wanted]
+        makers = [Place(*places[op is forward, stage, m]) for op, stage, m in wanted]
         found[place] = max(makers, key=lambda maker: _arrival(timeline, maker, place.rank))
     return found
 

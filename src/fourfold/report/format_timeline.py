@@ -71,6 +71,7 @@ def format_rank(timeline: Timeline, rank: int, format_activations: Format) -> tu
 
 def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
     """Everything, for JSON. Times and activations are in the units of the stage times."""
+    words = {op: op.value for op in OP_NAMES}
     return {
         "schedule": schedule,
         "stage_ranks": list(timeline.stage_ranks),
@@ -83,7 +84,7 @@ def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
         "imbalance_fraction": timeline.imbalance_fraction,
         "inner_idle": list(timeline.inner_idle),
         "peak_activations": list(timeline.peak_activations),
-        "events": [[[e.start, e.end, e.op.value, e.stage, e.microbatch] for e in events] for events in timeline.events],
+        "events": [[(start, end, words[op], *rest) for start, end, op, *rest in events] for events in timeline.events],
     }
 
 

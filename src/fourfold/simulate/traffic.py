@@ -3,9 +3,9 @@
 The exposed time of a segment's own collectives is divided among their axes by their seconds.
 """
 
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, TRANSFERS, Op
+from fourfold.cost.prices import Prices
+from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
-from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
 
 BYTES, BUSY, EXPOSED = "sent_bytes", "busy_seconds", "exposed_seconds"
@@ -19,25 +19,25 @@ def traffic(simulation: Simulation) -> list[Sums]:
 
 
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
-    durations = simulation.durations
+    durations, prices = simulation.durations, simulation.durations.prices
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].steps
-    sending = {p for p in steps.microbatches if p.work.collectives and p.op not in COMPUTE_OPS}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
         if amount > 0:
             sums[axes, what] = sums.get((axes, what), 0.0) + amount
 
+    for pattern, microbatches in steps.microbatches.items():
+        if pattern.op in COMPUTE_OPS:
+            continue
+        for each in pattern.work.collectives:
+            add(each.axes, BYTES, len(microbatches) * each.sent_bytes)
+            if pattern.op not in TRANSFERS:
+                add(each.axes, BUSY, len(microbatches) * prices.collective(each.kind, each.axes, each.bytes))
+    for index, (begin, stop) in times.streams.items():
+        if steps.steps[index][0].op in SENDS:
+            add("pp", BUSY, stop - begin)
     for index, ((step, _), start, end) in enumerate(zip(steps.steps, times.starts, times.ends, strict=True)):
-        if step in sending:
-            for collective in step.work.collectives:
-                add(collective.axes, BYTES, collective.sent_bytes)
-            if step.op in SENDS:
-                begin, stop = times.streams[index]
-                add("pp", BUSY, stop - begin)
-            elif step.op not in RECEIVES:
-                for axes, seconds in _seconds(step, durations).items():
-                    add(axes, BUSY, seconds)
         if end <= start or step.op in COMPUTE_OPS:
             continue
         joined = times.joins[index] if step.op is Op.WAIT else index
@@ -47,7 +47,7 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
         if started.op in TRANSFERS:
             add("pp", EXPOSED, waited)
             continue
-        parts = _seconds(started, durations)
+        parts = _seconds(started, prices)
         total = sum(parts.values())
         for axes, seconds in parts.items():
             add(axes, EXPOSED, seconds / total * min(waited, total) if total else 0.0)
@@ -62,9 +62,9 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     return sums
 
 
-def _seconds(step: Pattern, durations: Durations) -> dict[str, float]:
+def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
     """Seconds of an instruction's collectives, by axes."""
     seconds: dict[str, float] = {}
     for each in step.work.collectives:
-        seconds[each.axes] = seconds.get(each.axes, 0.0) + durations.prices.collective(each.kind, each.axes, each.bytes)
+        seconds[each.axes] = seconds.get(each.axes, 0.0) + prices.collective(each.kind, each.axes, each.bytes)
     return seconds

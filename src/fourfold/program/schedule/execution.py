@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 
 from fourfold.program.instruction import Op
 from fourfold.program.schedule.compute import Compute
@@ -42,6 +42,7 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     late = [*(times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)), 0.0]
     forward, input_gradient, weight_gradient = times.forward, times.input_gradient, times.weight_gradient
     backward = times.durations()[Op.BACKWARD]
+    forward_op, input_op, weight_op = Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
     waiting: dict[int, list[int]] = {}
@@ -50,17 +51,16 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
         rank = runnable.pop()
         order, rank_starts, rank_ends = orders[rank], starts[rank], ends[rank]
         free = rank_ends[-1] if rank_ends else 0.0
-        for index in range(len(rank_starts), len(order)):
-            op, stage, m = order[index]
+        for op, stage, m in islice(order, len(rank_starts), None):
             at = stage * row + m
-            if op is Op.FORWARD:
+            if op is forward_op:
                 out, need, crossing, duration = at, at - row, late[stage - 1], forward[stage]
-            elif op is Op.BACKWARD_WEIGHT:
+            elif op is weight_op:
                 out, need, crossing, duration = -1, gradients + at, 0.0, weight_gradient[stage]
             else:  # the gradient of the stage after follows this stage's own F, which need not be looked at then
                 out, crossing = gradients + at, late[stage]
                 need = at if stage == last else out + row
-                duration = input_gradient[stage] if op is Op.BACKWARD_INPUT else backward[stage]
+                duration = input_gradient[stage] if op is input_op else backward[stage]
             start = free
             if need >= 0:
                 arrived = done[need]
@@ -79,18 +79,19 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
     return Execution(starts, ends)
 
 
-def live_activations(orders: Sequence[Sequence[Compute]], times: StageTimes) -> tuple[tuple[float, ...], ...]:
-    """The activations that are live while each entry runs, in the units of `times`. A rank runs one entry at a time, so the order
-    alone gives them. A microbatch's activations of a stage live from the start of F to the end of B; or to the end of I but for
-    `weight_activations`, and these to the end of W."""
+def activation_levels(orders: Sequence[Sequence[Compute]], times: StageTimes) -> list[list[float]]:
+    """The activations that a rank holds before its first entry, between its entries, and after the last, in the units of `times`.
+    A rank runs one entry at a time, so the order alone gives them. A microbatch's activations of a stage live from the start of F
+    to the end of B; or to the end of I but for `weight_activations`, and these to the end of W."""
     changes = times.activation_changes()
-    rows = []
-    for order in orders:
-        after = accumulate(changes[op][stage] for op, stage, _ in order)
-        rows.append(tuple(max(pair) for pair in pairwise((0.0, *after))))
-    return tuple(rows)
+    return [[0.0, *accumulate([changes[op][stage] for op, stage, _ in order])] for order in orders]
+
+
+def live_activations(levels: Sequence[float]) -> list[float]:
+    """The activations that are live while each entry of a rank runs, from its `activation_levels`."""
+    return list(map(max, levels, levels[1:]))
 
 
 def peak_activations(orders: Sequence[Sequence[Compute]], times: StageTimes) -> tuple[float, ...]:
-    """The most live activations of every rank, as `live_activations` counts them."""
-    return tuple(max(row, default=0.0) for row in live_activations(orders, times))
+    """The most live activations of every rank."""
+    return tuple(map(max, activation_levels(orders, times)))

@@ -11,6 +11,46 @@ export interface AlgorithmDocument {
   sweep_seconds: number[];
 }
 
+/** A block on the ranks that share it. `ring` is null without context parallelism, `experts` for a dense block. */
+export interface BlockDocument {
+  segment: string;
+  hidden_size: number;
+  tokens: number;
+  element_bytes: number;
+  layout: Record<string, unknown>;
+  sequence_parallel: boolean;
+  ranks: BlockRank[];
+  steps: BlockStep[];
+  ring: RingDocument | null;
+  experts: ExpertsDocument | null;
+}
+
+/** A rank and its place on every axis. */
+export interface BlockRank {
+  rank: number;
+  coordinates: Record<string, number>;
+}
+
+/** A matmul, attention, elementwise kernels or a collective over tp, and the activation after it: tokens x columns, what a rank has of it, by rank where that lies. `partial`: ranks have summands of it. `bytes`: of a collective's buffer. */
+export interface BlockStep {
+  kind: string;
+  weights: BlockWeight[];
+  shape: number[];
+  held_shape: number[];
+  partial: boolean;
+  boxes: (([number, number, number, number])[])[];
+  bytes: number;
+  sent_bytes: number;
+}
+
+/** A parameter; `boxes`: by rank, the span of every dim that the rank has. */
+export interface BlockWeight {
+  name: string;
+  shape: number[];
+  splits: WeightSplit[];
+  boxes: (([number, number])[])[];
+}
+
 /** A whole training run. */
 export interface CampaignDocument {
   tokens: number;
@@ -110,6 +150,20 @@ export interface DeviceRow {
 export interface EstimateDocument {
   step_seconds: number;
   tokens_per_second: number;
+}
+
+/** Experts on the ranks of `ep`. `experts`: by rank; `shape`: of the first expert parameter. `rows`: tokens that a rank's experts compute where loads are even. `exchange_bytes`: of one all-to-all, `exchanges` of a forward. `tokens`: by rank, the experts of the tokens that are drawn; `sent`: rows from rank to rank for these. */
+export interface ExpertsDocument {
+  num_experts: number;
+  top_k: number;
+  ranks: number[];
+  experts: ([number, number])[];
+  shape: number[];
+  rows: number;
+  exchange_bytes: number;
+  exchanges: number;
+  tokens: number[][][];
+  sent: number[][];
 }
 
 /** Why a layout that was asked about is not the best. `refused`: why it cannot run or does not fit. */
@@ -369,6 +423,17 @@ export interface RankMemory {
   by_kind_bytes: Record<string, number>;
 }
 
+/** Ring attention over one sequence. `runs`: positions of each rank's tokens. `scores`: of each rank in all turns; `contiguous_scores`: where every rank had one run of tokens instead. */
+export interface RingDocument {
+  length: number;
+  runs: (([number, number])[])[];
+  turns: Turn[];
+  shift_bytes: number;
+  num_shifts: number;
+  scores: number[];
+  contiguous_scores: number[];
+}
+
 /** A row of `fourfold list schedules --json`. */
 export interface ScheduleRow {
   name: string;
@@ -497,6 +562,18 @@ export interface TrafficDocument {
   exposed_seconds: number;
 }
 
+/** All ranks of the ring between two shifts. */
+export interface Turn {
+  ranks: TurnRank[];
+}
+
+/** A rank in a turn: whose keys it has, the pieces of attention that it computes, how many scores these are. */
+export interface TurnRank {
+  source: number;
+  pieces: ([number, number, number, number, boolean])[];
+  scores: number;
+}
+
 /** `fourfold show --verify --json`. */
 export interface VerificationDocument {
   model: Record<string, unknown>;
@@ -508,6 +585,12 @@ export interface VerificationDocument {
   faults: (Record<string, unknown>)[];
 }
 
+/** A dim of a parameter that is split over an axis. */
+export interface WeightSplit {
+  dim: number;
+  axis: string;
+}
+
 /** The type of each document, by its name. */
 export interface Documents {
   simulate: SimulationDocument;
@@ -515,6 +598,7 @@ export interface Documents {
   plan: PlanDocument;
   catalog: CatalogDocument;
   collective: CollectiveDocument;
+  block: BlockDocument;
   texts: TextsDocument;
   model: ModelDocument;
   program: ProgramDocument;

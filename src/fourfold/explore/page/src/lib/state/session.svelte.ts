@@ -4,10 +4,15 @@ import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
+/** Changes that follow one another sooner are a drag. */
+const QUICK_MS = 300;
+
 class Session {
   #place = $state.raw<Place>(readHash(location.hash));
   #history = new History<Place>();
   #steps = $state(0);
+  #waits = false;
+  #written = Number.NEGATIVE_INFINITY;
 
   constructor() {
     addEventListener("hashchange", () => {
@@ -66,17 +71,35 @@ class Session {
     const moved = place.page !== this.#place.page;
     this.#place = place;
     this.#steps += 1;
-    this.#write(moved);
+    if (moved) this.#write(true);
+    else this.#writeLater();
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
     this.#place = place;
     this.#steps += 1;
-    this.#write(false);
+    this.#writeLater();
+  }
+
+  /** While a control is dragged, after the next frame: the browser takes long over an address. */
+  #writeLater(): void {
+    if (this.#waits) return;
+    if (performance.now() - this.#written > QUICK_MS) {
+      this.#write(false);
+      return;
+    }
+    this.#waits = true;
+    requestAnimationFrame(() =>
+      setTimeout(() => {
+        this.#waits = false;
+        this.#write(false);
+      }),
+    );
   }
 
   #write(moved: boolean): void {
+    this.#written = performance.now();
     const address = writeHash(this.#place);
     if (location.hash === address) return;
     if (moved) history.pushState(null, "", address);

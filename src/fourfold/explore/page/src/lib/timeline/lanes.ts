@@ -27,12 +27,16 @@ export interface Spot {
   index: number;
 }
 
-export interface Bar {
-  from: number;
-  to: number;
-  kind: number;
-  /** The span, or -1 where several are too thin to tell apart. */
-  index: number;
+/** Columns of pixels of a lane, and the spans that are too wide for them. */
+export interface Columns {
+  /** The kind that fills most of each column. */
+  kind: Uint8Array;
+  /** How much of each column is filled, from 0 to 1. */
+  share: Float32Array;
+  /** 1 where a marked span reaches into the column. */
+  marked: Uint8Array;
+  /** Spans that are drawn one by one. */
+  wide: number[];
 }
 
 /** The first span that ends after `time`. */
@@ -54,42 +58,68 @@ export function spanAt(lane: Lane, time: number): number {
 }
 
 /**
- * The bars of a lane between two times. Spans shorter than `least` are joined with those that begin within `least` of the first,
- * so that no more bars are drawn than there are pixels; a joined bar has the kind that fills most of it.
+ * The columns of a lane between two times, so that no more is drawn than there are pixels. Spans of at least `wide` columns are left
+ * to the caller; those of more than three end a column `apart` early, which tells them from the next.
  */
-export function barsOf(lane: Lane, from: number, to: number, least: number): Bar[] {
+export function columnsOf(
+  lane: Lane,
+  from: number,
+  to: number,
+  count: number,
+  wide: number,
+  apart = 1,
+  marked?: (index: number) => boolean,
+): Columns {
+  const found: Columns = {
+    kind: new Uint8Array(count),
+    share: new Float32Array(count),
+    marked: new Uint8Array(count),
+    wide: [],
+  };
   const { start, end, kind } = lane;
-  const bars: Bar[] = [];
-  let index = firstAfter(lane, from);
-  while (index < start.length && (start[index] ?? 0) < to) {
-    const begin = start[index] ?? 0;
-    const first = index;
-    if ((end[index] ?? 0) - begin >= least) {
-      bars.push({ from: begin, to: end[index] ?? 0, kind: kind[index] ?? 0, index });
-      index += 1;
+  const scale = count / (to - from || 1);
+  const most = new Float64Array(count);
+  const spent = new Float64Array(256);
+  let open = -1;
+  for (let index = firstAfter(lane, from); index < start.length && (start[index] ?? 0) < to; index += 1) {
+    const first = ((start[index] ?? 0) - from) * scale;
+    let last = ((end[index] ?? 0) - from) * scale;
+    if (last - first >= wide) {
+      found.wide.push(index);
       continue;
     }
-    const spent = new Map<number, number>();
-    let covered = 0;
-    do {
-      const length = (end[index] ?? 0) - (start[index] ?? 0);
-      if (length >= least) break;
-      spent.set(kind[index] ?? 0, (spent.get(kind[index] ?? 0) ?? 0) + length);
-      covered += length;
-      index += 1;
-    } while (index < start.length && (start[index] ?? 0) < begin + least);
-    const [most] = [...spent].sort((one, other) => other[1] - one[1]);
-    bars.push({
-      from: begin,
-      to: begin + covered,
-      kind: most?.[0] ?? 0,
-      index: index - first === 1 ? first : -1,
-    });
+    if (last - first > 3 * apart) last -= apart;
+    const own = kind[index] ?? 0;
+    const noted = marked?.(index) ?? false;
+    for (let column = Math.max(0, Math.floor(first)); column < last && column < count; column += 1) {
+      if (column !== open) spent.fill(0);
+      open = column;
+      const part = Math.min(last, column + 1) - Math.max(first, column);
+      const sum = (spent[own] ?? 0) + part;
+      spent[own] = sum;
+      found.share[column] = (found.share[column] ?? 0) + part;
+      if (noted) found.marked[column] = 1;
+      if (sum > (most[column] ?? 0)) {
+        most[column] = sum;
+        found.kind[column] = own;
+      }
+    }
   }
-  return bars;
+  return found;
 }
 
 /** The end of the last span of all lanes. */
 export function endOf(lanes: readonly Lane[]): number {
   return lanes.reduce((end, lane) => Math.max(end, lane.end[lane.end.length - 1] ?? 0), 0);
+}
+
+/** The last time before `time` at which a span begins or ends, or the first after it. */
+export function momentBeside(lanes: readonly Lane[], time: number, back: boolean): number | undefined {
+  const beside = lanes.flatMap((lane) => {
+    const index = firstAfter(lane, time);
+    const near = [index - 2, index - 1, index, index + 1];
+    return near.flatMap((each) => [lane.start[each] ?? Number.NaN, lane.end[each] ?? Number.NaN]);
+  });
+  const found = beside.filter((each) => (back ? each < time : each > time));
+  return found.length > 0 ? (back ? Math.max(...found) : Math.min(...found)) : undefined;
 }

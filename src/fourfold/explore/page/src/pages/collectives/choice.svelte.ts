@@ -43,6 +43,28 @@ class Choice {
     return Math.max(0, Math.round(number("step", 1)));
   }
 
+  /** Degrees of an axis that cuts a block. */
+  get tp(): number {
+    return number("tp", 4);
+  }
+
+  get cp(): number {
+    return number("cp", 4);
+  }
+
+  get ep(): number {
+    return number("ep", 4);
+  }
+
+  get sequenceParallel(): boolean {
+    return session.get("collectives.sequence") !== "off";
+  }
+
+  /** Where a walk through a block, a ring or an exchange stands. */
+  at(key: string, otherwise: number): number {
+    return Math.max(0, Math.round(number(key, otherwise)));
+  }
+
   /** A share of the training step. */
   get moment(): number {
     return Math.min(1, Math.max(0, number("moment", 45) / 100));

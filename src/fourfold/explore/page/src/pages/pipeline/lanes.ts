@@ -28,6 +28,13 @@ export function lanesOf(document: PipelineDocument): Lane[] {
   }));
 }
 
+/** By rank, 1 at these slots. */
+export function slotsOf(document: PipelineDocument, places: readonly [number, number][]): Uint8Array[] {
+  const found = document.events.map((events) => new Uint8Array(events.length));
+  for (const [rank, slot] of places) found[rank]?.fill(1, slot, slot + 1);
+  return found;
+}
+
 /** `F2.5`: operation, stage, microbatch. */
 export function slotName(document: PipelineDocument, { lane, index }: Spot): string {
   const event = document.events[lane]?.[index];

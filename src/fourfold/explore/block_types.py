@@ -1,0 +1,118 @@
+"""Types of a block on the ranks that share it. Spans are [first, end)."""
+
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from fourfold.explore.prediction_types import exact
+
+Span = tuple[int, int]
+Box = tuple[int, int, int, int]
+"""First and end row, first and end column."""
+AttentionPiece = tuple[int, int, int, int, bool]
+"""Queries and keys, first and end position; whether query i sees keys 0 to i alone."""
+
+
+@exact
+class WeightSplit(TypedDict):
+    """A dim of a parameter that is split over an axis."""
+
+    dim: int
+    axis: str
+
+
+@exact
+class BlockWeight(TypedDict):
+    """A parameter; `boxes`: by rank, the span of every dim that the rank has."""
+
+    name: str
+    shape: list[int]
+    splits: list[WeightSplit]
+    boxes: list[list[Span]]
+
+
+@exact
+class BlockStep(TypedDict):
+    """A matmul, attention, elementwise kernels or a collective over tp, and the activation after it: tokens x columns, what a rank
+    has of it, by rank where that lies. `partial`: ranks have summands of it. `bytes`: of a collective's buffer."""
+
+    kind: str
+    weights: list[BlockWeight]
+    shape: list[int]
+    held_shape: list[int]
+    partial: bool
+    boxes: list[list[Box]]
+    bytes: int
+    sent_bytes: int
+
+
+@exact
+class BlockRank(TypedDict):
+    """A rank and its place on every axis."""
+
+    rank: int
+    coordinates: dict[str, int]
+
+
+@exact
+class TurnRank(TypedDict):
+    """A rank in a turn: whose keys it has, the pieces of attention that it computes, how many scores these are."""
+
+    source: int
+    pieces: list[AttentionPiece]
+    scores: int
+
+
+@exact
+class Turn(TypedDict):
+    """All ranks of the ring between two shifts."""
+
+    ranks: list[TurnRank]
+
+
+@exact
+class RingDocument(TypedDict):
+    """Ring attention over one sequence. `runs`: positions of each rank's tokens. `scores`: of each rank in all turns;
+    `contiguous_scores`: where every rank had one run of tokens instead."""
+
+    length: int
+    runs: list[list[Span]]
+    turns: list[Turn]
+    shift_bytes: int
+    num_shifts: int
+    scores: list[int]
+    contiguous_scores: list[int]
+
+
+@exact
+class ExpertsDocument(TypedDict):
+    """Experts on the ranks of `ep`. `experts`: by rank; `shape`: of the first expert parameter. `rows`: tokens that a rank's
+    experts compute where loads are even. `exchange_bytes`: of one all-to-all, `exchanges` of a forward. `tokens`: by rank, the
+    experts of the tokens that are drawn; `sent`: rows from rank to rank for these."""
+
+    num_experts: int
+    top_k: int
+    ranks: list[int]
+    experts: list[Span]
+    shape: list[int]
+    rows: int
+    exchange_bytes: int
+    exchanges: int
+    tokens: list[list[list[int]]]
+    sent: list[list[int]]
+
+
+@exact
+class BlockDocument(TypedDict):
+    """A block on the ranks that share it. `ring` is null without context parallelism, `experts` for a dense block."""
+
+    segment: str
+    hidden_size: int
+    tokens: int
+    element_bytes: int
+    layout: dict[str, Any]
+    sequence_parallel: bool
+    ranks: list[BlockRank]
+    steps: list[BlockStep]
+    ring: RingDocument | None
+    experts: ExpertsDocument | None
