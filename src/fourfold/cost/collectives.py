@@ -8,6 +8,7 @@ one for every coordinate on the other axes, have each their own devices' ports: 
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log2
 
 from fourfold.hardware import Cluster, Level
@@ -195,6 +196,19 @@ def _outermost(span: Span, cluster: Cluster) -> Level:
             found = level
         inner = max(inner, members)
     return found
+
+
+def level_shares(kind: str, span: Span) -> tuple[float, ...]:
+    """How what a group sends divides among the levels, innermost first; the shares sum to 1. Around a ring one member of every
+    block sends on to the next block; in an all-to-all every member sends to every other."""
+    size = span.size
+    if size <= 1:
+        return (0.0,) * len(span.members)
+    if kind == "all_to_all":
+        outside = [(size - members) / (size - 1) for members in (1, *span.members)]
+    else:
+        outside = [1 / members if members < size else 0.0 for members in (1, *span.members)]
+    return tuple(before - after for before, after in pairwise(outside))
 
 
 def transfer_seconds(

@@ -105,6 +105,19 @@ class Level:
     part_multiple: int | None = None
     scalable: bool = False
 
+    @property
+    def device_bytes_per_second(self) -> float:
+        """What one device may send through this level, one direction, while all send: all of its links of a torus, its part of a
+        shared medium."""
+        if self.kind == "torus":
+            return 2 * len(self.dimensions) * self.bytes_per_second
+        return self.bytes_per_second / (self.devices if self.kind == "shared" else 1)
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each dimension of a torus, whether its ends are joined."""
+        return tuple(extent > 1 and extent % self.wrap_multiple == 0 for extent in self.dimensions)
+
 
 @dataclass(frozen=True)
 class Cluster:
