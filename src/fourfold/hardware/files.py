@@ -94,6 +94,7 @@ def _device(table: DeviceTable, key: str) -> Device:
         memory_bytes_per_second=table.memory_bytes_per_second,
         peak_flops_per_second=peaks,
         units=table.units,
+        unit_memory_bytes=table.unit_memory_bytes,
         power_watts=table.power_watts,
         kernels={name: table.kernels[name] for name in table.kernels},
         host_launch_seconds=table.host_launch_seconds,
