@@ -111,7 +111,7 @@ class FlashLoop:
         return (turn, inner) if self.order == "2023" else (inner, turn)
 
     def after(self, turn: int, number: int) -> Traffic:
-        """What has moved when `number` tiles of the outer loop's `turn` are done."""
+        """Bytes that have moved when `number` tiles of the outer loop's `turn` are done."""
         tiles, row, fresh = self.tiles, self._row_bytes, self.order == "2023"
         inner = self._inner_rows[turn] + self._rows(turn, number)
         outer = min(tiles.tokens, (turn + 1) * (tiles.query_rows if fresh else tiles.key_rows))
@@ -123,7 +123,7 @@ class FlashLoop:
 
     @property
     def total(self) -> Traffic:
-        """What all of it moves: with everything seen, loads of 2023 are (1 + 2 T_r) N d elements."""
+        """Bytes that all of it moves: with everything seen, loads of 2023 are (1 + 2 T_r) N d elements."""
         last = len(self.ends) - 1
         return self.after(last, len(self._inner(last)))
 

@@ -17,9 +17,12 @@ from fourfold.api.software import software_overrides_of
 from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
+from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
+from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
+from fourfold.explore.roofline import roofline_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -119,6 +122,33 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
     return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
 
 
+def cluster(body: Body, report: Report) -> dict[str, Any]:
+    """The levels of a cluster."""
+    setup, _ = _divided(body, {})
+    if setup.cluster is None:
+        raise Malformed('cluster is missing; what works: {"cluster": "dgx-h100:64"}')
+    return cluster_document(setup.cluster)
+
+
+def groups(body: Body, report: Report) -> dict[str, Any]:
+    """The groups of a layout on its cluster."""
+    return groups_document(*_divided(body, GROUPS_OWN))
+
+
+def roofline(body: Body, report: Report) -> dict[str, Any]:
+    """The kernels of a step on their device's roofline."""
+    return roofline_document(_divided(body, {})[0])
+
+
+def attention(body: Body, report: Report) -> dict[str, Any]:
+    """Bytes that attention moves, tile by tile."""
+    setup, own = _divided(body, ATTENTION_KEYS)
+    missing = [key for key in ATTENTION_KEYS if key not in own and key != "fast_bytes"]
+    if missing or setup.cluster is None:
+        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: tokens = 8192, heads = 32, ...")
+    return attention_document(setup.cluster, own)
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -133,6 +163,10 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "model": model,
     "catalog": catalog,
     "collective": collective,
+    "cluster": cluster,
+    "groups": groups,
+    "roofline": roofline,
+    "attention": attention,
     "pipeline": pipeline,
     "slots": slots,
     "plan": searched,

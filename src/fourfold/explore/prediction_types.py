@@ -47,7 +47,7 @@ class TrafficDocument(TypedDict):
 
 @exact
 class LinkDocument(TypedDict):
-    """What a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one
+    """Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one
     direction, while all send; `full_seconds`: how long the bytes fill that."""
 
     name: str

@@ -6,6 +6,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from fourfold.explore.catalog_types import CatalogDocument
+from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
@@ -60,6 +61,10 @@ SCHEMAS: dict[str, type] = {
     "plan": PlanDocument,
     "catalog": CatalogDocument,
     "collective": CollectiveDocument,
+    "cluster": ClusterDocument,
+    "groups": GroupsDocument,
+    "roofline": RooflineDocument,
+    "attention": AttentionDocument,
     "texts": TextsDocument,
     "model": ModelDocument,
     "program": ProgramDocument,

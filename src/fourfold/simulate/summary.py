@@ -26,7 +26,7 @@ class AxesTraffic:
 
 @dataclass(frozen=True)
 class LinkTraffic:
-    """What a device sends through one level of the network in a step, on average over devices: bytes by axes, most first.
+    """Bytes that a device sends through one level of the network in a step, on average over devices: bytes by axes, most first.
     `full_seconds`: how long that fills the device's links of the level at their stated rate, in one direction."""
 
     level: Level
