@@ -57,13 +57,13 @@ def attention_document(cluster: str, own: Mapping[str, Any]) -> dict[str, Any]:
         "key_tiles": tiles.key_tiles,
         "computed_tiles": sum(seen),
         "key_tiles_seen": seen if len(seen) <= MOST_STEPS else [],
-        "frames": _frames(loop),
+        "frames": _frames(loop, number),
         "algorithms": _algorithms(tiles, number, device.memory_bytes_per_second),
         "least_bytes": number * least_bytes(tiles),
     }
 
 
-def _frames(loop: FlashLoop) -> list[tuple[int, int, int, int, int]]:
+def _frames(loop: FlashLoop, heads: int) -> list[tuple[int, int, int, int, int]]:
     """Some of the loop's tiles at equal distances, the last among them; all where they are few."""
     total = loop.ends[-1]
     shown = min(total, MOST_FRAMES)
@@ -73,33 +73,37 @@ def _frames(loop: FlashLoop) -> list[tuple[int, int, int, int, int]]:
         turn = bisect_left(loop.ends, done)
         number = done - (loop.ends[turn - 1] if turn else 0)
         moved = loop.after(turn, number)
-        found.append((*loop.place(turn, number), done, moved.loaded, moved.stored))
+        found.append((*loop.place(turn, number), done, heads * moved.loaded, heads * moved.stored))
     return found
 
 
 def _algorithms(tiles: Tiles, number: int, rate: float) -> list[dict[str, Any]]:
     full = 4 * tiles.tokens**2 * tiles.head_dim
-    rows = (
+    areas = (
         min(tiles.query_rows, tiles.tokens - tile * tiles.query_rows)
         * min(tiles.tokens, len(tiles.key_range(tile)) * tiles.key_rows)
         for tile in range(tiles.query_tiles)
     )
-    tiled = 4 * tiles.head_dim * sum(rows)
+    tiled = 4 * tiles.head_dim * sum(areas)
     orders: tuple[Order, ...] = ("2022", "2023")
     every: dict[str, dict[str, Traffic]] = {"standard": standard_passes(tiles)}
+    standard = sum(each.bytes for each in every["standard"].values())
     for order in orders:
         every[order] = {"one kernel": FlashLoop(tiles, order).total}
-    return [
-        {
-            "name": name,
-            "paper": PAPERS[name],
-            "passes": [
-                {"name": each, "loaded_bytes": number * moved.loaded, "stored_bytes": number * moved.stored}
-                for each, moved in passes.items()
-            ],
-            "bytes": number * sum(moved.bytes for moved in passes.values()),
-            "seconds": number * sum(moved.bytes for moved in passes.values()) / rate,
-            "flops": number * (full if name == "standard" else tiled),
-        }
-        for name, passes in every.items()
-    ]
+    found = []
+    for name, passes in every.items():
+        moved, flops = number * sum(each.bytes for each in passes.values()), full if name == "standard" else tiled
+        rows = [(each, number * one.loaded, number * one.stored) for each, one in passes.items()]
+        found.append(
+            {
+                "name": name,
+                "paper": PAPERS[name],
+                "passes": [dict(zip(("name", "loaded_bytes", "stored_bytes"), row, strict=True)) for row in rows],
+                "bytes": moved,
+                "seconds": moved / rate,
+                "flops": number * flops,
+                "intensity": number * flops / moved,
+                "standard_ratio": number * standard / moved,
+            }
+        )
+    return found

@@ -23,8 +23,8 @@ class MachineDevice(TypedDict):
 @exact
 class MachineLevel(TypedDict):
     """A level of the network. `blocks` of it are in the cluster, each of `devices` devices, or of `parts` blocks of the level
-    inside. `ratio`: the rate of the level inside over this one's; that of the innermost is the memory's over it. `wraps`: which
-    dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block."""
+    inside. `ratio`: the rate of the level inside over this one's, or the memory's over that of the innermost; `memory_ratio`: the
+    memory's over this one's. `wraps`: which dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block."""
 
     name: str
     kind: str
@@ -34,6 +34,7 @@ class MachineLevel(TypedDict):
     bytes_per_second: float
     device_bytes_per_second: float
     ratio: float
+    memory_ratio: float
     latency_seconds: float
     dimensions: list[int]
     wraps: list[bool]
@@ -42,7 +43,7 @@ class MachineLevel(TypedDict):
 
 @exact
 class ClusterDocument(TypedDict):
-    """A cluster as its file states it."""
+    """A cluster as its file states it, at the price that the setup states or the file's."""
 
     key: str
     name: str
@@ -87,7 +88,8 @@ class GroupsDocument(TypedDict):
 @exact
 class KernelPoint(TypedDict):
     """Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and
-    `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there."""
+    `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there;
+    `step_share`: of the seconds of all kernels."""
 
     segment: str
     phase: str
@@ -104,6 +106,7 @@ class KernelPoint(TypedDict):
     bound: str
     roof_share: float
     step_seconds: float
+    step_share: float
 
 
 @exact
@@ -135,6 +138,7 @@ class RooflineDocument(TypedDict):
     gemm_dtype: str
     dtype: str
     memory_bytes_per_second: float
+    memory_bound_share: float
     roofs: list[Roof]
     kernels: list[KernelPoint]
     attention: AttentionSize | None
@@ -151,7 +155,8 @@ class TrafficPass(TypedDict):
 
 @exact
 class AttentionAlgorithm(TypedDict):
-    """An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes."""
+    """An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes; `intensity`:
+    those a byte. `standard_ratio`: bytes of the standard algorithm over its own."""
 
     name: str
     paper: str
@@ -159,12 +164,14 @@ class AttentionAlgorithm(TypedDict):
     bytes: int
     seconds: float
     flops: int
+    intensity: float
+    standard_ratio: float
 
 
 @exact
 class AttentionDocument(TypedDict):
     """Attention's traffic between slow and fast memory. `frames`: (tile of queries, tile of keys, tiles done, bytes loaded, bytes
-    stored by one head) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of
+    stored by all heads) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of
     queries, the tiles of keys that are not skipped; empty where there are too many to draw. `least_bytes`: to read the operands
     and write the output once."""
 

@@ -127,7 +127,7 @@ def cluster(body: Body, report: Report) -> dict[str, Any]:
     setup, _ = _divided(body, {})
     if setup.cluster is None:
         raise Malformed('cluster is missing; what works: {"cluster": "dgx-h100:64"}')
-    return cluster_document(setup.cluster)
+    return cluster_document(setup.cluster, setup.price)
 
 
 def groups(body: Body, report: Report) -> dict[str, Any]:

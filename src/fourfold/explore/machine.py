@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fourfold.api.inputs import readable_config
+from fourfold.api.numbers import parse_number
 from fourfold.api.simulation import priced_run
 from fourfold.api.software import software_overrides_of
-from fourfold.config import UserError
 from fourfold.cost.collectives import level_shares, span_of
 from fourfold.cost.prices import Prices
 from fourfold.explore.cluster_types import MachineDevice
@@ -21,30 +21,32 @@ from fourfold.model.spec import Domain
 from fourfold.report.simulation_document import layout_document
 
 GROUPS_OWN = {"axes": str, "rank": Annotated[int, Field(ge=0)]}
-"""Keys that the page adds to a setup: whose groups, and the rank that is looked at."""
+"""Keys that the page adds to a setup: whose groups, and the rank that is looked at, the last one where there are fewer."""
 _SINGLE = ("tp", "cp", "ep", "etp", "edp", "dp_shard", "dp_replicate", "pp")
 
 
-def cluster_document(name: str) -> dict[str, Any]:
-    """The levels of a cluster with what a device may send through each, and the figures' sources. Raises `UserError`."""
+def cluster_document(name: str, stated_price: str | float | None = None) -> dict[str, Any]:
+    """The levels of a cluster with what a device may send through each, and the figures' sources. `stated_price`: dollars a device
+    hour in place of the file's. Raises `UserError`."""
     cluster = load_cluster(name)
     price = cluster.dollars_per_device_hour
+    if stated_price is not None:
+        price = parse_number(stated_price, "--price", "2.5", 0.0, 1e6)
     return {
         "key": cluster.key,
         "name": cluster.name,
         "source": cluster.source,
         "devices": cluster.devices,
         "device": {key: getattr(cluster.device, key) for key in MachineDevice.__annotations__},
-        "levels": _levels(cluster),
+        "levels": _levels(cluster, price),
         "dollars_per_device_hour": price,
         "watts_per_device": cluster.watts_per_device,
         "mean_hours_between_failures_per_device": cluster.mean_hours_between_failures_per_device,
     }
 
 
-def _levels(cluster: Cluster) -> list[dict[str, Any]]:
-    found, inside, price = [], cluster.device.memory_bytes_per_second, cluster.dollars_per_device_hour
-    below = 1
+def _levels(cluster: Cluster, price: float | None) -> list[dict[str, Any]]:
+    found, inside, below = [], cluster.device.memory_bytes_per_second, 1
     for level in cluster.levels:
         devices = min(level.devices, cluster.devices)
         rate = level.device_bytes_per_second
@@ -58,6 +60,7 @@ def _levels(cluster: Cluster) -> list[dict[str, Any]]:
                 "bytes_per_second": level.bytes_per_second,
                 "device_bytes_per_second": rate,
                 "ratio": inside / rate,
+                "memory_ratio": cluster.device.memory_bytes_per_second / rate,
                 "latency_seconds": level.latency_seconds,
                 "dimensions": list(level.dimensions),
                 "wraps": list(level.wraps),
@@ -83,11 +86,9 @@ def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     offered = _offered(layout, resolved.model.num_experts > 0)
     choices = [_groups(layout, axes, cluster) for axes in offered]
     names = [each["axes"] for each in choices]
-    axes, rank = own.get("axes", names[0] if names else None), own.get("rank", 0)
+    axes, rank = own.get("axes", names[0] if names else None), min(own.get("rank", 0), layout.world_size - 1)
     if axes is not None and axes not in names:
         axes = names[0] if names else None
-    if rank >= layout.world_size:
-        raise UserError(f"rank {rank}: the layout has {layout.world_size} ranks; allowed: 0 to {layout.world_size - 1}")
     coordinates = layout.coordinates(rank)
     shown = [
         axis for axis in (*AXES, *(("ep", "etp", "edp") if resolved.model.num_experts else ())) if axis in coordinates

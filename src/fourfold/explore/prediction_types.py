@@ -48,13 +48,15 @@ class TrafficDocument(TypedDict):
 @exact
 class LinkDocument(TypedDict):
     """Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one
-    direction, while all send; `full_seconds`: how long the bytes fill that."""
+    direction, while all send; `full_seconds`: how long the bytes fill that, `full_share` of the step."""
 
     name: str
     devices: int
     device_bytes_per_second: float
     sent_bytes: dict[str, float]
+    total_bytes: float
     full_seconds: float
+    full_share: float
 
 
 @exact

@@ -186,6 +186,7 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
             "heads": found.heads,
             "head_dim": found.query_key_dim,
         }
+    points = sorted(_points(step, peaks, rate), key=lambda each: -each["step_seconds"])
     return {
         "cluster": cluster.key,
         "device": device.key,
@@ -193,8 +194,9 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
         "gemm_dtype": prices.gemm_dtype,
         "dtype": prices.dtype,
         "memory_bytes_per_second": rate,
+        "memory_bound_share": sum(each["step_share"] for each in points if each["bound"] == "memory"),
         "roofs": [{"dtype": name, "flops_per_second": peak, "ridge": peak / rate} for name, peak in peaks.items()],
-        "kernels": sorted(_points(step, peaks, rate), key=lambda each: -each["step_seconds"]),
+        "kernels": points,
         "attention": size,
     }
 
@@ -202,6 +204,7 @@ def roofline_document(setup: Setup) -> dict[str, Any]:
 def _points(step: _Step, peaks: dict[str, float], rate: float) -> Iterator[dict[str, Any]]:
     prices, by_format = step.prices, defaultdict(lambda: step.prices.dtype)
     by_format["matmul"] = prices.gemm_dtype
+    total = sum(place.seconds for place in step.places.values())
     for (segment, phase, name), place in step.places.items():
         peak = peaks[prices.dtype if segment == "head" else by_format[place.kind]]
         intensity = place.flops / place.bytes if place.flops else None
@@ -224,4 +227,5 @@ def _points(step: _Step, peaks: dict[str, float], rate: float) -> Iterator[dict[
             "bound": "memory" if by_memory else "compute",
             "roof_share": moved / rate if by_memory else reached / peak,
             "step_seconds": place.seconds,
+            "step_share": place.seconds / total,
         }

@@ -58,7 +58,9 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
                 "devices": each.level.devices,
                 "device_bytes_per_second": each.level.device_bytes_per_second,
                 "sent_bytes": each.sent_bytes,
+                "total_bytes": each.total_bytes,
                 "full_seconds": each.full_seconds,
+                "full_share": each.full_seconds / summary.seconds,
             }
             for each in summary.links
         ],

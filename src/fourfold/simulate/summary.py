@@ -33,8 +33,12 @@ class LinkTraffic:
     sent_bytes: dict[str, float]
 
     @property
+    def total_bytes(self) -> float:
+        return sum(self.sent_bytes.values())
+
+    @property
     def full_seconds(self) -> float:
-        return sum(self.sent_bytes.values()) / self.level.device_bytes_per_second
+        return self.total_bytes / self.level.device_bytes_per_second
 
 
 @dataclass(frozen=True)

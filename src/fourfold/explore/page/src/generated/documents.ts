@@ -11,7 +11,7 @@ export interface AlgorithmDocument {
   sweep_seconds: number[];
 }
 
-/** An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes. */
+/** An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes; `intensity`: those a byte. `standard_ratio`: bytes of the standard algorithm over its own. */
 export interface AttentionAlgorithm {
   name: string;
   paper: string;
@@ -19,9 +19,11 @@ export interface AttentionAlgorithm {
   bytes: number;
   seconds: number;
   flops: number;
+  intensity: number;
+  standard_ratio: number;
 }
 
-/** Attention's traffic between slow and fast memory. `frames`: (tile of queries, tile of keys, tiles done, bytes loaded, bytes stored by one head) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of queries, the tiles of keys that are not skipped; empty where there are too many to draw. `least_bytes`: to read the operands and write the output once. */
+/** Attention's traffic between slow and fast memory. `frames`: (tile of queries, tile of keys, tiles done, bytes loaded, bytes stored by all heads) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of queries, the tiles of keys that are not skipped; empty where there are too many to draw. `least_bytes`: to read the operands and write the output once. */
 export interface AttentionDocument {
   device: string;
   order: string;
@@ -89,7 +91,7 @@ export interface CatalogDocument {
   keys: KeyDocument[];
 }
 
-/** A cluster as its file states it. */
+/** A cluster as its file states it, at the price that the setup states or the file's. */
 export interface ClusterDocument {
   key: string;
   name: string;
@@ -215,7 +217,7 @@ export interface GroupsDocument {
   group_numbers: number[];
 }
 
-/** Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there. */
+/** Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there; `step_share`: of the seconds of all kernels. */
 export interface KernelPoint {
   segment: string;
   phase: string;
@@ -232,6 +234,7 @@ export interface KernelPoint {
   bound: string;
   roof_share: number;
   step_seconds: number;
+  step_share: number;
 }
 
 /** A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few. */
@@ -277,13 +280,15 @@ export interface LevelRow {
   scalable: boolean;
 }
 
-/** Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one direction, while all send; `full_seconds`: how long the bytes fill that. */
+/** Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one direction, while all send; `full_seconds`: how long the bytes fill that, `full_share` of the step. */
 export interface LinkDocument {
   name: string;
   devices: number;
   device_bytes_per_second: number;
   sent_bytes: Record<string, number>;
+  total_bytes: number;
   full_seconds: number;
+  full_share: number;
 }
 
 /** The device. `memory_bytes_per_second`: reads and writes together; `unit_memory_bytes`: fast memory of one of its `units`. */
@@ -299,7 +304,7 @@ export interface MachineDevice {
   power_watts: number | null;
 }
 
-/** A level of the network. `blocks` of it are in the cluster, each of `devices` devices, or of `parts` blocks of the level inside. `ratio`: the rate of the level inside over this one's; that of the innermost is the memory's over it. `wraps`: which dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block. */
+/** A level of the network. `blocks` of it are in the cluster, each of `devices` devices, or of `parts` blocks of the level inside. `ratio`: the rate of the level inside over this one's, or the memory's over that of the innermost; `memory_ratio`: the memory's over this one's. `wraps`: which dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block. */
 export interface MachineLevel {
   name: string;
   kind: string;
@@ -309,6 +314,7 @@ export interface MachineLevel {
   bytes_per_second: number;
   device_bytes_per_second: number;
   ratio: number;
+  memory_ratio: number;
   latency_seconds: number;
   dimensions: number[];
   wraps: boolean[];
@@ -520,6 +526,7 @@ export interface RooflineDocument {
   gemm_dtype: string;
   dtype: string;
   memory_bytes_per_second: number;
+  memory_bound_share: number;
   roofs: Roof[];
   kernels: KernelPoint[];
   attention: AttentionSize | null;
