@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.cost.collectives import NO_LOSS, Links, Span, collective_seconds, ranks_span, transfer_seconds
+from fourfold.cost.collectives import (
+    NO_LOSS,
+    Links,
+    Span,
+    collective_seconds,
+    level_shares,
+    ranks_span,
+    transfer_seconds,
+)
 from fourfold.hardware import Cluster, Level, load_cluster
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -155,3 +163,16 @@ def test_a_torus_has_a_ring_for_every_dimension_that_a_group_spans() -> None:
     assert _seconds("all_gather", 1e9, range(64), replace(cluster, levels=(flat,))) == pytest.approx(
         63 / 64 * 1e9 / 50e9
     )
+
+
+def test_levels_share_what_rings_and_pairs_send() -> None:
+    """Sixteen ranks on two nodes of eight: of sixteen hops around the ring two leave a node; of fifteen partners eight do."""
+    cluster = _cluster((8, 450e9, 0.0), (16, 50e9, 0.0), (64, 25e9, 0.0))
+    span = ranks_span(tuple(range(16)), cluster, 64)
+    assert level_shares("all_gather", span) == pytest.approx((14 / 16, 2 / 16, 0))
+    assert level_shares("all_to_all", span) == pytest.approx((7 / 15, 8 / 15, 0))
+    assert level_shares("all_reduce", ranks_span((0, 8), cluster, 64)) == pytest.approx((0, 1, 0))
+    assert level_shares("shift", ranks_span(tuple(range(0, 64, 4)), cluster, 64)) == pytest.approx(
+        (1 / 2, 1 / 4, 1 / 4)
+    )
+    assert level_shares("all_reduce", ranks_span((3,), cluster, 64)) == (0, 0, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.cost.kernels import Kernels, attention_seconds, gemm_seconds, kernel_seconds, pass_seconds
+from fourfold.cost.kernels import Kernels, attention_seconds, gemm_seconds, kernel_bytes, kernel_seconds, pass_seconds
 from fourfold.hardware import load_device
 from fourfold.model.work import Attention, Elementwise, Gemm
 
@@ -109,3 +109,23 @@ def test_fused_passes_move_the_least() -> None:
     assert times == sorted(times, reverse=True)
     assert times[2] == pytest.approx(2e6 / (H100.memory_bytes_per_second * KERNELS.memory_share))
     assert kernel_seconds(Elementwise(8, 8, 0), H100, KERNELS, "bf16", "bf16", 2) < KERNELS.launch_seconds
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        Gemm(64, 4096, 64),
+        Gemm(4096, 4096, 64, accumulates=True),
+        Elementwise(10**9, 10**8, 3),
+        Attention(1, 64, 64, 32, 8, 128, 128),
+    ],
+)
+@pytest.mark.parametrize("gemm_dtype", ["bf16", "fp8"])
+def test_no_kernel_moves_its_bytes_faster_than_memory(item: Gemm | Attention | Elementwise, gemm_dtype: str) -> None:
+    moved = kernel_bytes(item, KERNELS, gemm_dtype, "bf16", 2)
+    seconds = kernel_seconds(item, H100, KERNELS, gemm_dtype, "bf16", 2)
+    assert seconds >= moved / (H100.memory_bytes_per_second * KERNELS.memory_share)
+    alone = replace(KERNELS, launch_seconds=0.0)
+    if isinstance(item, Elementwise):
+        rate = H100.memory_bytes_per_second * KERNELS.memory_share
+        assert kernel_seconds(item, H100, alone, gemm_dtype, "bf16", 2) == pytest.approx(moved / rate)

@@ -15,7 +15,7 @@ from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import Simulation, StepPrediction, predict_step, simulate
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import trace_events, write_trace
-from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
+from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 from tests.support.programs import MIXTRAL, make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, real_prices
 
@@ -86,6 +86,18 @@ def test_what_is_sent_is_the_ledger_s_and_no_more_is_exposed_than_busy(simulatio
         inside = sum(seconds for kind, seconds in spent.items() if kind.startswith("exposed "))
         axes = {a for p in program.instructions if p.op in COMPUTE_OPS for c in p.collectives for a in [c.axes]}
         assert inside <= sum(sums.get((a, EXPOSED), 0.0) for a in axes) * (1 + 1e-9)
+
+
+def test_every_byte_that_is_sent_goes_through_one_level(simulation: Simulation) -> None:
+    for program, sums in zip(simulation.programs, level_bytes(simulation), strict=True):
+        by_axes: dict[str, float] = {}
+        for (axes, _), size in sums.items():
+            by_axes[axes] = by_axes.get(axes, 0.0) + size
+        assert by_axes == pytest.approx({axes: size for axes, size in ledger(program).items() if size})
+    summary = StepSummary(StepPrediction(simulation.seconds, simulation), simulation.spec.layout.num_microbatches)
+    names = {name: sum(link.sent_bytes.get(name, 0.0) for link in summary.links) for name in by_axes}
+    sent = {each.axes: each.sent_bytes for each in summary.communication if each.axes in names}
+    assert names == pytest.approx(sent)
 
 
 @pytest.mark.parametrize("spans", [1, 7, 120, 10_000])

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil, log2
 
 from fourfold.hardware import Cluster, Level
@@ -187,6 +188,19 @@ def _shift(size: float, span: Span, cluster: Cluster, links: Links) -> float:
     """Every member to the next: the one that crosses the outermost level is the last."""
     outermost = max((index for index, _, _ in _crossed(span)), default=0)
     return size / _rate(cluster, outermost, span.shared[0], 1, links) + cluster.levels[outermost].latency_seconds
+
+
+def level_shares(kind: str, span: Span) -> tuple[float, ...]:
+    """How what a group sends divides among the levels, innermost first; the shares sum to 1. Around a ring one member of every
+    block sends on to the next block; in an all-to-all every member sends to every other."""
+    size = span.size
+    if size <= 1:
+        return (0.0,) * len(span.members)
+    if kind == "all_to_all":
+        outside = [(size - members) / (size - 1) for members in (1, *span.members)]
+    else:
+        outside = [1 / members if members < size else 0.0 for members in (1, *span.members)]
+    return tuple(before - after for before, after in pairwise(outside))
 
 
 def transfer_seconds(

@@ -61,24 +61,27 @@ class Kernels:
 def gemm_seconds(gemm: Gemm, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
     """`dtype`: the format multiplied in (bf16, fp8, ...). Experts' GEMMs run as one grouped kernel (Gale et al. 2022)."""
     groups = gemm.groups
-    rows, inner = gemm.rows, gemm.inner
-    if gemm.accumulates:
-        inner = max(1, inner // groups)
-    else:
-        rows = max(1, rows // groups)
+    rows, inner = _expert_sizes(gemm)
     tiles = groups * -(-rows // TILE) * -(-gemm.columns // TILE)
     share = kernels.gemm_share * (kernels.grouped_share if groups > 1 else 1.0)
     share *= tiles / (tiles + kernels.gemm_half_tiles * (device.units or 1))
     share *= inner / (inner + kernels.gemm_half_inner)
     share *= min(1.0, rows / kernels.gemm_full_rows)
     arithmetic = gemm.flops / (device.peak(dtype) * share)
-    adds_itself = gemm.accumulates and not kernels.gradient_bytes
-    moved = memory_seconds(_gemm_bytes(gemm, rows, inner, element_bytes, adds_itself), device, kernels)
-    return max(arithmetic, moved)
+    return max(arithmetic, memory_seconds(gemm_bytes(gemm, kernels, element_bytes), device, kernels))
 
 
-def _gemm_bytes(gemm: Gemm, rows: int, inner: int, element_bytes: int, adds_itself: bool) -> int:
+def _expert_sizes(gemm: Gemm) -> tuple[int, int]:
+    """Rows and inner dim of one expert's part."""
+    if gemm.accumulates:
+        return gemm.rows, max(1, gemm.inner // gemm.groups)
+    return max(1, gemm.rows // gemm.groups), gemm.inner
+
+
+def gemm_bytes(gemm: Gemm, kernels: Kernels, element_bytes: int) -> int:
     """Operands once and the result once; the sum that it is added to is read too, in fp32."""
+    rows, inner = _expert_sizes(gemm)
+    adds_itself = gemm.accumulates and not kernels.gradient_bytes
     result = gemm.groups * rows * gemm.columns
     operands = gemm.groups * inner * (rows + gemm.columns) * element_bytes
     return operands + result * (8 if adds_itself else element_bytes)
@@ -94,6 +97,10 @@ def _converted_bytes(gemm: Gemm, kernels: Kernels) -> float:
     return 0.0 if gemm.accumulates else kernels.low_bytes * gemm.rows * gemm.inner
 
 
+WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
+"""How often the scores are read or written: product, softmax, product; and their backward; dropout and its mask, either way."""
+
+
 def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dtype: str, element_bytes: int) -> float:
     """Flash attention (Dao 2023), forward or backward; or GEMMs whose matrix of scores is written."""
     if not kernels.fused_attention:
@@ -104,16 +111,23 @@ def attention_seconds(attention: Attention, device: Device, kernels: Kernels, dt
     share *= attention.keys / (attention.keys + kernels.attention_half_keys)
     blocks = attention.sequences * attention.heads * -(-attention.queries // TILE)
     share *= blocks / (blocks + kernels.attention_half_blocks * (device.units or 1))
+    moved = memory_seconds(attention_bytes(attention, kernels, element_bytes), device, kernels)
+    return max(attention.flops / (device.peak(dtype) * share), moved)
+
+
+def attention_bytes(attention: Attention, kernels: Kernels, element_bytes: int) -> float:
+    """Bytes that it moves: queries, keys, values and the output once each, twice in the backward; or the passes over the scores
+    that are written."""
+    if not kernels.fused_attention:
+        scores = attention.sequences * attention.heads * attention.queries * attention.keys
+        forward, backward = (each + DROPOUT_PASSES * kernels.attention_dropout for each in WRITTEN_PASSES)
+        passes = backward + forward * kernels.attention_recomputed if attention.backward else forward
+        return passes * scores * (4 if kernels.fp32_scores else element_bytes)
     tokens = attention.sequences * attention.queries
     heads = attention.heads * attention.query_key_dim + attention.kv_heads * (
         attention.query_key_dim + attention.value_dim
     )
-    moved = tokens * (heads + attention.heads * attention.value_dim) * element_bytes * (2 if attention.backward else 1)
-    return max(attention.flops / (device.peak(dtype) * share), memory_seconds(moved, device, kernels))
-
-
-WRITTEN_PASSES, DROPOUT_PASSES = (4, 7), 3
-"""How often the scores are read or written: product, softmax, product; and their backward; dropout and its mask, either way."""
+    return tokens * (heads + attention.heads * attention.value_dim) * element_bytes * (2 if attention.backward else 1)
 
 
 def _written_attention_seconds(
@@ -123,22 +137,21 @@ def _written_attention_seconds(
     scores = attention.sequences * attention.heads * attention.queries * attention.keys
     flops = 2 * scores * (attention.query_key_dim + attention.value_dim)
     share = kernels.gemm_share * attention.query_key_dim / (attention.query_key_dim + kernels.attention_half_width)
-    forward = flops / (device.peak(dtype) * share)
-    size = scores * (4 if kernels.fp32_scores else element_bytes)
-    passes = [each + DROPOUT_PASSES * kernels.attention_dropout for each in WRITTEN_PASSES]
-    forward += memory_seconds(passes[0] * size, device, kernels)
-    if not attention.backward:
-        return forward
-    backward = 2 * flops / (device.peak(dtype) * share)
-    backward += memory_seconds(passes[1] * size, device, kernels)
-    return backward + (forward if kernels.attention_recomputed else 0.0)
+    times = 2 + kernels.attention_recomputed if attention.backward else 1
+    moved = memory_seconds(attention_bytes(attention, kernels, element_bytes), device, kernels)
+    return times * flops / (device.peak(dtype) * share) + moved
 
 
 def pass_seconds(item: Elementwise, device: Device, kernels: Kernels) -> float:
     """Bytes over bandwidth, between those of single operators and those of one fused kernel."""
+    return memory_seconds(pass_bytes(item, kernels), device, kernels)
+
+
+def pass_bytes(item: Elementwise, kernels: Kernels) -> float:
+    """Bytes of it that move: none where another kernel does it on its way."""
     if item.part in kernels.merged_passes:
         return 0.0
-    return memory_seconds(item.bytes + kernels.fused * (item.least_bytes - item.bytes), device, kernels)
+    return item.bytes + kernels.fused * (item.least_bytes - item.bytes)
 
 
 def memory_seconds(size: float, device: Device, kernels: Kernels) -> float:
@@ -164,6 +177,18 @@ def kernel_seconds(
     if isinstance(item, Attention):
         return kernels.launch_seconds + attention_seconds(item, device, kernels, dtype, element_bytes)
     return launches(item, kernels) * kernels.launch_seconds + pass_seconds(item, device, kernels)
+
+
+def kernel_bytes(
+    item: Gemm | Attention | Elementwise, kernels: Kernels, gemm_dtype: str, dtype: str, element_bytes: int
+) -> float:
+    """Bytes that a kernel moves, of those that `kernel_seconds` prices."""
+    if isinstance(item, Gemm):
+        converted = _converted_bytes(item, kernels) if gemm_dtype != dtype else 0.0
+        return gemm_bytes(item, kernels, element_bytes) + converted + _added_bytes(item, kernels)
+    if isinstance(item, Attention):
+        return attention_bytes(item, kernels, element_bytes)
+    return pass_bytes(item, kernels)
 
 
 @lru_cache(maxsize=8)

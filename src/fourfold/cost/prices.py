@@ -10,6 +10,8 @@ from fourfold.cost.collectives import (
     Span,
     Spared,
     collective_seconds,
+    level_between,
+    level_shares,
     network_seconds,
     span_of,
     transfer_seconds,
@@ -124,6 +126,15 @@ class Prices:
             for level, inner, outer in zip(self.cluster.levels, members, members[1:], strict=False)
             if outer > inner
         )
+
+    def level_shares(self, kind: str, axes: str) -> tuple[float, ...]:
+        """How what groups along `axes` send divides among the levels, innermost first."""
+        return level_shares(kind, self._span(axes))
+
+    def transfer_shares(self, source: int, target: int) -> tuple[float, ...]:
+        """The same of messages from one pipeline rank to another: of the pipelines that are looked at."""
+        crossed = [level_between(ranks[source], ranks[target], self.cluster) for ranks in self._pipelines]
+        return tuple(crossed.count(level) / len(crossed) for level in range(len(self.cluster.levels)))
 
     def _group(self, kind: str, axes: str, size: float, spared: Spared = (0.0, 0.0)) -> float:
         size /= self._link_share

@@ -48,6 +48,7 @@ class DeviceRow(TypedDict):
     memory_bytes_per_second: float
     peak_flops_per_second: dict[str, float]
     units: int | None
+    unit_memory_bytes: int | None
     power_watts: float | None
     kernels: dict[str, float]
     host_launch_seconds: float | None

@@ -17,11 +17,14 @@ from fourfold.api.software import software_overrides_of
 from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
+from fourfold.explore.attention import ATTENTION_KEYS, attention_document
 from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
+from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
+from fourfold.explore.roofline import roofline_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -124,6 +127,31 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
 def block(body: Body, report: Report) -> dict[str, Any]:
     """The pieces of a block's weights and activations that each rank holds, and the collectives between."""
     return block_document(*_divided(body, BLOCK_KEYS))
+def cluster(body: Body, report: Report) -> dict[str, Any]:
+    """The levels of a cluster."""
+    setup, _ = _divided(body, {})
+    if setup.cluster is None:
+        raise Malformed('cluster is missing; what works: {"cluster": "dgx-h100:64"}')
+    return cluster_document(setup.cluster, setup.price)
+
+
+def groups(body: Body, report: Report) -> dict[str, Any]:
+    """The groups of a layout on its cluster."""
+    return groups_document(*_divided(body, GROUPS_OWN))
+
+
+def roofline(body: Body, report: Report) -> dict[str, Any]:
+    """The kernels of a step on their device's roofline."""
+    return roofline_document(_divided(body, {})[0])
+
+
+def attention(body: Body, report: Report) -> dict[str, Any]:
+    """Bytes that attention moves, tile by tile."""
+    setup, own = _divided(body, ATTENTION_KEYS)
+    missing = [key for key in ATTENTION_KEYS if key not in own and key != "fast_bytes"]
+    if missing or setup.cluster is None:
+        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: tokens = 8192, heads = 32, ...")
+    return attention_document(setup.cluster, own)
 
 
 def catalog(body: Body, report: Report) -> dict[str, Any]:
@@ -141,6 +169,10 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "catalog": catalog,
     "collective": collective,
     "block": block,
+    "cluster": cluster,
+    "groups": groups,
+    "roofline": roofline,
+    "attention": attention,
     "pipeline": pipeline,
     "slots": slots,
     "plan": searched,

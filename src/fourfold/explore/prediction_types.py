@@ -46,6 +46,20 @@ class TrafficDocument(TypedDict):
 
 
 @exact
+class LinkDocument(TypedDict):
+    """Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one
+    direction, while all send; `full_seconds`: how long the bytes fill that, `full_share` of the step."""
+
+    name: str
+    devices: int
+    device_bytes_per_second: float
+    sent_bytes: dict[str, float]
+    total_bytes: float
+    full_seconds: float
+    full_share: float
+
+
+@exact
 class RankMemory(TypedDict):
     """A pipeline rank's peak: of the device, of the program's buffers, and the instruction at which it is."""
 
@@ -144,6 +158,7 @@ class StepDocument(TypedDict):
     time_shares: TimeShares
     spent_seconds: list[dict[str, float]]
     communication: list[TrafficDocument]
+    links: list[LinkDocument]
     critical_path_seconds: dict[str, float]
     memory: list[RankMemory]
     memory_bytes: int

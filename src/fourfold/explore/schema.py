@@ -7,6 +7,7 @@ from typing_extensions import TypedDict
 
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
+from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
@@ -62,6 +63,10 @@ SCHEMAS: dict[str, type] = {
     "catalog": CatalogDocument,
     "collective": CollectiveDocument,
     "block": BlockDocument,
+    "cluster": ClusterDocument,
+    "groups": GroupsDocument,
+    "roofline": RooflineDocument,
+    "attention": AttentionDocument,
     "texts": TextsDocument,
     "model": ModelDocument,
     "program": ProgramDocument,

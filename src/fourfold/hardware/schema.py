@@ -60,6 +60,7 @@ class DeviceTable(Section):
     memory_bytes_per_second: Rate
     peak_flops_per_second: Annotated[dict[Format, Flops], Field(min_length=1)]
     units: Annotated[int, BeforeValidator(_integer), Field(ge=1, le=1_000_000)] | None = None
+    unit_memory_bytes: Annotated[int, BeforeValidator(_integer), Field(ge=1024, le=10**12)] | None = None
     power_watts: Positive | None = None
     kernels: Annotated[dict[KernelConstant, Constant], Field(default_factory=dict)]
     host_launch_seconds: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -110,6 +111,7 @@ _EXAMPLES: dict[str, str] = {
     "peak_flops_per_second": "{ bf16 = 989e12 }",
     **dict.fromkeys(PEAK_BITS, "989e12"),
     "units": "132",
+    "unit_memory_bytes": "233_472",
     "power_watts": "700",
     "kernels": "{ gemm_share = 0.8 }",
     "launch_seconds": "3e-6",

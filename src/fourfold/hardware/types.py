@@ -35,6 +35,7 @@ class Device:
     multiply-add counts 2. `fp32` is the rate without reduction to tf32; `fp64` that of tensor or matrix units where they have it.
 
     `units`: streaming multiprocessors, compute units or tensor cores that the tiles of a matmul are spread over.
+    `unit_memory_bytes`: fast memory of each that a kernel keeps its tiles in (shared memory, LDS).
     `power_watts`: the maker's thermal or board limit of the device alone.
 
     A device that `fourfold calibrate --device` measured has three more figures. `kernels`: constants of `cost.kernels.Kernels` in
@@ -48,6 +49,7 @@ class Device:
     memory_bytes_per_second: float
     peak_flops_per_second: Mapping[str, float] = field(hash=False)
     units: int | None = None
+    unit_memory_bytes: int | None = None
     power_watts: float | None = None
     kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
     host_launch_seconds: float | None = None
@@ -104,6 +106,19 @@ class Level:
     wrap_multiple: int = 1
     part_multiple: int | None = None
     scalable: bool = False
+
+    @property
+    def device_bytes_per_second(self) -> float:
+        """Bytes that one device may send through this level, in one direction, while all send: by all of its links of a torus, by
+        its part of a shared medium."""
+        if self.kind == "torus":
+            return 2 * len(self.dimensions) * self.bytes_per_second
+        return self.bytes_per_second / (self.devices if self.kind == "shared" else 1)
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """For each dimension of a torus, whether its ends are joined."""
+        return tuple(extent > 1 and extent % self.wrap_multiple == 0 for extent in self.dimensions)
 
 
 @dataclass(frozen=True)

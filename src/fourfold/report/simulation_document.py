@@ -52,6 +52,18 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
             }
             for each in summary.communication
         ],
+        "links": [
+            {
+                "name": each.level.name,
+                "devices": each.level.devices,
+                "device_bytes_per_second": each.level.device_bytes_per_second,
+                "sent_bytes": each.sent_bytes,
+                "total_bytes": each.total_bytes,
+                "full_seconds": each.full_seconds,
+                "full_share": each.full_seconds / summary.seconds,
+            }
+            for each in summary.links
+        ],
         "critical_path_seconds": summary.path,
         "memory": [
             {

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.hardware import Device
+from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
 from fourfold.simulate.step import IDLE, StepPrediction, exposed_axes
-from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, traffic
+from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 
 ONCE = "the software, once a step"
 
@@ -22,6 +22,23 @@ class AxesTraffic:
     sent_bytes: float
     busy_seconds: float
     exposed_seconds: float
+
+
+@dataclass(frozen=True)
+class LinkTraffic:
+    """Bytes that a device sends through one level of the network in a step, on average over devices: bytes by axes, most first.
+    `full_seconds`: how long that fills the device's links of the level at their stated rate, in one direction."""
+
+    level: Level
+    sent_bytes: dict[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.sent_bytes.values())
+
+    @property
+    def full_seconds(self) -> float:
+        return self.total_bytes / self.level.device_bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -130,6 +147,19 @@ class StepSummary:
             for axes in dict.fromkeys(axes for axes, _ in mean)
         ]
         return sorted(found, key=lambda each: (-each.exposed_seconds, -each.busy_seconds, each.axes))
+
+    @cached_property
+    def links(self) -> list[LinkTraffic]:
+        """By level of the network, innermost first."""
+        ranks = self.step.along(level_bytes)
+        sums = [dict[str, float]() for _ in self.step.simulation.prices.cluster.levels]
+        for rank in ranks:
+            for (axes, level), size in rank.items():
+                sums[level][axes] = sums[level].get(axes, 0.0) + size / len(ranks)
+        return [
+            LinkTraffic(level, dict(sorted(sent.items(), key=lambda item: -item[1])))
+            for level, sent in zip(self.step.simulation.prices.cluster.levels, sums, strict=True)
+        ]
 
     @cached_property
     def path(self) -> dict[str, float]:

@@ -62,6 +62,28 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     return sums
 
 
+def level_bytes(simulation: Simulation) -> list[dict[tuple[str, int], float]]:
+    """Bytes that a device of every pipeline rank sends through each level of the network: by (axes, level), 0 the innermost."""
+    return [_rank_level_bytes(simulation, rank) for rank in range(len(simulation.programs))]
+
+
+def _rank_level_bytes(simulation: Simulation, rank: int) -> dict[tuple[str, int], float]:
+    prices, sums = simulation.durations.prices, dict[tuple[str, int], float]()
+    for pattern, microbatches in simulation.programs[rank].steps.microbatches.items():
+        for each in pattern.work.collectives:
+            size = len(microbatches) * each.sent_bytes
+            if not size:
+                continue
+            if pattern.op in SENDS and pattern.peer is not None:
+                shares = prices.transfer_shares(rank, pattern.peer)
+            else:
+                shares = prices.level_shares(each.kind, each.axes)
+            for level, share in enumerate(shares):
+                if share:
+                    sums[each.axes, level] = sums.get((each.axes, level), 0.0) + share * size
+    return sums
+
+
 def _seconds(step: Pattern, prices: Prices) -> dict[str, float]:
     """Seconds of an instruction's collectives, by axes."""
     seconds: dict[str, float] = {}

@@ -11,6 +11,60 @@ export interface AlgorithmDocument {
   sweep_seconds: number[];
 }
 
+/** An algorithm in total. `seconds`: the bytes over the memory's rate. `flops`: of the scores that it computes; `intensity`: those a byte. `standard_ratio`: bytes of the standard algorithm over its own. */
+export interface AttentionAlgorithm {
+  name: string;
+  paper: string;
+  passes: TrafficPass[];
+  bytes: number;
+  seconds: number;
+  flops: number;
+  intensity: number;
+  standard_ratio: number;
+}
+
+/** Attention's traffic between slow and fast memory. `frames`: (tile of queries, tile of keys, tiles done, bytes loaded, bytes stored by all heads) as the chosen order of loops goes on, at most some 2,000 of its tiles. `key_tiles_seen`: for each tile of queries, the tiles of keys that are not skipped; empty where there are too many to draw. `least_bytes`: to read the operands and write the output once. */
+export interface AttentionDocument {
+  device: string;
+  order: string;
+  causal: boolean;
+  sequences: number;
+  tokens: number;
+  heads: number;
+  head_dim: number;
+  element_bytes: number;
+  fast_bytes: number;
+  is_fast_stated: boolean;
+  memory_bytes_per_second: number;
+  query_rows: number;
+  key_rows: number;
+  query_tiles: number;
+  key_tiles: number;
+  computed_tiles: number;
+  key_tiles_seen: number[];
+  frames: ([number, number, number, number, number])[];
+  algorithms: AttentionAlgorithm[];
+  least_bytes: number;
+}
+
+/** The attention of one rank on one microbatch. */
+export interface AttentionSize {
+  sequences: number;
+  tokens: number;
+  heads: number;
+  head_dim: number;
+}
+
+/** Groups along `axes`: how many, of how many ranks, how many of them are in one block of each level at most, how the hops of a ring divide among the levels, and the names of the levels that they cross. */
+export interface AxesGroups {
+  axes: string;
+  size: number;
+  groups: number;
+  members: number[];
+  hop_shares: number[];
+  levels: string[];
+}
+
 /** A block on the ranks that share it. `ring` is null without context parallelism, `experts` for a dense block. */
 export interface BlockDocument {
   segment: string;
@@ -77,6 +131,19 @@ export interface CatalogDocument {
   keys: KeyDocument[];
 }
 
+/** A cluster as its file states it, at the price that the setup states or the file's. */
+export interface ClusterDocument {
+  key: string;
+  name: string;
+  source: string;
+  devices: number;
+  device: MachineDevice;
+  levels: MachineLevel[];
+  dollars_per_device_hour: number | null;
+  watts_per_device: number | null;
+  mean_hours_between_failures_per_device: number | null;
+}
+
 /** A row of `fourfold list clusters --json`. */
 export interface ClusterRow {
   name: string;
@@ -139,6 +206,7 @@ export interface DeviceRow {
   memory_bytes_per_second: number;
   peak_flops_per_second: Record<string, number>;
   units: number | null;
+  unit_memory_bytes: number | null;
   power_watts: number | null;
   kernels: Record<string, number>;
   host_launch_seconds: number | null;
@@ -190,6 +258,39 @@ export interface FailuresDocument {
   goodput_without_spares: number;
 }
 
+/** How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`. */
+export interface GroupsDocument {
+  cluster: string;
+  devices: number;
+  world_size: number;
+  layout: LayoutDocument;
+  choices: AxesGroups[];
+  axes: string | null;
+  rank: number;
+  coordinates: Record<string, number>;
+  group_numbers: number[];
+}
+
+/** Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there; `step_share`: of the seconds of all kernels. */
+export interface KernelPoint {
+  segment: string;
+  phase: string;
+  name: string;
+  kind: string;
+  shape: string;
+  count: number;
+  flops: number;
+  bytes: number;
+  seconds: number;
+  intensity: number | null;
+  flops_per_second: number;
+  bytes_per_second: number;
+  bound: string;
+  roof_share: number;
+  step_seconds: number;
+  step_share: number;
+}
+
 /** A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few. */
 export interface KeyDocument {
   key: string;
@@ -231,6 +332,47 @@ export interface LevelRow {
   wrap_multiple: number;
   part_multiple: number | null;
   scalable: boolean;
+}
+
+/** Bytes that a device sends through a level of the network, on average over devices, by axes. `device_bytes_per_second`: one direction, while all send; `full_seconds`: how long the bytes fill that, `full_share` of the step. */
+export interface LinkDocument {
+  name: string;
+  devices: number;
+  device_bytes_per_second: number;
+  sent_bytes: Record<string, number>;
+  total_bytes: number;
+  full_seconds: number;
+  full_share: number;
+}
+
+/** The device. `memory_bytes_per_second`: reads and writes together; `unit_memory_bytes`: fast memory of one of its `units`. */
+export interface MachineDevice {
+  key: string;
+  name: string;
+  source: string;
+  memory_bytes: number;
+  memory_bytes_per_second: number;
+  peak_flops_per_second: Record<string, number>;
+  units: number | null;
+  unit_memory_bytes: number | null;
+  power_watts: number | null;
+}
+
+/** A level of the network. `blocks` of it are in the cluster, each of `devices` devices, or of `parts` blocks of the level inside. `ratio`: the rate of the level inside over this one's, or the memory's over that of the innermost; `memory_ratio`: the memory's over this one's. `wraps`: which dimensions of a torus are joined at their ends. `dollars_per_hour`: of a block. */
+export interface MachineLevel {
+  name: string;
+  kind: string;
+  devices: number;
+  blocks: number;
+  parts: number;
+  bytes_per_second: number;
+  device_bytes_per_second: number;
+  ratio: number;
+  memory_ratio: number;
+  latency_seconds: number;
+  dimensions: number[];
+  wraps: boolean[];
+  dollars_per_hour: number | null;
 }
 
 /** Memory over the step: piece i lasts until `ends_seconds[i]`. */
@@ -434,6 +576,27 @@ export interface RingDocument {
   contiguous_scores: number[];
 }
 
+/** A peak of the device. `ridge`: FLOP a byte from which on the peak bounds a kernel, not the memory. */
+export interface Roof {
+  dtype: string;
+  flops_per_second: number;
+  ridge: number;
+}
+
+/** The roofline of a device (Williams, Waterman & Patterson 2009) with the kernels of a step on it. */
+export interface RooflineDocument {
+  cluster: string;
+  device: string;
+  software: string;
+  gemm_dtype: string;
+  dtype: string;
+  memory_bytes_per_second: number;
+  memory_bound_share: number;
+  roofs: Roof[];
+  kernels: KernelPoint[];
+  attention: AttentionSize | null;
+}
+
 /** A row of `fourfold list schedules --json`. */
 export interface ScheduleRow {
   name: string;
@@ -471,6 +634,7 @@ export interface SimulationDocument {
   time_shares: TimeShares;
   spent_seconds: (Record<string, number>)[];
   communication: TrafficDocument[];
+  links: LinkDocument[];
   critical_path_seconds: Record<string, number>;
   memory: RankMemory[];
   memory_bytes: number;
@@ -526,6 +690,7 @@ export interface StepDocument {
   time_shares: TimeShares;
   spent_seconds: (Record<string, number>)[];
   communication: TrafficDocument[];
+  links: LinkDocument[];
   critical_path_seconds: Record<string, number>;
   memory: RankMemory[];
   memory_bytes: number;
@@ -560,6 +725,13 @@ export interface TrafficDocument {
   sent_bytes: number;
   busy_seconds: number;
   exposed_seconds: number;
+}
+
+/** A kernel of an algorithm: bytes that it loads from slow memory and stores there, all heads together. */
+export interface TrafficPass {
+  name: string;
+  loaded_bytes: number;
+  stored_bytes: number;
 }
 
 /** All ranks of the ring between two shifts. */
@@ -599,6 +771,10 @@ export interface Documents {
   catalog: CatalogDocument;
   collective: CollectiveDocument;
   block: BlockDocument;
+  cluster: ClusterDocument;
+  groups: GroupsDocument;
+  roofline: RooflineDocument;
+  attention: AttentionDocument;
   texts: TextsDocument;
   model: ModelDocument;
   program: ProgramDocument;

@@ -1,0 +1,139 @@
+"""Documents of the Cluster page: a cluster as its file states it, and how the groups of a layout lie on it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fourfold.api.inputs import readable_config
+from fourfold.api.numbers import parse_number
+from fourfold.api.simulation import priced_run
+from fourfold.api.software import software_overrides_of
+from fourfold.cost.collectives import level_shares, span_of
+from fourfold.cost.prices import Prices
+from fourfold.explore.cluster_types import MachineDevice
+from fourfold.explore.setup import Setup
+from fourfold.hardware import Cluster, load_cluster
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.layout import Layout
+from fourfold.layout.mesh import ALL_AXES, AXES, axes_name
+from fourfold.model.spec import Domain
+from fourfold.report.simulation_document import layout_document
+
+GROUPS_OWN = {"axes": str, "rank": Annotated[int, Field(ge=0)]}
+"""Keys that the page adds to a setup: whose groups, and the rank that is looked at, the last one where there are fewer."""
+_SINGLE = ("tp", "cp", "ep", "etp", "edp", "dp_shard", "dp_replicate", "pp")
+
+
+def cluster_document(name: str, stated_price: str | float | None = None) -> dict[str, Any]:
+    """The levels of a cluster with what a device may send through each, and the figures' sources. `stated_price`: dollars a device
+    hour in place of the file's. Raises `UserError`."""
+    cluster = load_cluster(name)
+    price = cluster.dollars_per_device_hour
+    if stated_price is not None:
+        price = parse_number(stated_price, "--price", "2.5", 0.0, 1e6)
+    return {
+        "key": cluster.key,
+        "name": cluster.name,
+        "source": cluster.source,
+        "devices": cluster.devices,
+        "device": {key: getattr(cluster.device, key) for key in MachineDevice.__annotations__},
+        "levels": _levels(cluster, price),
+        "dollars_per_device_hour": price,
+        "watts_per_device": cluster.watts_per_device,
+        "mean_hours_between_failures_per_device": cluster.mean_hours_between_failures_per_device,
+    }
+
+
+def _levels(cluster: Cluster, price: float | None) -> list[dict[str, Any]]:
+    found, inside, below = [], cluster.device.memory_bytes_per_second, 1
+    for level in cluster.levels:
+        devices = min(level.devices, cluster.devices)
+        rate = level.device_bytes_per_second
+        found.append(
+            {
+                "name": level.name,
+                "kind": level.kind,
+                "devices": devices,
+                "blocks": -(-cluster.devices // devices),
+                "parts": -(-devices // below),
+                "bytes_per_second": level.bytes_per_second,
+                "device_bytes_per_second": rate,
+                "ratio": inside / rate,
+                "memory_ratio": cluster.device.memory_bytes_per_second / rate,
+                "latency_seconds": level.latency_seconds,
+                "dimensions": list(level.dimensions),
+                "wraps": list(level.wraps),
+                "dollars_per_hour": None if price is None else devices * price,
+            }
+        )
+        inside, below = rate, devices
+    return found
+
+
+def priced_setup(setup: Setup) -> tuple[ResolvedRun, Cluster, Prices]:
+    """The run that a setup states, on its cluster, priced. Raises `UserError`."""
+    options = setup.options
+    changed = software_overrides_of(*(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation")))
+    config = readable_config(setup.run_input, setup.stated, trust=False)
+    return priced_run(config, setup.cluster, None, setup.software, changed)
+
+
+def groups_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The groups along chosen axes, and which axes there are. Raises `UserError`."""
+    resolved, cluster, _ = priced_setup(setup)
+    layout = resolved.layout
+    offered = _offered(layout, resolved.model.num_experts > 0)
+    choices = [_groups(layout, axes, cluster) for axes in offered]
+    names = [each["axes"] for each in choices]
+    axes, rank = own.get("axes", names[0] if names else None), min(own.get("rank", 0), layout.world_size - 1)
+    if axes is not None and axes not in names:
+        axes = names[0] if names else None
+    coordinates = layout.coordinates(rank)
+    shown = [
+        axis for axis in (*AXES, *(("ep", "etp", "edp") if resolved.model.num_experts else ())) if axis in coordinates
+    ]
+    return {
+        "cluster": cluster.key,
+        "devices": cluster.devices,
+        "world_size": layout.world_size,
+        "layout": layout_document(layout),
+        "choices": choices,
+        "axes": axes,
+        "rank": rank,
+        "coordinates": {axis: coordinates[axis] for axis in shown if layout.degree(axis) > 1},
+        "group_numbers": [] if axes is None else group_numbers(layout, tuple(axes.split("+"))),
+    }
+
+
+def _offered(layout: Layout, experts: bool) -> list[tuple[str, ...]]:
+    """Axes whose groups a person may look at: each alone, and those together over which a step communicates."""
+    single = [axis for axis in _SINGLE if axis in ALL_AXES and (experts or axis not in ("ep", "etp", "edp"))]
+    found = [(axis,) for axis in single if layout.degree(axis) > 1]
+    domains: tuple[Domain, ...] = ("dense", "expert") if experts else ("dense",)
+    joint = [axes for domain in domains for axes in (layout.shard_axes(domain), layout.gradient_axes(domain))]
+    return [*dict.fromkeys([*found, *(axes for axes in joint if len(axes) > 1)])]
+
+
+def _groups(layout: Layout, axes: tuple[str, ...], cluster: Cluster) -> dict[str, Any]:
+    span = span_of(layout, axes, cluster)
+    shares = level_shares("all_reduce", span)
+    return {
+        "axes": axes_name(axes),
+        "size": span.size,
+        "groups": layout.world_size // span.size,
+        "members": list(span.members),
+        "hop_shares": list(shares),
+        "levels": [level.name for level, share in zip(cluster.levels, shares, strict=True) if share > 0],
+    }
+
+
+def group_numbers(layout: Layout, axes: tuple[str, ...]) -> list[int]:
+    """The number of every rank's group, in the order of their first ranks."""
+    found, number = [-1] * layout.world_size, 0
+    for rank in range(layout.world_size):
+        if found[rank] < 0:
+            for member in layout.group_of(rank, axes):
+                found[member] = number
+            number += 1
+    return found

@@ -1,0 +1,82 @@
+/** What the person looks at on this page; the address holds it. */
+
+import { session } from "$lib/state/session.svelte.ts";
+import { editing } from "../strategy/editing.svelte.ts";
+
+/** A part of the picture: how often it is enlarged, and where its middle is, as shares of the picture. */
+export interface View {
+  scale: number;
+  x: number;
+  y: number;
+}
+export const WHOLE: View = { scale: 1, x: 0.5, y: 0.5 };
+
+const number = (key: string): number | undefined => {
+  const text = session.get(`cluster.${key}`);
+  const found = Number(text);
+  return text === undefined || text === "" || !Number.isFinite(found) ? undefined : found;
+};
+
+class Choice {
+  /** The setup's cluster: stated, or that of its run. */
+  get cluster(): string {
+    return editing.value("cluster") || "dgx-h100:8";
+  }
+
+  get axes(): string | undefined {
+    return session.get("cluster.axes");
+  }
+
+  get rank(): number {
+    return Math.max(0, Math.floor(number("rank") ?? 0));
+  }
+
+  get view(): View {
+    const [scale, x, y] = (session.get("cluster.view") ?? "").split(",").map(Number);
+    const valid = [scale, x, y].every((each) => Number.isFinite(each));
+    return valid && scale !== undefined && scale >= 1 ? { scale, x: x ?? 0.5, y: y ?? 0.5 } : WHOLE;
+  }
+
+  get segment(): string {
+    return session.get("cluster.segment") ?? "";
+  }
+
+  get kernel(): string | undefined {
+    return session.get("cluster.kernel");
+  }
+
+  get causal(): boolean {
+    return session.get("cluster.causal") !== "0";
+  }
+
+  get order(): "2022" | "2023" {
+    return session.get("cluster.order") === "2022" ? "2022" : "2023";
+  }
+
+  get frame(): number {
+    return Math.max(0, Math.floor(number("frame") ?? 40));
+  }
+
+  /** A size of the attention that is looked at; undefined: the model's. */
+  size(key: "tokens" | "heads" | "head_dim" | "fast_kb"): number | undefined {
+    return number(key);
+  }
+
+  /** Changes keys of this page. */
+  change(changes: Readonly<Record<string, string | undefined>>): void {
+    const own = Object.entries(changes).map(([key, value]) => [`cluster.${key}`, value] as const);
+    session.change(Object.fromEntries(own));
+  }
+
+  /** Keeps the part of the picture. */
+  look({ scale, x, y }: View): void {
+    const places = Math.ceil(Math.log10(scale)) + 3;
+    const text =
+      scale <= 1.001
+        ? undefined
+        : [scale.toPrecision(4), x.toFixed(places), y.toFixed(places)].map(Number).join();
+    this.change({ view: text });
+  }
+}
+
+export const choice = new Choice();

@@ -1,0 +1,231 @@
+"""The roofline of a device (Williams, Waterman & Patterson 2009), with the kernels of a run's step on it.
+
+Kernels are those that the programs' instructions declare, FLOPs, bytes and seconds those by which a step is priced.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fourfold.cost.kernels import kernel_bytes
+from fourfold.cost.phase import unchunked
+from fourfold.cost.prices import Prices
+from fourfold.explore.machine import priced_setup
+from fourfold.explore.setup import Setup
+from fourfold.launch.resolve import ResolvedRun
+from fourfold.model.binding import bind_weights
+from fourfold.model.ghost_rank import GhostUnit
+from fourfold.model.recorder.operations import RecorderOperations
+from fourfold.model.recorder.recording import Recording
+from fourfold.model.shape import Shape
+from fourfold.model.spec import Segment, UnitSpec
+from fourfold.model.weights import Weight
+from fourfold.model.work import Attention, Elementwise, Gemm, Work
+from fourfold.program import lower_pipeline
+from fourfold.program.instruction import COMPUTE_OPS, Op
+
+PHASES = {
+    Op.FORWARD: "forward",
+    Op.RECOMPUTE: "recomputation",
+    Op.BACKWARD: "backward",
+    Op.BACKWARD_INPUT: "backward, inputs",
+    Op.BACKWARD_WEIGHT: "backward, weights",
+    Op.UPDATE: "optimizer",
+    Op.CLIP_NORM: "gradient norm",
+}
+KINDS = {Gemm: "matmul", Attention: "attention", Elementwise: "elementwise"}
+Kernel = Gemm | Attention | Elementwise
+Names = dict[tuple[int, int, bool], str]
+"""By (out, in, whether they are experts')."""
+
+
+@dataclass
+class _Place:
+    """Sums over the kernels of one place of a step."""
+
+    kind: str
+    shape: str
+    number: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Step:
+    """All places of a step on one device, on average over pipeline ranks."""
+
+    resolved: ResolvedRun
+    prices: Prices
+    places: dict[tuple[str, str, str], _Place] = field(default_factory=dict)
+    attention: Attention | None = None
+
+    def __post_init__(self) -> None:
+        spec = self.resolved.spec
+        segments = {segment.name: segment for segment in spec.segments}
+        works: dict[tuple[str, Op, Work], tuple[Segment | None, float]] = {}
+        for program in lower_pipeline(spec, compiled=self.resolved.compiled):
+            for pattern, microbatches in program.steps.microbatches.items():
+                if pattern.op in PHASES and pattern.work.items:
+                    segment = segments.get(pattern.segment or "")
+                    key = (_kind(segment) if pattern.op in COMPUTE_OPS else "all parameters", pattern.op, pattern.work)
+                    before = works.get(key, (segment, 0.0))[1]
+                    works[key] = (segment, before + len(microbatches) / spec.layout.pp)
+        names: dict[str, Names] = {}
+        for (kind, op, work), (segment, number) in works.items():
+            if segment is not None and kind not in names:
+                names[kind] = weight_names(segment, self.resolved, spec.shape)
+            self._add(kind, op, work, number, names.get(kind, {}))
+
+    def _add(self, kind: str, op: Op, work: Work, number: float, names: Names) -> None:
+        software, prices = self.prices.software, self.prices
+        if kind == "head":
+            prices = self.prices.plain
+            work = unchunked(work) if software.unchunked_head else work
+        kernels = [each for each in work.items if isinstance(each, Kernel)]
+        named = [_named(each, names, op) for each in kernels]
+        for index, item in enumerate(kernels):
+            sizes = (prices.kernels, prices.gemm_dtype, prices.dtype, prices.element_bytes)
+            seconds, moved = prices.kernel(item), kernel_bytes(item, *sizes)
+            if isinstance(item, Elementwise) and op not in COMPUTE_OPS:
+                seconds, moved = prices.memory(item.bytes), item.bytes
+            if not seconds:
+                continue
+            if isinstance(item, Attention):
+                self.attention = self.attention or item
+            name = named[index] or _beside(named, index)
+            place = self.places.setdefault((kind, PHASES[op], name), _Place(KINDS[type(item)], _shape(item)))
+            flops = item.flops * (prices.masked_share if isinstance(item, Attention) else 1)
+            place.number += number
+            place.flops += number * flops
+            place.bytes += number * moved
+            place.seconds += number * seconds
+
+
+def _kind(segment: Segment | None) -> str:
+    if segment is None or segment.kind != "block":
+        return "all parameters" if segment is None else segment.kind
+    return "MTP module" if segment.depth else "expert block" if segment.moe else "block"
+
+
+def _named(item: Kernel, names: Names, op: Op) -> str:
+    """A matmul by the weights that have its shape; empty for what has no name of its own."""
+    if isinstance(item, Attention):
+        return "attention"
+    if isinstance(item, Elementwise):
+        return ""
+    routed = item.groups > 1
+    if item.accumulates:
+        return f"{names.get((item.rows, item.columns, routed), 'matmul')}, weight gradient"
+    forward, gradient = names.get((item.columns, item.inner, routed)), names.get((item.inner, item.columns, routed))
+    if op in (Op.BACKWARD, Op.BACKWARD_INPUT) and gradient is not None:
+        return f"{gradient}, input gradient"
+    return forward or "matmul"
+
+
+def _beside(named: list[str], index: int) -> str:
+    """Elementwise kernels by the kernel that they stand before, else after."""
+    after = next((name for name in named[index:] if name), None)
+    before = next((name for name in reversed(named[:index]) if name), None)
+    return f"before {after}" if after else f"after {before}" if before else "elementwise"
+
+
+def _shape(item: Kernel) -> str:
+    if isinstance(item, Gemm):
+        groups = f", {item.groups} experts" if item.groups > 1 else ""
+        return f"[{item.rows}, {item.inner}] x [{item.inner}, {item.columns}]{groups}"
+    if isinstance(item, Attention):
+        return f"{item.sequences} x {item.queries} queries, {item.heads} heads of {item.query_key_dim}"
+    return f"{item.launches} kernels"
+
+
+class _NamedUnit(GhostUnit):
+    """Writes down the shape of every weight that a segment takes, with the names of its parameters."""
+
+    def __init__(self, unit: UnitSpec, shape: Shape, ops: RecorderOperations, names: Names) -> None:
+        super().__init__(unit, shape, ops)
+        self._parameters, self._names = [each.name for each in unit.parameters], names
+
+    def make(self, first: str, last: str | None) -> Weight:
+        weight = super().make(first, last)
+        begin = self._parameters.index(first)
+        run = self._parameters[begin : self._parameters.index(last or first) + 1]
+        size = weight.data.shape
+        if len(size) >= 2:
+            rows = size[0] if len(size) == 2 else size[1] * size[2] if len(size) == 4 else size[1]
+            words = " ".join(name.removesuffix(".weight").rpartition(".")[2] for name in run)
+            routed = len(size) > 2
+            self._names.setdefault((rows, size[-1], routed), f"experts' {words}" if routed else words)
+        return weight
+
+
+def weight_names(segment: Segment, resolved: ResolvedRun, shape: Shape) -> Names:
+    """Parameters of a segment by the shape that one rank's matmul has of them."""
+    names: Names = {}
+    ops = RecorderOperations(Recording(staging=False))
+    owners = [each for each in resolved.spec.segments if {unit.name for unit in each.own} & {*segment.units}]
+    units = {unit.name: _NamedUnit(unit, shape, ops, names) for each in owners for unit in each.own}
+    bind_weights(segment, resolved.model, units)
+    return names
+
+
+def roofline_document(setup: Setup) -> dict[str, Any]:
+    """Peaks, the memory's rate, and every place of a step with kernels, longest first. Raises `UserError`."""
+    resolved, cluster, prices = priced_setup(setup)
+    device, rate = cluster.device, cluster.device.memory_bytes_per_second
+    step = _Step(resolved, prices)
+    dtypes = dict.fromkeys((prices.gemm_dtype, prices.dtype))
+    peaks = {dtype: device.peak(dtype) for dtype in dtypes}
+    found = step.attention
+    size = None
+    if found is not None:
+        size = {
+            "sequences": found.sequences,
+            "tokens": found.queries,
+            "heads": found.heads,
+            "head_dim": found.query_key_dim,
+        }
+    points = sorted(_points(step, peaks, rate), key=lambda each: -each["step_seconds"])
+    return {
+        "cluster": cluster.key,
+        "device": device.key,
+        "software": prices.software.name,
+        "gemm_dtype": prices.gemm_dtype,
+        "dtype": prices.dtype,
+        "memory_bytes_per_second": rate,
+        "memory_bound_share": sum(each["step_share"] for each in points if each["bound"] == "memory"),
+        "roofs": [{"dtype": name, "flops_per_second": peak, "ridge": peak / rate} for name, peak in peaks.items()],
+        "kernels": points,
+        "attention": size,
+    }
+
+
+def _points(step: _Step, peaks: dict[str, float], rate: float) -> Iterator[dict[str, Any]]:
+    prices, by_format = step.prices, defaultdict(lambda: step.prices.dtype)
+    by_format["matmul"] = prices.gemm_dtype
+    total = sum(place.seconds for place in step.places.values())
+    for (segment, phase, name), place in step.places.items():
+        peak = peaks[prices.dtype if segment == "head" else by_format[place.kind]]
+        intensity = place.flops / place.bytes if place.flops else None
+        reached = place.flops / place.seconds
+        moved = place.bytes / place.seconds
+        by_memory = intensity is None or intensity * rate < peak
+        yield {
+            "segment": segment,
+            "phase": phase,
+            "name": name,
+            "kind": place.kind,
+            "shape": place.shape,
+            "count": place.number,
+            "flops": place.flops / place.number,
+            "bytes": place.bytes / place.number,
+            "seconds": place.seconds / place.number,
+            "intensity": intensity,
+            "flops_per_second": reached,
+            "bytes_per_second": moved,
+            "bound": "memory" if by_memory else "compute",
+            "roof_share": moved / rate if by_memory else reached / peak,
+            "step_seconds": place.seconds,
+            "step_share": place.seconds / total,
+        }

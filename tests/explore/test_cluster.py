@@ -1,0 +1,251 @@
+"""The cluster page in a browser: its numbers are the documents', every control and key changes what is drawn."""
+
+import csv
+import io
+import json
+import re
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from fourfold.api.simulation import SimulationResult, simulate
+from fourfold.cost.attention_traffic import tiles_of
+from fourfold.hardware import load_cluster
+from fourfold.report.units import format_bytes
+from tests.explore.test_strategy import saved, until
+from tests.support.explore_server import Watched
+
+SMALL = {
+    "model.preset": "llama3.2-1b",
+    "cluster": "dgx-h100:16",
+    "batch.global_sequences": "64",
+    "batch.sequence_length": "2048",
+    "precision.compute": "bf16",
+    "layout.tp": "4",
+    "layout.zero": "1",
+}
+HUGE = {
+    "model.preset": "llama3-405b",
+    "cluster": "dgx-h100:102400",
+    "batch.global_sequences": "12800",
+    "batch.sequence_length": "8192",
+    "precision.compute": "bf16",
+    "layout.tp": "8",
+    "layout.pp": "16",
+    "layout.zero": "1",
+}
+
+
+def place(keys: dict[str, str], **own: str) -> str:
+    return f"#/cluster?{urlencode(keys | {f'cluster.{key}': value for key, value in own.items()})}"
+
+
+def opened(watched: Watched, keys: dict[str, str], **own: str) -> Any:
+    """The tab, with the cluster, its groups, the roofline and attention drawn."""
+    watched.open(place(keys, **own))
+    tab = watched.tab
+    until(tab, "Number(document.querySelector('canvas')?.dataset.blocks) > 0")
+    tab.wait_for_selector("fieldset .axis[aria-pressed=true]")
+    tab.wait_for_selector("h2:has-text('Roofline')")
+    tab.wait_for_selector("h2:has-text('Attention\\'s traffic')")
+    return tab
+
+
+def data(tab: Any, key: str) -> float:
+    return float(tab.locator("canvas").get_attribute(f"data-{key}"))
+
+
+def predicted(keys: dict[str, str]) -> SimulationResult:
+    overrides = {key: int(value) if value.isdecimal() else value for key, value in keys.items() if "." in key}
+    return simulate({}, overrides, cluster=keys["cluster"])
+
+
+def test_levels_and_links_are_the_file_s_and_simulate_s(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    tab.wait_for_selector(".busiest")
+    found, expected, cluster = (
+        json.loads(saved(tab, "Levels of the network", "JSON")),
+        json.loads(json.dumps(predicted(SMALL).to_json())),
+        load_cluster("dgx-h100:16"),
+    )
+    assert found["links"] == expected["links"]
+    assert [(each["name"], each["bytes_per_second"], each["latency_seconds"]) for each in found["levels"]] == [
+        (each.name, each.bytes_per_second, each.latency_seconds) for each in cluster.levels
+    ]
+    shown = tab.locator("figure:has(h2:has-text('Levels of the network')) svg[data-chart]").text_content()
+    for level in cluster.levels:
+        assert f"{format_bytes(level.bytes_per_second)}/s" in shown
+    busiest = max(expected["links"], key=lambda link: link["full_seconds"])
+    assert f"{busiest['name']} is busiest" in tab.locator(".said", has_text="busiest").inner_text()
+    assert cluster.source[:40] in tab.locator("details", has_text="Where the figures are from").text_content()
+
+
+def test_an_axis_and_a_rank_choose_the_group(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    layout = predicted(SMALL).resolved.layout
+    for axes in ("dp_shard", "tp"):
+        tab.locator("fieldset .axis", has_text=axes).click()
+        tab.wait_for_selector(f"p.said:has-text('the {axes} group of rank 0')")
+        groups = json.loads(saved(tab, "DGX H100 SuperPOD", "JSON"))["groups"]
+        assert groups["axes"] == axes
+        numbers = groups["group_numbers"]
+        for rank in range(16):
+            assert [other for other in range(16) if numbers[other] == numbers[rank]] == [
+                *layout.group_of(rank, (axes,))
+            ]
+    field = tab.get_by_label("rank, exact value")
+    field.fill("13")
+    field.press("Enter")
+    tab.wait_for_selector("p.said:has-text('group of rank 13')")
+    assert "cluster.rank=13" in tab.url
+    coordinates = tab.locator("dt:has-text('dp_shard of the rank') + dd").inner_text()
+    assert coordinates == str(layout.coordinates(13)["dp_shard"])
+    tab.get_by_role("application").focus()
+    tab.keyboard.press("Control+z")
+    tab.wait_for_selector("p.said:has-text('group of rank 0,')")
+
+
+def test_the_drawing_is_zoomed_and_panned_by_keys_alone(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    drawing = tab.get_by_role("application")
+    drawing.focus()
+    top = data(tab, "tier")
+    for _ in range(2):
+        tab.keyboard.press("PageDown")
+        until(tab, f"document.querySelector('canvas').dataset.tier < {top}")
+        top = data(tab, "tier")
+    assert top == 0
+    assert "cluster.view=" in tab.url
+    tab.keyboard.press("0")
+    until(tab, "document.querySelector('canvas').dataset.tier == 2")
+    assert "cluster.view" not in tab.url
+    tab.keyboard.press("+")
+    until(tab, "location.hash.includes('cluster.view=1.5')")
+    before = tab.url
+    tab.keyboard.press("Shift+ArrowRight")
+    until(tab, f"location.href !== {json.dumps(before)}")
+    for key, rank in (("ArrowRight", 1), ("ArrowDown", 5), ("ArrowLeft", 4), ("ArrowUp", 0)):
+        tab.keyboard.press(key)
+        tab.wait_for_selector(f"p.said:has-text('group of rank {rank},')")
+
+
+def test_every_level_has_a_button_and_the_address_holds_the_part_that_is_seen(watched: Watched) -> None:
+    tab = opened(watched, SMALL, rank="9")
+    names = tab.locator("nav[aria-label='Levels around the rank'] button").all_inner_texts()
+    assert names == ["rail", "nvlink 1", "device 9"]
+    seen = []
+    for name, tier in zip(names, (2, 1, 0), strict=True):
+        tab.get_by_role("button", name=name, exact=True).click()
+        until(tab, f"document.querySelector('canvas').dataset.tier == {tier}")
+        seen.append((tab.url, data(tab, "blocks")))
+    assert seen[0][1] == 1 + 2 + 16
+    assert seen[2][1] < seen[1][1] < seen[0][1]
+    for url, blocks in reversed(seen):
+        watched.open(url[url.index("#") :])
+        until(tab, f"document.querySelector('canvas')?.dataset.blocks == {blocks:.0f}")
+
+
+def test_a_device_is_chosen_and_pointed_at_with_the_pointer(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    box = tab.locator("canvas").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] * 0.72, box["y"] + box["height"] * 0.62)
+    tip = tab.locator(".tip")
+    device = int(re.search(r"device (\d+)", tip.inner_text())[1])
+    assert f"nvlink {device // 8} " in tip.inner_text()
+    tab.mouse.down()
+    tab.mouse.up()
+    tab.wait_for_selector(f"p.said:has-text('group of rank {device},')")
+    tab.mouse.wheel(0, -300)
+    until(tab, "location.hash.includes('cluster.view=')")
+
+
+def test_the_cluster_is_chosen_and_one_that_the_layout_does_not_fit_is_drawn_too(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    tab.get_by_label("Cluster", exact=True).select_option("tpu-v5p-8960")
+    tab.wait_for_selector("h2:has-text('TPU v5p pod')")
+    assert "cluster=tpu-v5p-8960:16" in tab.url
+    field = tab.get_by_label("devices, exact value")
+    field.fill("2")
+    field.press("Enter")
+    tab.wait_for_selector("p:has-text('The layout cannot be drawn on it')")
+    until(tab, "document.querySelector('.figures b').textContent === '2'")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_hundred_thousand_devices_are_few_shapes(watched: Watched, theme: str) -> None:
+    watched.tab.emulate_media(color_scheme=theme)
+    tab = opened(watched, HUGE, axes="dp_shard")
+    tab.get_by_role("application").focus()
+    seen = []
+    for _ in range(4):
+        seen.append((data(tab, "blocks"), data(tab, "milliseconds")))
+        before = tab.url
+        tab.keyboard.press("PageDown")
+        tab.wait_for_timeout(250)
+        if tab.url == before:
+            break
+    print([f"{blocks:.0f} shapes in {time:.1f} ms" for blocks, time in seen])
+    assert all(0 < blocks < 30_000 for blocks, _ in seen)
+    assert len(seen) == 4
+
+
+def test_the_roofline_s_points_are_the_document_s(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    rows = list(csv.DictReader(io.StringIO(saved(tab, "Roofline of h100-sxm", "CSV"))))
+    document = json.loads(saved(tab, "Roofline of h100-sxm", "JSON"))
+    assert tab.locator(".plot path").count() == len(rows) == len(document["kernels"])
+    assert [float(row["FLOP/s"]) for row in rows] == [each["flops_per_second"] for each in document["kernels"]]
+    tab.get_by_text("head", exact=True).click()
+    heads = [each for each in document["kernels"] if each["segment"] == "head"]
+    until(tab, f"document.querySelectorAll('.plot path').length === {len(heads)}")
+    last = tab.get_by_role("list", name="Kernels, longest first").get_by_role("button").last
+    last.focus()
+    tab.keyboard.press("Enter")
+    assert last.get_attribute("aria-pressed") == "true"
+    assert heads[-1]["shape"] in tab.locator(".detail").inner_text()
+    assert "cluster.segment=head" in tab.url
+
+
+def test_attention_is_played_tile_by_tile(watched: Watched) -> None:
+    tab = opened(watched, SMALL, tokens="2048", heads="4", head_dim="64", fast_kb="100", frame="0")
+    shape = tiles_of(2048, 64, 102_400, causal=True)
+    tiles = sum(len(shape.key_range(tile)) for tile in range(shape.query_tiles))
+    until(tab, "document.querySelector('.player b')?.textContent.startsWith('0 of')")
+    tab.get_by_role("button", name="Next tile").click()
+    tab.wait_for_selector("p:has-text('queries 0 to 63, keys and values 0 to 199')")
+    tab.get_by_label("Tiles done").focus()
+    tab.keyboard.press("End")
+    until(tab, f"document.querySelector('.player b').textContent.startsWith('{tiles} of {tiles}')")
+    found = json.loads(saved(tab, "Attention's traffic", "JSON"))
+    assert (found["query_rows"], found["key_rows"], found["computed_tiles"]) == (64, 200, tiles)
+    by_name = {each["name"]: each["bytes"] for each in found["algorithms"]}
+    shown = tab.locator(".bars").inner_text()
+    for size in by_name.values():
+        assert format_bytes(size) in shown
+    tab.locator(".bar", has_text="Dao et al. 2022, algorithm 1").click()
+    until(tab, "location.hash.includes('cluster.order=2022')")
+    tab.get_by_text("none", exact=True).click()
+    tab.wait_for_selector("p:has-text('No tile is skipped')")
+    tab.get_by_role("button", name="Play the tiles").click()
+    until(tab, "Number(new URLSearchParams(location.hash.split('?')[1]).get('cluster.frame')) > 42")
+    tab.get_by_role("button", name="Pause the tiles").click()
+    tab.get_by_role("button", name="The model's sizes").click()
+    until(tab, "!location.hash.includes('cluster.tokens')")
+
+
+def test_every_chart_has_a_table_and_gives_files(watched: Watched) -> None:
+    tab = opened(watched, SMALL)
+    tab.wait_for_selector(".busiest")
+    for title in ("DGX H100 SuperPOD", "Levels of the network", "Roofline of h100-sxm", "Attention's traffic"):
+        assert saved(tab, title, "SVG").startswith("<svg")
+        assert len(saved(tab, title, "CSV").splitlines()) > 1
+        json.loads(saved(tab, title, "JSON"))
+        tab.get_by_role("button", name=f"{title} as a table").click()
+        assert tab.get_by_role("region", name=f"Table: {title}").locator("tbody tr").count() >= 1
+
+
+def test_a_phone_shows_all_of_it(watched: Watched) -> None:
+    watched.tab.set_viewport_size({"width": 390, "height": 844})
+    tab = opened(watched, SMALL)
+    assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
