@@ -21,6 +21,8 @@ from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
+from fourfold.explore.tasks.document import judged, tasks_document
+from fourfold.explore.tasks.task import task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
@@ -119,6 +121,19 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
     return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
 
 
+def tasks(body: Body, report: Report) -> dict[str, Any]:
+    """All tasks."""
+    return tasks_document()
+
+
+def task(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold simulate --json` of a learner's setup, and what the task makes of it."""
+    setup, own = _divided(body, {"task": str})
+    if "task" not in own:
+        raise Malformed('task is missing; what works: {"task": "eight-copies", ...}')
+    return judged(task_named(own["task"]), setup)
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -135,6 +150,8 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "collective": collective,
     "pipeline": pipeline,
     "slots": slots,
+    "tasks": tasks,
+    "task": task,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

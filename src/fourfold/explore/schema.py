@@ -9,6 +9,7 @@ from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
+from fourfold.explore.task_types import JudgementDocument, TasksDocument
 
 
 @exact
@@ -66,6 +67,8 @@ SCHEMAS: dict[str, type] = {
     "verify": VerificationDocument,
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
+    "tasks": TasksDocument,
+    "task": JudgementDocument,
 }
 """The type of each document, by the name in its address."""
 

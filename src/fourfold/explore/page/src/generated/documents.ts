@@ -35,6 +35,7 @@ export interface CatalogDocument {
   presets: PresetRow[];
   schedules: ScheduleRow[];
   keys: KeyDocument[];
+  glossary: TermDocument[];
 }
 
 /** A row of `fourfold list clusters --json`. */
@@ -78,6 +79,23 @@ export interface CollectiveStep {
   seconds: number;
   messages: MessageDocument[];
   cells: (([number, number] | null)[])[];
+}
+
+/** A query on `fourfold simulate --json`, and the same in words. */
+export interface CriterionDocument {
+  query: string;
+  text: string;
+}
+
+/** A criterion of a judged setup. `got`: None where the document has no such value. */
+export interface CriterionResult {
+  query: string;
+  text: string;
+  path: string;
+  comparison: string;
+  wanted: boolean | number | string;
+  got: boolean | number | string | null;
+  met: boolean;
 }
 
 /** A level of the cluster. `bytes_per_second`, `latency_seconds`: of one device, one direction, as the maker states them. */
@@ -134,6 +152,14 @@ export interface FailuresDocument {
   goodput_with_spares: number;
   spare_devices: number;
   goodput_without_spares: number;
+}
+
+/** A learner's setup, judged. */
+export interface JudgementDocument {
+  task: string;
+  won: boolean;
+  criteria: CriterionResult[];
+  simulation: SimulationDocument;
 }
 
 /** A key of the run file. `kind`: integer, number, boolean, text or list; `allowed`: the words it takes, where they are few. */
@@ -237,6 +263,13 @@ export interface PhaseDocument {
   first: number;
   num_steps: number;
   seconds: number;
+}
+
+/** A part of a paragraph. `term`: the slug of the glossary's entry that it stands for; `code`: as it is typed. */
+export interface PieceDocument {
+  text: string;
+  term: string | null;
+  code: boolean;
 }
 
 /** `fourfold show --timeline --json`, and what the page shows with it. By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`, `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives this run's other documents. */
@@ -474,6 +507,37 @@ export interface StepDocument {
   run?: CampaignDocument;
 }
 
+/** A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed. */
+export interface TaskDocument {
+  id: string;
+  title: string;
+  level: number;
+  aim: string;
+  briefing: PieceDocument[][];
+  start: Record<string, string>;
+  change: string[];
+  criteria: CriterionDocument[];
+  hints: PieceDocument[][];
+  story: PieceDocument[][];
+  source: string;
+  solution: Record<string, string>;
+}
+
+/** All tasks. */
+export interface TasksDocument {
+  tracks: TrackDocument[];
+}
+
+/** An entry of the glossary. `ours`: a word of this project. */
+export interface TermDocument {
+  slug: string;
+  name: string;
+  definition: PieceDocument[];
+  formula: string | null;
+  source: string | null;
+  ours: boolean;
+}
+
 /** A setup as a run file, a command line and Python. */
 export interface TextsDocument {
   run_file: string;
@@ -486,6 +550,14 @@ export interface TimeShares {
   compute: number;
   exposed: Record<string, number>;
   bubble: number;
+}
+
+/** Tasks of one subject, from easy to hard. */
+export interface TrackDocument {
+  name: string;
+  title: string;
+  lead: string;
+  tasks: TaskDocument[];
 }
 
 /** Communication of the groups along `axes`, on average over devices. */
@@ -521,4 +593,6 @@ export interface Documents {
   verify: VerificationDocument;
   pipeline: PipelineDocument;
   slots: SlotsDocument;
+  tasks: TasksDocument;
+  task: JudgementDocument;
 }
