@@ -46,7 +46,7 @@ def build_page(checked: bool = False) -> None:
     if installed.is_file():
         os.utime(installed)
     if GLOSSARY.is_file():
-        shutil.copyfile(GLOSSARY, BUILT.with_name(GLOSSARY.name))
+        shutil.copyfile(GLOSSARY, BUILT.with_name("glossary.txt"))
 
 
 def _is_stale() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from fourfold.config import UserError
 from fourfold.config.errors import did_you_mean
 
-PLACES = (Path(__file__).parents[3] / "docs/glossary.md", Path(__file__).with_name("dist") / "glossary.md")
+PLACES = (Path(__file__).parents[3] / "docs/glossary.md", Path(__file__).with_name("dist") / "glossary.txt")
 """A clone's file, and the copy that the build puts beside the page."""
 _ENTRY = re.compile(r"^### (.+?)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _MARK = r"`(?P<code>[^`]+)`|\*(?P<stressed>[^*]+)\*|\[(?P<label>[^\]]+)\]\((?P<target>[^)]*)\)"
