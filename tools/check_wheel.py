@@ -72,8 +72,8 @@ def _build(folder: Path) -> tuple[Path, Path]:
         shutil.copytree(ROOT / "src", copy / "src", ignore=made)
         for name in _TOP:
             shutil.copy2(ROOT / name, copy / name)
-        for folder in ("tools", "docs"):
-            (copy / folder).mkdir()
+        for name in ("tools", "docs"):
+            (copy / name).mkdir()
         shutil.copy2(ROOT / _GLOSSARY, copy / _GLOSSARY)
         for name in _BACKEND:
             shutil.copy2(ROOT / "tools" / name, copy / "tools" / name)
