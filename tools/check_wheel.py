@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 _TOP = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
 _BACKEND = ("__init__.py", "build_page.py")
 _PAGE, _PAGE_SOURCE = "fourfold/explore/dist/", "fourfold/explore/page/"
-_BUILT = tuple(_PAGE + name for name in ("index.html", "mark.svg", "assets/"))
+_BUILT = tuple(_PAGE + name for name in ("index.html", "mark.svg", "glossary.txt", "assets/"))
+_GLOSSARY = "docs/glossary.md"
 _DATA = (".toml", ".css", ".typed")
 _REQUEST = "--model llama3-8b --cluster dgx-h100:16 --sequence-length 8192 --batch-tokens 1M --keep 1"
 _TRIED = (
@@ -71,7 +72,9 @@ def _build(folder: Path) -> tuple[Path, Path]:
         shutil.copytree(ROOT / "src", copy / "src", ignore=made)
         for name in _TOP:
             shutil.copy2(ROOT / name, copy / name)
-        (copy / "tools").mkdir()
+        for name in ("tools", "docs"):
+            (copy / name).mkdir()
+        shutil.copy2(ROOT / _GLOSSARY, copy / _GLOSSARY)
         for name in _BACKEND:
             shutil.copy2(ROOT / "tools" / name, copy / "tools" / name)
         shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ from fourfold.config import UserError
 from fourfold.explore.documents import encoded
 from fourfold.explore.schema import SCHEMAS
 from fourfold.explore.setup import Malformed, read_setup
+from fourfold.explore.tasks.task import body_of, task_named
 from tools.page_types import main
 
 SMALL = {
@@ -36,6 +37,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "verify": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
     "pipeline": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
+    "tasks": {},
+    "task": {"task": "two-halves-of-a-backward", **body_of(task_named("two-halves-of-a-backward").start)},
     "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
                          "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5}},
 }  # fmt: skip

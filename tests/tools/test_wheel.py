@@ -11,7 +11,7 @@ SOURCE = ROOT / "src" / "fourfold"
 
 def wheel(path: Path, without: str = "", beside: tuple[str, ...] = ()) -> Path:
     names = [p.relative_to(SOURCE.parent).as_posix() for p in SOURCE.rglob("*.py") if "node_modules" not in p.parts]
-    names += [f"fourfold/explore/dist/{name}" for name in ("index.html", "mark.svg", "assets/index.js")]
+    names += [f"fourfold/explore/dist/{name}" for name in ("index.html", "mark.svg", "glossary.txt", "assets/index.js")]
     names += [*package_data(SOURCE), *beside, "fourfold-0.dist-info/licenses/LICENSE"]
     with zipfile.ZipFile(path / "a.whl", "w") as archive:
         for name in names:
@@ -30,6 +30,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert wheel_faults(wheel(tmp_path, "LICENSE"), SOURCE) == ["a.whl lacks the licence"]
     missing = wheel_faults(wheel(tmp_path, "dist/index.html"), SOURCE)
     assert missing == ["a.whl lacks fourfold/explore/dist/index.html of the built page"]
+    missing = wheel_faults(wheel(tmp_path, "glossary.txt"), SOURCE)
+    assert missing == ["a.whl lacks fourfold/explore/dist/glossary.txt of the built page"]
 
 
 def test_what_does_not_belong_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fourfold.api.inputs import config_of
 from fourfold.config import ModelSection, RunConfig
 from fourfold.config.optimizers import AdamWSection
 from fourfold.config.schema import BatchSection, LayoutSection, PrecisionSection
+from fourfold.explore.glossary import glossary
 from fourfold.report.listing import KINDS, rows
 
 SHOWN: dict[str, type[BaseModel]] = {
@@ -28,11 +29,11 @@ LEFT_OUT = ("model.hf", "model.initial", "model.block", "layout.auto")
 
 
 def catalog_document() -> dict[str, Any]:
-    """The rows of `fourfold list`, the keys of the run file, the version."""
+    """The rows of `fourfold list`, the keys of the run file, the glossary, the version."""
     found: dict[str, Any] = {kind: rows(kind) for kind in KINDS}
     for each in found["presets"]:
         each["overrides"] = flat_overrides(config_of(each["name"]))
-    return {**found, "version": __version__, "keys": [*_keys()]}
+    return {**found, "version": __version__, "keys": [*_keys()], "glossary": glossary()}
 
 
 def flat_overrides(config: RunConfig) -> dict[str, Any]:

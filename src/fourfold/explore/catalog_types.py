@@ -6,6 +6,7 @@ from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
 from fourfold.explore.prediction_types import exact
+from fourfold.explore.task_types import TermDocument
 
 
 @exact
@@ -132,3 +133,4 @@ class CatalogDocument(TypedDict):
     presets: list[PresetRow]
     schedules: list[ScheduleRow]
     keys: list[KeyDocument]
+    glossary: list[TermDocument]

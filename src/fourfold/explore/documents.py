@@ -26,6 +26,8 @@ from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_docume
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
 from fourfold.explore.roofline import roofline_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
+from fourfold.explore.tasks.document import judged, tasks_document
+from fourfold.explore.tasks.task import task_named
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
 from fourfold.huggingface.config_json import parse_config
@@ -127,6 +129,8 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
 def block(body: Body, report: Report) -> dict[str, Any]:
     """The pieces of a block's weights and activations that each rank holds, and the collectives between."""
     return block_document(*_divided(body, BLOCK_KEYS))
+
+
 def cluster(body: Body, report: Report) -> dict[str, Any]:
     """The levels of a cluster."""
     setup, _ = _divided(body, {})
@@ -154,6 +158,19 @@ def attention(body: Body, report: Report) -> dict[str, Any]:
     return attention_document(setup.cluster, own)
 
 
+def tasks(body: Body, report: Report) -> dict[str, Any]:
+    """All tasks."""
+    return tasks_document()
+
+
+def task(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold simulate --json` of a learner's setup, and what the task makes of it."""
+    setup, own = _divided(body, {"task": str})
+    if "task" not in own:
+        raise Malformed('task is missing; what works: {"task": "eight-copies", ...}')
+    return judged(task_named(own["task"]), setup)
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -175,6 +192,8 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "attention": attention,
     "pipeline": pipeline,
     "slots": slots,
+    "tasks": tasks,
+    "task": task,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

@@ -11,6 +11,7 @@ from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, G
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
+from fourfold.explore.task_types import JudgementDocument, TasksDocument
 
 
 @exact
@@ -73,6 +74,8 @@ SCHEMAS: dict[str, type] = {
     "verify": VerificationDocument,
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
+    "tasks": TasksDocument,
+    "task": JudgementDocument,
 }
 """The type of each document, by the name in its address."""
 

@@ -129,6 +129,7 @@ export interface CatalogDocument {
   presets: PresetRow[];
   schedules: ScheduleRow[];
   keys: KeyDocument[];
+  glossary: TermDocument[];
 }
 
 /** A cluster as its file states it, at the price that the setup states or the file's. */
@@ -185,6 +186,23 @@ export interface CollectiveStep {
   seconds: number;
   messages: MessageDocument[];
   cells: (([number, number] | null)[])[];
+}
+
+/** A query on `fourfold simulate --json`, and the same in words. */
+export interface CriterionDocument {
+  query: string;
+  text: string;
+}
+
+/** A criterion of a judged setup. `got`: None where the document has no such value. */
+export interface CriterionResult {
+  query: string;
+  text: string;
+  path: string;
+  comparison: string;
+  wanted: boolean | number | string;
+  got: boolean | number | string | null;
+  met: boolean;
 }
 
 /** A level of the cluster. `bytes_per_second`, `latency_seconds`: of one device, one direction, as the maker states them. */
@@ -269,6 +287,14 @@ export interface GroupsDocument {
   rank: number;
   coordinates: Record<string, number>;
   group_numbers: number[];
+}
+
+/** A learner's setup, judged. */
+export interface JudgementDocument {
+  task: string;
+  won: boolean;
+  criteria: CriterionResult[];
+  simulation: SimulationDocument;
 }
 
 /** Kernels of one place of a step on one device. `count`: in a step, on average over pipeline ranks; `flops`, `bytes` and `seconds` are of one. `intensity`: FLOP a byte, None without matmul FLOPs; `roof_share`: of what the roofline allows there; `step_share`: of the seconds of all kernels. */
@@ -433,6 +459,13 @@ export interface PhaseDocument {
   first: number;
   num_steps: number;
   seconds: number;
+}
+
+/** A part of a paragraph. `term`: the slug of the glossary's entry that it stands for; `code`: as it is typed. */
+export interface PieceDocument {
+  text: string;
+  term: string | null;
+  code: boolean;
 }
 
 /** `fourfold show --timeline --json`, and what the page shows with it. By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`, `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of each. `setup`: the request that gives this run's other documents. */
@@ -704,6 +737,37 @@ export interface StepDocument {
   run?: CampaignDocument;
 }
 
+/** A task. `start` and `solution`: keys with their values as an address has them; `change`: keys that may be changed. */
+export interface TaskDocument {
+  id: string;
+  title: string;
+  level: number;
+  aim: string;
+  briefing: PieceDocument[][];
+  start: Record<string, string>;
+  change: string[];
+  criteria: CriterionDocument[];
+  hints: PieceDocument[][];
+  story: PieceDocument[][];
+  source: string;
+  solution: Record<string, string>;
+}
+
+/** All tasks. */
+export interface TasksDocument {
+  tracks: TrackDocument[];
+}
+
+/** An entry of the glossary. `ours`: a word of this project. */
+export interface TermDocument {
+  slug: string;
+  name: string;
+  definition: PieceDocument[];
+  formula: string | null;
+  source: string | null;
+  ours: boolean;
+}
+
 /** A setup as a run file, a command line and Python. */
 export interface TextsDocument {
   run_file: string;
@@ -716,6 +780,14 @@ export interface TimeShares {
   compute: number;
   exposed: Record<string, number>;
   bubble: number;
+}
+
+/** Tasks of one subject, from easy to hard. */
+export interface TrackDocument {
+  name: string;
+  title: string;
+  lead: string;
+  tasks: TaskDocument[];
 }
 
 /** Communication of the groups along `axes`, on average over devices. */
@@ -781,4 +853,6 @@ export interface Documents {
   verify: VerificationDocument;
   pipeline: PipelineDocument;
   slots: SlotsDocument;
+  tasks: TasksDocument;
+  task: JudgementDocument;
 }

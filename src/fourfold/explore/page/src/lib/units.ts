@@ -68,5 +68,9 @@ export const precise = (value: number): string =>
 /** `megatron` of `preset:megatron`, `llama3 8b` left as it is. */
 export const plainName = (name: string): string => name.replace(/^preset:/, "");
 
+/** A text whose numbers stay on one line with their units. */
+export const unbroken = (text: string): string =>
+  text.replace(/(\d) (?=(%|[kMGT]?B|m?s|days|GB\/s)\b|%)/g, "$1\u00a0");
+
 /** Words of a key: `dp_shard` -> `dp shard`. */
 export const words = (key: string): string => key.replaceAll("_", " ");

@@ -1,6 +1,6 @@
 /** The catalog, asked for once. */
 
-import type { CatalogDocument, KeyDocument } from "$generated/documents.ts";
+import type { CatalogDocument, KeyDocument, TermDocument } from "$generated/documents.ts";
 import { ask } from "./client.ts";
 
 class Catalog {
@@ -13,6 +13,11 @@ class Catalog {
     } catch (error) {
       this.error = error instanceof Error ? error.message : String(error);
     }
+  }
+
+  /** An entry of the glossary, by its anchor. */
+  term(slug: string): TermDocument | undefined {
+    return this.document?.glossary.find((each) => each.slug === slug);
   }
 
   /** A key of the run file. */

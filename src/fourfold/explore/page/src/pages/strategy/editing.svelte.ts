@@ -14,7 +14,7 @@ type Changes = Readonly<Record<string, string | undefined>>;
 
 export const editing = {
   get comparing(): boolean {
-    return session.get("strategy.compare") === "1";
+    return session.page === "strategy" && session.get("strategy.compare") === "1";
   },
   get second(): boolean {
     return this.comparing && session.get("strategy.edit") === "b";
@@ -70,6 +70,10 @@ export const editing = {
     session.change({ ...changes, "strategy.compare": undefined, "strategy.edit": undefined });
   },
 };
+
+/** Whether a control stands for a key that may be changed: one of a few, or any. */
+export const isOpen = (only: readonly string[] | undefined, key: string): boolean =>
+  only === undefined || only.includes(key);
 
 /** The keys of the start, once a person changes one of them. */
 function startKeys(): Changes {

@@ -1,0 +1,95 @@
+"""The tasks as the page shows them, and what a learner's setup reaches."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fourfold.api.simulation import simulate
+from fourfold.config import UserError
+from fourfold.config.errors import shortened
+from fourfold.explore.glossary import pieces, slugs
+from fourfold.explore.setup import Setup, read_setup
+from fourfold.explore.tasks.query import parse_query
+from fourfold.explore.tasks.task import Task, body_of, read_tracks
+
+
+def tasks_document() -> dict[str, Any]:
+    """All tracks with their tasks; keys as texts, as an address has them. Raises `UserError` for a term that the glossary lacks."""
+    terms = slugs()
+
+    def paragraphs(text: str) -> list[list[dict[str, Any]]]:
+        return [pieces(each, terms, bare=True) for each in text.strip().split("\n\n")]
+
+    def row(task: Task) -> dict[str, Any]:
+        return {
+            **task.model_dump(include={"id", "title", "level", "aim", "change", "source"}),
+            "briefing": paragraphs(task.briefing),
+            "start": _texts(task.start),
+            "criteria": [each.model_dump() for each in task.criteria],
+            "hints": [pieces(each, terms, bare=True) for each in task.hints],
+            "story": paragraphs(task.story),
+            "solution": _texts(task.solution),
+        }
+
+    tracks = read_tracks().items()
+    return {
+        "tracks": [
+            {"name": name, "title": track.title, "lead": track.lead, "tasks": [row(task) for task in track.tasks]}
+            for name, track in tracks
+        ]
+    }
+
+
+def judged(task: Task, setup: Setup) -> dict[str, Any]:
+    """The simulation of a learner's setup, and each criterion: what is wanted, what it got, whether it is met. Raises `UserError`
+    where a key is changed that the task keeps, and where the setup cannot run."""
+    check_locked(task, setup)
+    document = simulate(setup.run_input, setup.stated, **setup.options).to_json()
+    rows = []
+    for criterion in task.criteria:
+        query = parse_query(criterion.query)
+        got = query.of(document)
+        rows.append(
+            {
+                **criterion.model_dump(),
+                "path": query.path,
+                "comparison": query.comparison,
+                "wanted": query.value,
+                "got": got,
+                "met": query.holds(got),
+            }
+        )
+    won = all(each["met"] for each in rows)
+    return {"task": task.id, "won": won, "criteria": rows, "simulation": document}
+
+
+def check_locked(task: Task, setup: Setup) -> None:
+    """Raises `UserError` for a key that differs from the task's start, although it is not among those that may change."""
+    start, asked = _keys(read_setup(body_of(task.start))), _keys(setup)
+    for key in sorted(start.keys() | asked.keys()):
+        if key not in task.change and not _same(start.get(key), asked.get(key)):
+            kept = f"stays {_text(start[key])}" if key in start else "stays left out"
+            raise UserError(
+                f"{key} = {shortened(asked.get(key))}: in this task it {kept}; what may change: {', '.join(task.change)}"
+            )
+
+
+def _keys(setup: Setup) -> Mapping[str, Any]:
+    run = {"run": setup.run} if setup.run is not None else {}
+    return {**run, **setup.stated, **setup.options}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are the same, be they stated as numbers or as texts."""
+    return one == other or (one is not None and other is not None and _text(one) == _text(other))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
+
+
+def _texts(keys: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _text(value) for key, value in keys.items()}

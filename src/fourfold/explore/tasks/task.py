@@ -1,0 +1,147 @@
+"""Tasks as data: a TOML file for each track, read strictly."""
+
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from fourfold.config import UserError
+from fourfold.config.errors import did_you_mean, shortened
+from fourfold.explore.setup import read_setup
+from fourfold.explore.tasks.query import parse_query
+
+TRACKS = ("memory", "pipeline", "network", "machine")
+FOLDER = Path(__file__).parent
+Text = Annotated[str, Field(min_length=1)]
+Keys = Annotated[dict[str, Any], Field(min_length=1)]
+SECTIONS = ("model", "batch", "layout", "precision", "optimizer", "data")
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Criterion(Strict):
+    """One thing that a solution must reach: a query on the document of `fourfold simulate --json`, and the same in words."""
+
+    query: Text
+    text: Text
+
+    @field_validator("query")
+    @classmethod
+    def _is_a_query(cls, text: str) -> str:
+        parse_query(text)
+        return text
+
+
+class Task(Strict):
+    """One task. Keys are those of the run file, dotted, and options of `fourfold simulate`.
+
+    `briefing`, `hints` and `story` are text with terms of the glossary in brackets, `[ZeRO]` or `[shared](#zero)`; a blank line
+    begins a paragraph. `start`: the setup that loses. `change`: keys that the learner may change. `solution`, `wrong`: values of
+    those keys that win, and that do not."""
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    title: Text
+    level: Annotated[int, Field(ge=1, le=3)]
+    aim: Text
+    briefing: Text
+    start: Keys
+    change: Annotated[list[str], Field(min_length=1)]
+    criteria: Annotated[list[Criterion], Field(min_length=1)]
+    hints: Annotated[list[Text], Field(min_length=2, max_length=3)]
+    story: Text
+    source: Text
+    solution: Keys
+    wrong: Annotated[list[Keys], Field(min_length=1)]
+
+    @field_validator("start", "solution", mode="before")
+    @classmethod
+    def _dotted(cls, table: Any) -> Any:
+        return flat(table) if isinstance(table, dict) else table
+
+    @field_validator("wrong", mode="before")
+    @classmethod
+    def _all_dotted(cls, tables: Any) -> Any:
+        return (
+            [flat(each) if isinstance(each, dict) else each for each in tables] if isinstance(tables, list) else tables
+        )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Task":
+        for name, keys in [("solution", self.solution), *(("wrong", each) for each in self.wrong)]:
+            for key in keys.keys() - set(self.change):
+                raise ValueError(f"{name} states {key}; allowed: keys of change, {', '.join(self.change)}")
+        for keys in (self.start, self.solution, *self.wrong):
+            try:
+                read_setup(body_of(keys))
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+
+class Track(Strict):
+    """Tasks of one subject, from easy to hard."""
+
+    title: Text
+    lead: Text
+    tasks: Annotated[list[Task], Field(min_length=1)]
+
+
+def flat(table: dict[str, Any]) -> dict[str, Any]:
+    """`{"layout": {"tp": 8}, "cluster": "dgx-h100"}` -> `{"layout.tp": 8, "cluster": "dgx-h100"}`."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        inside = value.items() if name in SECTIONS and isinstance(value, dict) else None
+        found |= {f"{name}.{key}": each for key, each in inside} if inside is not None else {name: value}
+    return found
+
+
+def body_of(keys: dict[str, Any]) -> dict[str, Any]:
+    """The request that keys stand for: those of the run file are overrides, the others options."""
+    overrides = {key: value for key, value in keys.items() if "." in key}
+    return {"overrides": overrides, **{key: value for key, value in keys.items() if "." not in key}}
+
+
+def read_track(path: Path) -> Track:
+    """Raises `UserError` that names the file, the task and the key."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Track.model_validate(document)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{path}: {_place(document, first['loc'])} = {shortened(first['input'])}: {first['msg']}"
+        ) from None
+
+
+def _place(document: dict[str, Any], where: tuple[int | str, ...]) -> str:
+    """`tasks.2.hints.0` with the task's id in place of its number."""
+    parts = list(map(str, where))
+    if len(where) > 1 and where[0] == "tasks":
+        parts[1] = str(document["tasks"][where[1]].get("id", where[1]))
+    return ".".join(parts)
+
+
+@lru_cache(maxsize=1)
+def read_tracks() -> dict[str, Track]:
+    """All tracks by name, in their order. Raises `UserError`, also for an id that two tasks have."""
+    found = {name: read_track(FOLDER / f"{name}.toml") for name in TRACKS}
+    ids = [task.id for track in found.values() for task in track.tasks]
+    for each in ids:
+        if ids.count(each) > 1:
+            raise UserError(f"{FOLDER}: two tasks have the id {each}; what works: another word for one of them")
+    return found
+
+
+def task_named(name: str) -> Task:
+    """Raises `UserError` where there is none."""
+    tasks = {task.id: task for track in read_tracks().values() for task in track.tasks}
+    if name not in tasks:
+        near = did_you_mean(name, tasks)
+        raise UserError(f"task = {shortened(name)}: there is none; {near}the first one: {next(iter(tasks))}")
+    return tasks[name]
