@@ -33,7 +33,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file, one a line; what is no object (a line cut short) is left out. Empty where it is missing."""
     with suppress(OSError), open(path, "rb") as file:
         for line in file:
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 row = json.loads(line)
                 if isinstance(row, dict):
                     yield row

@@ -5,6 +5,7 @@ They run in the processes of `pool.py`; `report` tells how far a search is.
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -20,6 +21,7 @@ from fourfold.config.errors import shortened
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
+from fourfold.explore.run import run_comparison
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -119,6 +121,11 @@ def collective(body: Body, report: Report) -> dict[str, Any]:
     return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
 
 
+def comparison(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold report --json` of the run that the command line named: the server states its folder, never a request."""
+    return run_comparison(Path(body["folder"]))
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -135,6 +142,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "collective": collective,
     "pipeline": pipeline,
     "slots": slots,
+    "comparison": comparison,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

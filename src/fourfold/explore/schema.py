@@ -9,6 +9,7 @@ from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
+from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 
 
 @exact
@@ -66,6 +67,9 @@ SCHEMAS: dict[str, type] = {
     "verify": VerificationDocument,
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
+    "run": RunDocument,
+    "metrics": MetricsDocument,
+    "comparison": ComparisonDocument,
 }
 """The type of each document, by the name in its address."""
 

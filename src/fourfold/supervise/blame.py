@@ -199,6 +199,11 @@ class Blame:
         steps = program.instructions
         return steps[position.counter].short if position.counter < len(steps) else "end"
 
+    def num_instructions(self, position: Position, rank: int) -> int:
+        """How many instructions the program at a position has; 0 between programs."""
+        program = self._program(position, rank)
+        return len(program.instructions) if program is not None else 0
+
     def _program(self, place: Position, rank: int) -> Program | None:
         if place.kind not in self._programs:
             return None

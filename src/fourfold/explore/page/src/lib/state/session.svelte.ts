@@ -1,11 +1,12 @@
 /** What the person looks at. The address holds all of it; `change` is the only way to change it. */
 
+import { isFile } from "../api/embedded.ts";
 import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
 class Session {
-  #place = $state.raw<Place>(readHash(location.hash));
+  #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
   #history = new History<Place>();
   #steps = $state(0);
 
