@@ -12,7 +12,7 @@ from fourfold.config import UserError
 from fourfold.report.follow import Follower
 from fourfold.report.run_feed import RunFeed
 from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import Column, Metrics
+from fourfold.report.run_metrics import Metrics
 from tests.report.test_comparison import as_predicted
 
 
@@ -32,9 +32,10 @@ def document(feed: RunFeed) -> dict:
 
 
 def test_a_curve_keeps_its_ends_and_every_peak() -> None:
-    column = Column()
+    metrics = Metrics()
     for step in range(100_000):
-        column.append(step, math.sin(step / 3000))
+        metrics.add({"step": step, "loss": math.sin(step / 3000)})
+    column = metrics.columns["loss"]
     column.values[54_321], column.values[77_777] = 50.0, -50.0
     found = column.curve(0, 99_999)
     points = dict(zip(found["steps"], found["values"], strict=True))

@@ -4,6 +4,7 @@ The folder comes from the command line alone: no request can name one.
 """
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class RunAnswers:
     def __init__(self, path: Path | None, pool: WorkerPool) -> None:
         self._path, self._pool = path, pool
         self._feed = RunFeed(path) if path is not None else None
-        self._reading = threading.Lock()
+        self._reading, self._preparing = threading.Lock(), threading.Lock()
 
     async def answer(self, name: str, body: Mapping[str, Any], owner: str) -> bytes:
         """The document as JSON. Raises `Malformed` and `UserError`."""
@@ -49,10 +50,18 @@ class RunAnswers:
     def _read(self, feed: RunFeed, name: str, body: Mapping[str, Any]) -> bytes:
         with self._reading:
             feed.refresh()
-            document = (
-                feed.metrics.table() if name == "metrics" else feed.document(body.get("first", 0), body.get("last"))
-            )
+            if name == "metrics":
+                document = feed.metrics.table()
+            else:
+                document = feed.document(body.get("first", 0), body.get("last"))
+        if not feed.is_prepared and self._preparing.acquire(blocking=False):
+            threading.Thread(target=self._prepare, args=(feed,), daemon=True).start()
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+
+    def _prepare(self, feed: RunFeed) -> None:
+        with contextlib.suppress(UserError):
+            feed.prepare()
+        self._preparing.release()
 
 
 def run_comparison(folder: Path) -> dict[str, Any]:

@@ -33,7 +33,10 @@ _ENDS = {"finish": "finished", "stop": "stopped", "failure": "failed"}
 
 
 class RunFeed:
-    """Follows a run's folder. `trust`: its run file may name Python code, which is then imported to name instructions."""
+    """Follows a run's folder. `trust`: its run file may name Python code, which is then imported to name instructions.
+
+    Ranks stand at instructions without a name until `prepare` has compiled the programs: that of a long pipeline takes seconds.
+    """
 
     def __init__(self, path: Path, trust: bool = False) -> None:
         self._folder, self._trust = RunFolder(path), trust
@@ -62,6 +65,21 @@ class RunFeed:
             if not self._events_file.more:
                 break
         del self.events[:-_KEPT_EVENTS]
+
+    def prepare(self) -> None:
+        """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
+        self._resolve(self._folder.require_config())
+        resolved = self._resolved
+        if resolved is not None and self._blame is None:
+            blame = Blame(resolved)
+            blame.compile()
+            if resolved is self._resolved:
+                self._blame = blame
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is nothing to compile."""
+        return self._resolved is None or self._blame is not None
 
     def document(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
         """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before."""
@@ -128,7 +146,6 @@ class RunFeed:
             return
         try:
             self._resolved = resolve_run(config, None, None, transport_of(config, num_cuda_devices(config)))
-            self._blame = Blame(self._resolved)
         except UserError as error:
             self._problem = str(error)
 
@@ -154,4 +171,5 @@ def run_documents(folder: RunFolder, found: Comparison) -> dict[str, Any]:
     """The documents of a run's page: the run as it stands, its comparison with the prediction, and all its metrics."""
     feed = RunFeed(folder.path, trust=True)
     feed.refresh()
+    feed.prepare()
     return {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}

@@ -18,10 +18,6 @@ class Column:
     def __init__(self) -> None:
         self.steps, self.values = array("q"), array("d")
 
-    def append(self, step: int, value: float) -> None:
-        self.steps.append(step)
-        self.values.append(value)
-
     def forget_from(self, step: int) -> None:
         """Drops the step and all that follow: they are trained again."""
         kept = bisect_left(self.steps, step)
@@ -57,18 +53,25 @@ class Metrics:
     def add(self, row: Mapping[str, Any]) -> None:
         """Takes a row; what is no finite number is left out."""
         step = row.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**53:
+        if type(step) is not int or not 0 <= step < 2**53:
             return
         if step <= self.last_step:
             for column in self.columns.values():
                 column.forget_from(step)
         self.last_step = step
         for key, value in row.items():
-            number = finite_number(value)
-            if key == "step" or number is None:
+            number = (
+                value if type(value) is float and value - value == 0 else finite_number(value)
+            )  # the usual case at once
+            if number is None or key == "step":
                 continue
-            if key in self.columns or (len(self.columns) < _MOST_COLUMNS and len(key) <= _MOST_NAME):
-                self.columns.setdefault(key, Column()).append(step, number)
+            if key not in self.columns:
+                if len(self.columns) >= _MOST_COLUMNS or len(key) > _MOST_NAME:
+                    continue
+                self.columns[key] = Column()
+            column = self.columns[key]
+            column.steps.append(step)
+            column.values.append(number)
 
     def latest(self, key: str, count: int = 1) -> list[float]:
         """The newest values of a column."""

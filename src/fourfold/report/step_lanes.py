@@ -10,9 +10,11 @@ from fourfold.report.run_trace import first_begun
 from fourfold.report.simulation_document import curve_document
 from fourfold.simulate.memory import memory_along, memory_over_time
 from fourfold.simulate.state import RankTimes
+from fourfold.simulate.step import Simulation, simulate
 
 MOST_RANKS = 64
 """Pipeline ranks that are drawn: of more the first, the last and some between."""
+MOST_INSTRUCTIONS = 400_000
 _DIGITS = 7
 Stream = tuple[int, float, float, str]
 """A span of a stream: the instruction that starts it, seconds at which it begins and ends, the stream's name."""
@@ -27,7 +29,7 @@ def step_document(found: Comparison) -> dict[str, Any]:
     if count > MOST_RANKS:
         shown = sorted({round(i * (count - 1) / (MOST_RANKS - 1)) for i in range(MOST_RANKS)})  # type: ignore[assignment]
     measured = {rank.pp_rank: rank for rank in found.ranks if _has_timeline(rank, found.programs[rank.pp_rank])}
-    simulation = found.step.simulation if found.step is not None and found.step.is_full else None
+    simulation = _simulation(found)
     begun = first_begun(found)
     timelines, memory = [], []
     for pp_rank in shown:
@@ -48,6 +50,16 @@ def step_document(found: Comparison) -> dict[str, Any]:
         elif simulation is not None:
             memory.append(curve_document(pp_rank, memory_over_time(simulation, pp_rank)))
     return {"timelines": timelines, "memory_over_time": memory}
+
+
+def _simulation(found: Comparison) -> Simulation | None:
+    """The step with all of its microbatches; None where there is no prediction, or too much to simulate for a picture."""
+    step = found.step
+    if step is None or step.is_full:
+        return step.simulation if step is not None else None
+    if sum(len(program.instructions) for program in found.programs) > MOST_INSTRUCTIONS:
+        return None
+    return simulate(found.resolved.spec, step.simulation.prices)
 
 
 def _has_timeline(rank: RankComparison, program: Program) -> bool:

@@ -90,6 +90,10 @@ class Blame:
             EVALUATING: lower_pipeline(run.evaluation_spec, "evaluate", run.compiled),
         }
 
+    def compile(self) -> None:
+        """Compiles the programs now; else the first question about them does."""
+        _ = self._programs
+
     def verdict(self, seen: Sequence[Sighting]) -> Verdict:
         """The rank at fault, of ranks that no longer get on."""
         waits = {rank: self.waits(rank, seen) for rank in range(len(seen))}

@@ -24,7 +24,7 @@ const KNOWN: Record<string, [title: string, format: (value: number) => string, b
   mfu: ["MFU", (value) => perCent(value, value < 0.0995 ? 1 : 0), 0],
   step_seconds: ["Step", seconds, 0],
   peak_memory_bytes: ["Peak memory", bytes, 0],
-  expert_load_max_over_mean: ["Expert load, most over mean", precise, 1],
+  expert_load_max_over_mean: ["Expert load, max/mean", precise, 1],
   auxiliary_loss: ["Auxiliary loss", precise],
   mtp_loss: ["MTP loss", precise],
 };

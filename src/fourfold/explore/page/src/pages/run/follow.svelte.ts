@@ -1,7 +1,7 @@
 /** The run as it stands, asked for again while it changes: soon after a change, later and later while nothing does. */
 
 import type { ComparisonDocument, RunDocument } from "$generated/documents.ts";
-import { ask } from "$lib/api/client.ts";
+import { ask, Refused } from "$lib/api/client.ts";
 import { isFile } from "$lib/api/embedded.ts";
 
 const [SOON_MS, LATE_MS, GROWTH] = [1000, 15_000, 1.5] as const;
@@ -12,6 +12,7 @@ export class Follow {
   /** Why there is no run, and why there is no comparison. */
   error = $state("");
   comparisonError = $state("");
+  comparing = $state(false);
   /** The server does not answer: what is shown is the last answer. */
   lost = $state(false);
   #delay: number = SOON_MS;
@@ -51,7 +52,7 @@ export class Follow {
       this.run = found;
       this.error = "";
       this.lost = false;
-      if (found.measured_time !== null && found.measured_time !== this.#measured) {
+      if (found.measured_time !== null && found.measured_time !== this.#measured && !this.comparing) {
         this.#measured = found.measured_time;
         void this.#compare();
       }
@@ -65,12 +66,15 @@ export class Follow {
   }
 
   async #compare(): Promise<void> {
+    this.comparing = true;
     try {
       this.comparison = await ask("comparison", {}, "run.comparison");
       this.comparisonError = "";
     } catch (error) {
       this.comparisonError = error instanceof Error ? error.message : String(error);
+      if (!(error instanceof Refused && error.status === 200)) this.#measured = null; // asked again later
     }
+    this.comparing = false;
   }
 }
 
