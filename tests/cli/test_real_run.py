@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from fourfold.report.page_file import is_built
+
 pytest.importorskip("torch")
 FOURFOLD = (sys.executable, "-m", "fourfold")
 
@@ -31,7 +33,8 @@ def test_from_a_run_file_to_a_model_that_transformers_reads(here: Path) -> None:
     assert "unigram entropy" in output
     assert "A sample that the model wrote:" in output
     assert len(read_lines(here / "runs/run/metrics.jsonl")) == 3
-    assert "loss" in (here / "runs/run/report.html").read_text()
+    if is_built():
+        assert '"loss"' in (here / "runs/run/report.html").read_text()
     report = json.loads(fourfold("report", "runs/run", "--cluster", "dgx-h100:8", "--json"))
     assert [rank["sent_bytes_equal"] for rank in report["ranks"]] == [True, True]
     for rank in report["ranks"]:

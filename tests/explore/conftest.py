@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.explore_server import FLAGS, Watched, needs_browser, needs_page, running
+from tests.support.explore_server import FLAGS, Watched, needs_browser, needs_page, running, watching
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +30,5 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def watched(browser: Any, address: str) -> Iterator[Watched]:
     """A tab of its own. The test fails where the console has a word, or something is asked of another host."""
-    context = browser.new_context(viewport={"width": 1360, "height": 900})
-    context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
-    tab = context.new_page()
-    found = Watched(tab, address)
-    tab.on("console", lambda message: message.type in ("error", "warning") and found.faults.append(message.text))
-    tab.on("pageerror", lambda error: found.faults.append(str(error)))
-    ours = (address, "data:", "blob:", "about:")
-    tab.on("request", lambda request: request.url.startswith(ours) or found.faults.append(f"asks {request.url}"))
-    yield found
-    context.close()
-    assert found.faults == []
+    with watching(browser, address) as found:
+        yield found

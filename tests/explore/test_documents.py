@@ -8,7 +8,8 @@ from pydantic import TypeAdapter
 
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
-from fourfold.explore.documents import encoded
+from fourfold.explore.documents import DOCUMENTS, encoded
+from fourfold.explore.run import KEYS
 from fourfold.explore.schema import SCHEMAS
 from fourfold.explore.setup import Malformed, read_setup
 from fourfold.explore.tasks.task import body_of, task_named
@@ -48,9 +49,15 @@ def silent(text: str, share: float) -> None:
     pass
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", BODIES)
 def test_a_document_has_its_type(name: str) -> None:
     TypeAdapter(SCHEMAS[name]).validate_json(encoded(name, BODIES[name], silent), strict=True)
+
+
+def test_every_document_has_a_type() -> None:
+    """Those of a run's folder are tested in test_run.py."""
+    assert set(SCHEMAS) == {*BODIES, *KEYS}
+    assert set(DOCUMENTS) <= set(SCHEMAS)
 
 
 def test_the_generated_sources_are_up_to_date() -> None:

@@ -16,8 +16,6 @@ from fourfold.program.liveness import ledger
 from fourfold.program.stage_map import stage_map
 from fourfold.report.comparison import compare
 from fourfold.report.format_comparison import comparison_document, comparison_lines
-from fourfold.report.run_charts import curve
-from fourfold.report.run_page import page
 from fourfold.report.run_trace import write_run_trace
 from fourfold.runtime.clock import TimedStep
 from fourfold.simulate.run_prices import prices_for
@@ -105,7 +103,7 @@ def test_bytes_that_differ_are_named(tmp_path: Path) -> None:
     found = compare(folder, CLUSTER)
     assert [rank.sent_equal for rank in found.ranks] == [True, True, False, True]
     assert "different on rank 2" in "\n".join(comparison_lines(found))
-    assert "(not as predicted)" in page(found, folder)
+    assert [rank["sent_bytes_equal"] for rank in comparison_document(found)["ranks"]] == [True, True, False, True]
 
 
 def test_without_a_cluster_bytes_and_memory_are_still_compared(tmp_path: Path) -> None:
@@ -114,7 +112,7 @@ def test_without_a_cluster_bytes_and_memory_are_still_compared(tmp_path: Path) -
     text = "\n".join(comparison_lines(found))
     assert "fourfold calibrate" in text
     assert "equal on every rank and axis" in text
-    assert "not predicted" in page(found, RunFolder(tmp_path / "run"))
+    assert "fourfold calibrate" in comparison_document(found)["why_not_predicted"]
 
 
 def test_a_missing_rank_and_another_program_are_noted(tmp_path: Path) -> None:
@@ -174,24 +172,32 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert other.timeline is None
 
 
-def test_the_page_is_complete_in_itself_and_escapes_names(tmp_path: Path) -> None:
-    folder = as_predicted(tmp_path / "<b>run")
-    (folder.path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"step": n, "loss": 5.0 - n, "step_seconds": 0.5}) + "\n" for n in range(4))
-    )
-    (folder.path / "events.jsonl").write_text('{"time": 5, "event": "<script>x</script>"}\n')
-    text = page(compare(folder, CLUSTER), folder)
-    for title in ("Predicted beside measured", "Kinds of instructions", "One step over time", "Ranks", "Bytes sent"):
-        assert title in text
-    for absent in ("<script", "<b>run", "http:", "https:", "src="):
-        assert absent not in text
-    assert text.count('class="line"') == 2
+def test_lanes_are_the_step_as_it_ran_and_as_it_was_predicted(tmp_path: Path) -> None:
+    found = compare(as_predicted(tmp_path / "run"), CLUSTER)
+    document = comparison_document(found)
+    assert [each["pp_rank"] for each in document["timelines"]] == [0, 1]
+    for each, program in zip(document["timelines"], found.programs, strict=True):
+        assert each["instructions"] == [step.short for step in program.instructions]
+        measured, predicted = each["measured"], each["predicted"]
+        assert measured["ends"] == pytest.approx(predicted["ends"], abs=1e-6)
+        assert measured["starts"][0] == 0.0
+        for lane in (measured, predicted):
+            assert [begin for _, begin, _, _ in lane["streams"]] == sorted(begin for _, begin, _, _ in lane["streams"])
+            for index, begin, end, stream in lane["streams"]:
+                assert stream == program.instructions[index].stream != "compute"
+                assert lane["starts"][index] - 1e-6 <= begin < end
+        joined = {index: end for index, _, end, _ in measured["streams"]}
+        for index, _, end, _ in predicted["streams"]:
+            assert end <= joined[index] + 1e-6  # a join comes after what it joins
 
 
-def test_a_curve_stands_what_a_run_may_write() -> None:
-    assert curve([(0.0, 1.0)], [], None, "loss", "nats") == ""
-    assert curve([(0.0, float("nan")), (1.0, float("inf"))], [], None, "loss", "nats") == ""
-    assert "nan" not in curve([(0.0, 2.0), (1.0, 2.0), (2.0, float("nan"))], [(1.0, 2.0)], 2.0, "loss", "nats")
+def test_memory_over_a_measured_step_has_the_programs_peak(tmp_path: Path) -> None:
+    found = compare(as_predicted(tmp_path / "run"))
+    curves = comparison_document(found)["memory_over_time"]
+    assert [max(curve["bytes"]) for curve in curves] == [memory_peak(program).bytes for program in found.programs]
+    for curve in curves:
+        for span, size in enumerate(curve["bytes"]):
+            assert sum(kind[span] for kind in curve["by_kind_bytes"].values()) == size
 
 
 def test_the_trace_has_both_steps(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def running(*arguments: str) -> Iterator[str]:
 class Watched:
     """A tab and what must not happen in it: messages of the console, errors of the page, requests to elsewhere."""
 
-    tab: object
+    tab: Any
     address: str
     faults: list[str] = field(default_factory=list)
 
@@ -52,6 +53,24 @@ class Watched:
         self.tab.goto("about:blank")
         self.tab.goto(self.address + place)
         self.tab.wait_for_selector("h1")
+
+
+@contextmanager
+def watching(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
+    """A tab of its own on a server, or on a folder of files. Fails where the console has a word, or something is asked of
+    another host."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900}, **options)
+    if address.startswith("http"):
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=address.rstrip("/"))
+    tab = context.new_page()
+    found = Watched(tab, address)
+    tab.on("console", lambda message: message.type in ("error", "warning") and found.faults.append(message.text))
+    tab.on("pageerror", lambda error: found.faults.append(str(error)))
+    ours = (address, "data:", "blob:", "about:")
+    tab.on("request", lambda request: request.url.startswith(ours) or found.faults.append(f"asks {request.url}"))
+    yield found
+    context.close()
+    assert found.faults == [], found.faults
 
 
 def needs_page() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.config import RunConfig, UserError, did_you_mean, dump_run, load_run, parse_run
-from fourfold.config.run_file import apply_override
+from fourfold.config.run_file import apply_override, named_code
 from fourfold.hardware import Cluster, load_cluster
 from fourfold.launch.run_folder import RUN_FILE
 
@@ -21,12 +21,6 @@ ClusterInput = str | os.PathLike[str] | Cluster
 """`NAME`, `NAME:DEVICES`, a cluster file, or a cluster that `load_cluster` gave."""
 Number = str | float
 """A number, or text with a suffix: `"16M"`, `"15.6T"`."""
-
-
-def named_code(config: RunConfig) -> dict[str, str]:
-    """Keys of a run that name Python code (`python:MODULE:NAME`), with their values. To compile the run is to import it."""
-    stated = {"layout.schedule": config.layout.schedule, "model.block": config.model.block}
-    return {key: value for key, value in stated.items() if value is not None and value.startswith("python:")}
 
 
 def readable_config(run: RunInput, overrides: Overrides, trust: bool) -> RunConfig:

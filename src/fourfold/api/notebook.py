@@ -9,7 +9,6 @@ from fourfold.report.format_campaign import duration
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import KINDS, per_cent, seconds_text
 from fourfold.report.program_table import program_rows
-from fourfold.report.run_page import html_table
 from fourfold.report.units import format_bytes, format_count, format_flops, sparkline
 
 if TYPE_CHECKING:
@@ -113,4 +112,10 @@ def _card(headline: str, lines: Iterable[str], figures: Mapping[str, str], table
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return html_table([escape(cell) for cell in head], ([escape(cell) for cell in row] for row in rows))
+    """A table that scrolls where it is wide."""
+
+    def row(kind: str, cells: Sequence[str]) -> str:
+        return "<tr>" + "".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in cells) + "</tr>"
+
+    body = "\n".join(row("td", cells) for cells in rows)
+    return f'<div class="wide">\n<table><thead>{row("th", head)}</thead><tbody>\n{body}\n</tbody></table></div>'

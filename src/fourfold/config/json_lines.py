@@ -39,6 +39,6 @@ def json_object(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None where it holds none."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

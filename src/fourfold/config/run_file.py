@@ -231,3 +231,9 @@ def num_steps(config: RunConfig) -> int:
     raise UserError(
         "batch.steps is missing: it says how long to train; a value that works: steps = 1000 (or tokens = ...)"
     )
+
+
+def named_code(config: RunConfig) -> dict[str, str]:
+    """Keys of a run that name Python code (`python:MODULE:NAME`), with their values. To compile the run is to import it."""
+    stated = {"layout.schedule": config.layout.schedule, "model.block": config.model.block}
+    return {key: value for key, value in stated.items() if value is not None and value.startswith("python:")}

@@ -5,6 +5,7 @@ They run in the processes of `pool.py`; `report` tells how far a search is.
 
 import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -25,6 +26,7 @@ from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
 from fourfold.explore.roofline import roofline_document
+from fourfold.explore.run import run_comparison
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.tasks.document import judged, tasks_document
 from fourfold.explore.tasks.task import task_named
@@ -171,6 +173,11 @@ def task(body: Body, report: Report) -> dict[str, Any]:
     return judged(task_named(own["task"]), setup)
 
 
+def comparison(body: Body, report: Report) -> dict[str, Any]:
+    """`fourfold report --json` of the run that the command line named: the server states its folder, never a request."""
+    return run_comparison(Path(body["folder"]))
+
+
 def catalog(body: Body, report: Report) -> dict[str, Any]:
     """The choices that a person has."""
     return catalog_document()
@@ -194,6 +201,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "slots": slots,
     "tasks": tasks,
     "task": task,
+    "comparison": comparison,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

@@ -11,6 +11,7 @@ from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, G
 from fourfold.explore.collective_types import CollectiveDocument
 from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
+from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
 
 
@@ -76,6 +77,9 @@ SCHEMAS: dict[str, type] = {
     "slots": SlotsDocument,
     "tasks": TasksDocument,
     "task": JudgementDocument,
+    "run": RunDocument,
+    "metrics": MetricsDocument,
+    "comparison": ComparisonDocument,
 }
 """The type of each document, by the name in its address."""
 

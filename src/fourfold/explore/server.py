@@ -21,9 +21,10 @@ from fourfold.config import RunFailure, UserError
 from fourfold.explore.documents import DOCUMENTS
 from fourfold.explore.guard import Guard
 from fourfold.explore.pool import Superseded, WorkerPool
+from fourfold.explore.run import KEYS, RunAnswers
 from fourfold.explore.setup import Malformed
+from fourfold.report.page_file import DIST as PAGE
 
-PAGE = Path(__file__).with_name("dist")
 SEARCH = "plan"
 WARM, KEPT, MOST_CONNECTIONS = 2, 400, 2000
 """Processes that compute; answers that are kept, since a person goes back and forth; connections beyond which 503 is said."""
@@ -32,11 +33,13 @@ JSON = "application/json"
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the server listens. `token`: needed by every request where the address is not the loopback one."""
+    """Where the server listens. `token`: needed by every request where the address is not the loopback one. `run`: the folder of
+    the run that is shown."""
 
     host: str = "127.0.0.1"
     port: int = 4404
     token: str | None = None
+    run: Path | None = None
     workers: int = max(WARM, min(4, os.cpu_count() or 1))
 
     @property
@@ -50,17 +53,20 @@ class Settings:
 class Answers:
     """The answers of `/api/NAME`."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: WorkerPool, run: Path | None) -> None:
         self._pool, self._kept = pool, dict[str, bytes]()
+        self._run = RunAnswers(run, pool)
 
     async def answer(self, request: Request) -> Response:
         """A document; `{"refused": message}` of a layout that cannot run; else `{"error": message}` with a status that says whose
         fault it is."""
         name = request.path_params["name"]
-        if name not in DOCUMENTS or name == SEARCH:
+        if name == SEARCH or (name not in DOCUMENTS and name not in KEYS):
             return refusal(404, f"{name}: there is no such document; allowed: {', '.join(DOCUMENTS)}")
         try:
             body = await read_body(request)
+            if name in KEYS:
+                return Response(await self._run.answer(name, body, owner_of(request, name)), media_type=JSON)
             key = json.dumps([name, body], sort_keys=True)
             content = self._kept.pop(key, None)
             if content is not None:
@@ -78,7 +84,7 @@ class Answers:
             return refusal(422, str(error))
         except UserError as error:
             return JSONResponse({"refused": str(error)})
-        except RuntimeError as error:
+        except (RuntimeError, OSError, ValueError) as error:
             return refusal(500, f"this is a fault of fourfold, please report it: {error}")
         return Response(content, media_type=JSON)
 
@@ -164,7 +170,7 @@ async def _index(request: Request) -> Response:
 def create_app(settings: Settings) -> Starlette:
     """The application; its processes start and end with it."""
     pool = WorkerPool(settings.workers)
-    documents = Answers(pool)
+    documents = Answers(pool, settings.run)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

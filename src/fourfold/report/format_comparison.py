@@ -5,6 +5,7 @@ from typing import Any
 from fourfold.report.comparison import Comparison, Difference, KindComparison, RankComparison, furthest
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import seconds_text
+from fourfold.report.step_lanes import step_document
 from fourfold.report.units import format_bytes, table
 
 SHOWN_DIFFERENCES = 5
@@ -133,8 +134,9 @@ def _milliseconds(seconds: float | None, with_sign: bool = False) -> str:
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:
-    """Everything, with units in the keys."""
+    """Everything, with units in the keys; with the step of every pipeline rank over time."""
     return {
+        **step_document(found),
         "cluster": found.cluster.key if found.cluster is not None else None,
         "predicted_step_seconds": found.predicted_seconds,
         "measured_step_seconds": found.measured_seconds,

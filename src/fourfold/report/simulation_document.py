@@ -7,7 +7,7 @@ from fourfold.layout import Layout
 from fourfold.report.format_interval import interval_document
 from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import Campaign
-from fourfold.simulate.memory import memory_over_time
+from fourfold.simulate.memory import MemoryOverTime, memory_over_time
 from fourfold.simulate.summary import StepSummary
 
 LAYOUT_KEYS = (
@@ -84,7 +84,9 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "verdict": verdict_lines(summary),
     }
     if with_curves:
-        document["memory_over_time"] = [_curve(summary, rank) for rank in range(layout.pp)]
+        document["memory_over_time"] = [
+            curve_document(rank, memory_over_time(simulation, rank)) for rank in range(layout.pp)
+        ]
     if run is not None:
         document["run"] = campaign_document(run)
     return document
@@ -97,10 +99,10 @@ def layout_document(layout: Layout) -> dict[str, Any]:
     return {key: getattr(layout, key) for key in LAYOUT_KEYS} | {"recompute": recompute}
 
 
-def _curve(summary: StepSummary, rank: int) -> dict[str, Any]:
-    curve = memory_over_time(summary.step.simulation, rank)
+def curve_document(pp_rank: int, curve: MemoryOverTime) -> dict[str, Any]:
+    """Memory of a pipeline rank's device over the step."""
     kinds = {kind: list(sizes) for kind, sizes in curve.by_kind.items()}
-    return {"pp_rank": rank, "ends_seconds": list(curve.ends), "bytes": list(curve.bytes), "by_kind_bytes": kinds}
+    return {"pp_rank": pp_rank, "ends_seconds": list(curve.ends), "bytes": list(curve.bytes), "by_kind_bytes": kinds}
 
 
 def campaign_document(run: Campaign) -> dict[str, Any]:

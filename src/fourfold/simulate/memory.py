@@ -1,5 +1,6 @@
 """Memory over simulated time: what each pipeline rank's device holds, and of what kinds, from the liveness of its buffers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fourfold.program import Program
@@ -26,8 +27,11 @@ class MemoryOverTime:
 
 def memory_over_time(simulation: Simulation, rank: int, spans: int = 120) -> MemoryOverTime:
     """Memory of a pipeline rank's device, in at most `spans` spans. The highest is the peak that `Simulation.peaks` names."""
-    program = simulation.held[rank]
-    starts, makespan = simulation.times.ranks[rank].starts, simulation.times.makespan
+    return memory_along(simulation.held[rank], simulation.times.ranks[rank].starts, simulation.times.makespan, spans)
+
+
+def memory_along(program: Program, starts: Sequence[float], makespan: float, spans: int = 120) -> MemoryOverTime:
+    """Memory of a program's buffers whose instructions begin at `starts`, in seconds, measured or simulated."""
     spans = max(1, min(spans, len(starts)))
     length = makespan / spans
     highest: list[dict[str, int]] = [{} for _ in range(spans)]

@@ -85,6 +85,10 @@ class Blame:
         """The programs of every pipeline coordinate, of the kind and step of a position."""
         return self._resolved.programs_at(_KINDS[place.kind], place.step)
 
+    def compile(self) -> None:
+        """Compiles the programs now; else the first question about them does."""
+        _ = self._programs
+
     def verdict(self, seen: Sequence[Sighting]) -> Verdict:
         """The rank at fault, of ranks that no longer get on."""
         waits = {rank: self.waits(rank, seen) for rank in range(len(seen))}
@@ -199,6 +203,11 @@ class Blame:
             return ""
         steps = program.instructions
         return steps[position.counter].short if position.counter < len(steps) else "end"
+
+    def num_instructions(self, position: Position, rank: int) -> int:
+        """How many instructions the program at a position has; 0 between programs."""
+        program = self._program(position, rank)
+        return len(program.instructions) if program is not None else 0
 
     def _program(self, place: Position, rank: int) -> Program | None:
         if place.kind not in self._layouts:

@@ -64,12 +64,12 @@ def diagnose(path: Path) -> Diagnosis:
         raise UserError(f"{path}: no rank has reported yet; what works: the folder of a run that is training or was")
     cuda_devices = num_cuda_devices(config)
     resolved = resolve_run(config, None, config.model.vocab_size, transport_of(config, cuda_devices))
-    states = _states(before)
+    states = process_states(before)
     alive = any(state not in ("", "Z") for state in states)
     if alive:
         time.sleep(_LOOK_SECONDS)
     positions = read_positions(path) or before
-    states = _states(positions)
+    states = process_states(positions)
     moving = any(p.place != q.place for p, q in zip(positions, before, strict=False))
     pids = {rank: p.pid for rank, p in enumerate(positions) if states[rank]}
     calls = read_tracebacks(path, pids) if alive else {}
@@ -83,7 +83,8 @@ def diagnose(path: Path) -> Diagnosis:
     return Diagnosis(alive, moving, reports, verdict, chain, tuple(events[-_SHOWN_EVENTS:]))
 
 
-def _states(positions: Sequence[Position]) -> list[str]:
+def process_states(positions: Sequence[Position]) -> list[str]:
+    """The state of every rank's process, by the letter of /proc; empty where it does not live on this machine."""
     return [process_state(p.pid) if p.host == this_host() and _is_rank(p.pid) else "" for p in positions]
 
 

@@ -139,7 +139,7 @@ def read_measured(folder: Path) -> list[RankMeasured]:
     for path in sorted((folder / FOLDER).glob("rank-*.json")):
         try:
             found.append(_parse(json.loads(path.read_bytes())))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return sorted(found, key=lambda each: each.rank)
 

@@ -1,7 +1,25 @@
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vitest/config";
 
-export default defineConfig({
+/** `--mode report` builds the script and the style of pages that are saved as one file; it comes after the page's own build. */
+const saved = {
+  outDir: "../dist",
+  emptyOutDir: false,
+  copyPublicDir: false,
+  target: "es2022",
+  cssCodeSplit: false,
+  rolldownOptions: {
+    input: "src/report/main.ts",
+    output: {
+      format: "iife",
+      codeSplitting: false,
+      entryFileNames: "report.js",
+      assetFileNames: "report.[ext]",
+    },
+  },
+} as const;
+
+export default defineConfig(({ mode }) => ({
   plugins: [svelte()],
   base: "./",
   resolve: {
@@ -10,13 +28,16 @@ export default defineConfig({
       $generated: new URL("./src/generated", import.meta.url).pathname,
     },
   },
-  build: {
-    outDir: "../dist",
-    emptyOutDir: true,
-    target: "es2022",
-    assetsInlineLimit: 0,
-    modulePreload: { polyfill: false },
-  },
+  build:
+    mode === "report"
+      ? saved
+      : {
+          outDir: "../dist",
+          emptyOutDir: true,
+          target: "es2022",
+          assetsInlineLimit: 0,
+          modulePreload: { polyfill: false },
+        },
   server: { proxy: { "/api": "http://127.0.0.1:4404" } },
   test: { include: ["src/**/*.test.ts"], environment: "node" },
-});
+}));

@@ -188,6 +188,21 @@ export interface CollectiveStep {
   cells: (([number, number] | null)[])[];
 }
 
+/** `fourfold report --json`: a run's measured steps beside their prediction. */
+export interface ComparisonDocument {
+  cluster: string | null;
+  predicted_step_seconds: number | null;
+  measured_step_seconds: number;
+  error: number | null;
+  why_not_predicted: string | null;
+  notes: string[];
+  differences: (Record<string, unknown>)[];
+  kinds: KindDocument[];
+  ranks: RankDocument[];
+  timelines: RankTimeline[];
+  memory_over_time: MemoryCurve[];
+}
+
 /** A query on `fourfold simulate --json`, and the same in words. */
 export interface CriterionDocument {
   query: string;
@@ -215,6 +230,12 @@ export interface CrossedLevel {
   sent_bytes: number;
 }
 
+/** A number by step, thinned so that the least and the most of every span stay. */
+export interface CurveDocument {
+  steps: number[];
+  values: number[];
+}
+
 /** A row of `fourfold list devices --json`. */
 export interface DeviceRow {
   key: string;
@@ -236,6 +257,14 @@ export interface DeviceRow {
 export interface EstimateDocument {
   step_seconds: number;
   tokens_per_second: number;
+}
+
+/** A line of `events.jsonl`. `time`: Unix time; `text`: in words. */
+export interface EventDocument {
+  time: number | null;
+  event: string;
+  step: number | null;
+  text: string;
 }
 
 /** Experts on the ranks of `ep`. `experts`: by rank; `shape`: of the first expert parameter. `rows`: tokens that a rank's experts compute where loads are even. `exchange_bytes`: of one all-to-all, `exchanges` of a forward. `tokens`: by rank, the experts of the tokens that are drawn; `sent`: rows from rank to rank for these. */
@@ -274,6 +303,16 @@ export interface FailuresDocument {
   goodput_with_spares: number;
   spare_devices: number;
   goodput_without_spares: number;
+}
+
+/** Seconds of all launches by what they went to. */
+export interface GoodputDocument {
+  advice?: SaveAdviceDocument;
+  goodput: number;
+  total_seconds: number;
+  kept_seconds: number;
+  failures: number;
+  seconds: Record<string, number>;
 }
 
 /** How a layout lies on the cluster; ranks are devices in order, and devices from `world_size` on are idle. `group_numbers`: of every rank, along the chosen `axes`; empty where nothing is divided. `coordinates`: those of `rank`. */
@@ -326,6 +365,22 @@ export interface KeyDocument {
   most: number | null;
   default: unknown;
   help: string;
+}
+
+/** A kind of instruction in a step. */
+export interface KindDocument {
+  kind: string;
+  count: number;
+  predicted_seconds: number | null;
+  measured_seconds: number;
+}
+
+/** A step of a rank, by instruction, in seconds. `streams`: the instruction that starts it, begin, end, the stream's name. */
+export interface LaneDocument {
+  step: number | null;
+  starts: number[];
+  ends: number[];
+  streams: ([number, number, number, string])[];
 }
 
 /** A layout by the run file's keys. `recompute` is a list where blocks differ. */
@@ -418,6 +473,12 @@ export interface MessageDocument {
   bytes: number;
   level: number;
   seconds: number;
+}
+
+/** All steps of a run: a list for every column, null where a step has no such number. */
+export interface MetricsDocument {
+  steps: number[];
+  columns: Record<string, (number | null)[]>;
 }
 
 /** The keys of `[model]` that a config.json states. */
@@ -589,6 +650,21 @@ export interface PublishedDocument {
   error: number;
 }
 
+/** A rank's measurements beside its prediction. */
+export interface RankDocument {
+  rank: number;
+  pp_rank: number;
+  predicted_step_seconds: number | null;
+  measured_step_seconds: number;
+  timed_steps: number;
+  predicted_peak_bytes: number;
+  measured_peak_bytes: number;
+  predicted_sent_bytes: Record<string, number>;
+  measured_sent_bytes: Record<string, number>;
+  sent_bytes_equal: boolean;
+  kinds: KindDocument[];
+}
+
 /** A pipeline rank's peak: of the device, of the program's buffers, and the instruction at which it is. */
 export interface RankMemory {
   pp_rank: number;
@@ -596,6 +672,28 @@ export interface RankMemory {
   program_bytes: number;
   instruction: string;
   by_kind_bytes: Record<string, number>;
+}
+
+/** Where a rank was last seen. `state`: its process's letter in /proc, empty where it is gone; `waits_for`: rank and group. */
+export interface RankPlace {
+  rank: number;
+  state: string;
+  activity: string;
+  step: number;
+  index: number;
+  num_instructions: number;
+  instruction: string;
+  seconds: number | null;
+  waits_for: ([number, string])[];
+}
+
+/** A step of a pipeline rank, as it ran on `rank` and as predicted; null where that is not known. */
+export interface RankTimeline {
+  pp_rank: number;
+  rank: number | null;
+  instructions: string[];
+  measured: LaneDocument | null;
+  predicted: LaneDocument | null;
 }
 
 /** Ring attention over one sequence. `runs`: positions of each rank's tokens. `scores`: of each rank in all turns; `contiguous_scores`: where every rank had one run of tokens instead. */
@@ -628,6 +726,39 @@ export interface RooflineDocument {
   roofs: Roof[];
   kernels: KernelPoint[];
   attention: AttentionSize | null;
+}
+
+/** A run's folder as it stands. `now`: Unix time of the answer; `measured_time`: when ranks last wrote what they measured. */
+export interface RunDocument {
+  name: string;
+  folder: string;
+  model: string | null;
+  layout: string | null;
+  num_steps: number;
+  step: number;
+  alive: boolean;
+  state: string;
+  seconds_left: number | null;
+  now: number;
+  measured_time: number | null;
+  latest: Record<string, number>;
+  curves: Record<string, CurveDocument>;
+  events: EventDocument[];
+  num_events: number;
+  goodput: GoodputDocument;
+  ranks: RankPlace[];
+  num_ranks: number;
+  notes: string[];
+}
+
+/** Seconds between failures, of a save, of a restart; intervals between saves; the goodput to expect of the best. */
+export interface SaveAdviceDocument {
+  mean_seconds: number;
+  save_seconds: number;
+  restart_seconds: number;
+  young_seconds: number;
+  best_seconds: number;
+  expected_goodput: number;
 }
 
 /** A row of `fourfold list schedules --json`. */
@@ -855,4 +986,7 @@ export interface Documents {
   slots: SlotsDocument;
   tasks: TasksDocument;
   task: JudgementDocument;
+  run: RunDocument;
+  metrics: MetricsDocument;
+  comparison: ComparisonDocument;
 }

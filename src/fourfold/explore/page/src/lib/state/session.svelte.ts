@@ -1,5 +1,6 @@
 /** What the person looks at. The address holds all of it; `change` is the only way to change it. */
 
+import { isFile } from "../api/embedded.ts";
 import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
@@ -8,7 +9,7 @@ import { type PageName, type Params, type Place, readHash, withChanges, writeHas
 const QUICK_MS = 300;
 
 class Session {
-  #place = $state.raw<Place>(readHash(location.hash));
+  #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
   #history = new History<Place>();
   #steps = $state(0);
   #waits = false;

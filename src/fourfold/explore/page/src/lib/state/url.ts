@@ -8,10 +8,10 @@ export interface Place {
   params: Params;
 }
 
-/** Reads the part of an address after `#`. What it does not know becomes the first page. */
-export function readHash(hash: string): Place {
+/** Reads the part of an address after `#`. What it does not know becomes the first page, or `first`. */
+export function readHash(hash: string, first: PageName = "strategy"): Place {
   const [path = "", query = ""] = hash.replace(/^#?\/?/, "").split(/\?(.*)/s, 2);
-  const page = PAGES.find((each) => each === path) ?? "strategy";
+  const page = PAGES.find((each) => each === path) ?? first;
   const params: Record<string, string> = {};
   for (const [key, value] of new URLSearchParams(query)) params[key] = value;
   return { page, params };

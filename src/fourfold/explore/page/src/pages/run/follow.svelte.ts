@@ -1,0 +1,92 @@
+/** The run as it stands, asked for again while it changes: soon after a change, later and later while nothing does. */
+
+import type { ComparisonDocument, RunDocument } from "$generated/documents.ts";
+import { ask, Refused } from "$lib/api/client.ts";
+import { isFile } from "$lib/api/embedded.ts";
+
+const [SOON_MS, LATE_MS, GROWTH] = [1000, 15_000, 1.5] as const;
+
+export class Follow {
+  run = $state.raw<RunDocument | undefined>();
+  comparison = $state.raw<ComparisonDocument | undefined>();
+  /** Why there is no run, and why there is no comparison. */
+  error = $state("");
+  comparisonError = $state("");
+  comparing = $state(false);
+  /** The server does not answer: what is shown is the last answer. */
+  lost = $state(false);
+  #delay: number = SOON_MS;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  #range: { first?: number; last?: number } = {};
+  #asking = 0;
+  #measured: number | null = null;
+
+  /** Follows, with curves of these steps; gives what ends it. */
+  start(range: readonly [number, number] | undefined): () => void {
+    this.#range = range ? { first: range[0], last: range[1] } : {};
+    this.#delay = SOON_MS;
+    void this.#look();
+    const seen = (): void => {
+      if (!document.hidden) this.#again(0);
+    };
+    document.addEventListener("visibilitychange", seen);
+    return () => {
+      document.removeEventListener("visibilitychange", seen);
+      clearTimeout(this.#timer);
+      this.#asking += 1;
+    };
+  }
+
+  #again(milliseconds: number): void {
+    clearTimeout(this.#timer);
+    if (!isFile && !document.hidden) this.#timer = setTimeout(() => void this.#look(), milliseconds);
+  }
+
+  async #look(): Promise<void> {
+    this.#asking += 1;
+    const turn = this.#asking;
+    try {
+      const found = await ask("run", this.#range, "run.state");
+      if (turn !== this.#asking) return;
+      this.#delay = changed(this.run, found) ? SOON_MS : Math.min(this.#delay * GROWTH, LATE_MS);
+      this.run = found;
+      this.error = "";
+      this.lost = false;
+      if (found.measured_time !== null && found.measured_time !== this.#measured && !this.comparing) {
+        this.#measured = found.measured_time;
+        void this.#compare();
+      }
+    } catch (error) {
+      if (turn !== this.#asking) return;
+      this.#delay = Math.min(this.#delay * GROWTH, LATE_MS);
+      this.lost = this.run !== undefined;
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+    this.#again(this.#delay);
+  }
+
+  async #compare(): Promise<void> {
+    this.comparing = true;
+    try {
+      this.comparison = await ask("comparison", {}, "run.comparison");
+      this.comparisonError = "";
+    } catch (error) {
+      this.comparisonError = error instanceof Error ? error.message : String(error);
+      if (!(error instanceof Refused && error.status === 200)) this.#measured = null; // asked again later
+    }
+    this.comparing = false;
+  }
+}
+
+/** Whether anything happened between two answers. */
+function changed(before: RunDocument | undefined, now: RunDocument): boolean {
+  const marks = ({ step, num_events, state, latest, ranks }: RunDocument) =>
+    JSON.stringify([
+      step,
+      num_events,
+      state,
+      latest,
+      ranks.map((rank) => [rank.step, rank.index, rank.state]),
+    ]);
+  return before === undefined || marks(before) !== marks(now);
+}

@@ -1,0 +1,175 @@
+"""A run's folder as one document that is asked for again and again while the run trains: what is new is read, nothing twice."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fourfold.config import RunConfig, UserError, num_steps
+from fourfold.config.run_file import named_code
+from fourfold.launch.machine import num_cuda_devices, transport_of
+from fourfold.launch.resolve import ResolvedRun, resolve_run
+from fourfold.launch.run_folder import RunFolder
+from fourfold.report.comparison import Comparison
+from fourfold.report.follow import Follower
+from fourfold.report.format_comparison import comparison_document
+from fourfold.report.format_run import layout_line, model_line
+from fourfold.report.run_files import check_files
+from fourfold.report.run_metrics import Metrics, finite_number, rounded
+from fourfold.report.run_ranks import where_ranks_stand
+from fourfold.report.run_state import describe_event
+from fourfold.supervise.blame import Blame
+from fourfold.supervise.goodput import goodput
+from fourfold.train.measured import FOLDER
+
+_BLOCK_BYTES = 8 * 2**20
+_RECENT_STEPS = 20
+_KEPT_EVENTS, _SHOWN_EVENTS, _SHOWN_TEXT = 50_000, 2_000, 2_000
+_SHOWN_RANKS = 1024
+_NUMBERS = ("time", "seconds", "held_seconds", "stood_still_seconds", "validation_loss", "ratio")
+_ENDS = {"finish": "finished", "stop": "stopped", "failure": "failed"}
+
+
+class RunFeed:
+    """Follows a run's folder. `trust`: its run file may name Python code, which is then imported to name instructions.
+
+    Ranks stand at instructions without a name until `prepare` has compiled the programs: that of a long pipeline takes seconds.
+    """
+
+    def __init__(self, path: Path, trust: bool = False) -> None:
+        self._folder, self._trust = RunFolder(path), trust
+        self._metrics_file, self._events_file = Follower(self._folder.metrics), Follower(self._folder.events)
+        self._read_of, self._problem = -1.0, ""
+        self._resolved: ResolvedRun | None = None
+        self._blame: Blame | None = None
+        self.metrics, self.events = Metrics(), list[dict[str, Any]]()
+
+    def refresh(self) -> None:
+        """Reads what is new. Raises `UserError` where the folder holds files that no run leaves."""
+        check_files(self._folder.path)
+        while True:
+            rows = self._metrics_file.read(_BLOCK_BYTES)
+            if self._metrics_file.restarted:
+                self.metrics = Metrics()
+            for row in rows:
+                self.metrics.add(row)
+            if not self._metrics_file.more:
+                break
+        while True:
+            events = self._events_file.read(_BLOCK_BYTES)
+            if self._events_file.restarted:
+                self.events.clear()
+            self.events += map(_clean, events)
+            if not self._events_file.more:
+                break
+        del self.events[:-_KEPT_EVENTS]
+
+    def prepare(self) -> None:
+        """Compiles the run's programs, where that is not done. Another thread may ask for documents meanwhile."""
+        self._resolve(self._folder.require_config())
+        resolved = self._resolved
+        if resolved is not None and self._blame is None:
+            blame = Blame(resolved)
+            blame.compile()
+            if resolved is self._resolved:
+                self._blame = blame
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether there is nothing to compile."""
+        return self._resolved is None or self._blame is not None
+
+    def document(self, first: int = 0, last: int | None = None) -> dict[str, Any]:
+        """The run as it stands: curves from step `first` to `last`, events, goodput, ranks. Call `refresh` before."""
+        config = self._folder.require_config()
+        self._resolve(config)
+        now, metrics, resolved = time.time(), self.metrics, self._resolved
+        ranks = where_ranks_stand(self._folder.path, self._blame, now)
+        alive = any(rank["state"] not in ("", "Z") for rank in ranks)
+        steps = num_steps(config)
+        end = metrics.last_step if last is None else last
+        seconds = metrics.latest("step_seconds", _RECENT_STEPS)
+        columns = metrics.columns.get("step_seconds")
+        rows = () if columns is None else zip(columns.steps, columns.values, strict=True)
+        spent = goodput(
+            self.events, ({"step": step, "step_seconds": each} for step, each in rows), now if alive else 0.0
+        )
+        left = steps - metrics.last_step - 1
+        return {
+            "name": Path(os.path.realpath(self._folder.path)).name,
+            "folder": str(self._folder.path),
+            "model": model_line(resolved) if resolved is not None else None,
+            "layout": layout_line(resolved) if resolved is not None else None,
+            "num_steps": steps,
+            "step": metrics.last_step + 1,
+            "alive": alive,
+            "state": self._state(alive),
+            "seconds_left": median(seconds) * left if seconds and left > 0 and alive else None,
+            "now": now,
+            "measured_time": _newest(self._folder.path / FOLDER),
+            "latest": {key: rounded(column.values[-1]) for key, column in metrics.columns.items() if column.values},
+            "curves": {key: column.curve(first, end) for key, column in metrics.columns.items()},
+            "events": [
+                {"time": event.get("time"), "event": event["event"], "step": event.get("step"), "text": event["text"]}
+                for event in self.events[-_SHOWN_EVENTS:]
+            ],
+            "num_events": len(self.events),
+            "goodput": spent.to_json(),
+            "ranks": ranks[:_SHOWN_RANKS],
+            "num_ranks": len(ranks),
+            "notes": [self._problem] if self._problem else [],
+        }
+
+    def _state(self, alive: bool) -> str:
+        for event in reversed(self.events):
+            kind = event["event"]
+            if kind in _ENDS:
+                return _ENDS[kind]
+            if kind in ("launch", "restart"):
+                return "starting" if alive else "not running on this machine"
+            if kind in ("start", "resume"):
+                return "training" if alive else "not running on this machine"
+        return "training" if alive else "not started"
+
+    def _resolve(self, config: RunConfig) -> None:
+        """Compiles the run that the folder's run file states, again where the file is a newer one."""
+        written = self._folder.run_file.stat().st_mtime
+        if written == self._read_of:
+            return
+        self._read_of, self._resolved, self._blame, self._problem = written, None, None, ""
+        code = named_code(config)
+        if code and not self._trust:
+            names = ", ".join(f"{key} = {value!r}" for key, value in code.items())
+            self._problem = f"{names}: this run names Python code, which is not imported to show it"
+            return
+        try:
+            self._resolved = resolve_run(config, None, None, transport_of(config, num_cuda_devices(config)))
+        except UserError as error:
+            self._problem = str(error)
+
+
+def _clean(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event whose numbers are numbers and whose texts are short, with its line of text."""
+    step = event.get("step")
+    found: dict[str, Any] = {"event": str(event.get("event", "?"))[:80]}
+    if isinstance(step, int) and 0 <= step < 2**53:
+        found["step"] = step
+    found |= {key: number for key in _NUMBERS if (number := finite_number(event.get(key))) is not None}
+    words = ("message", "what", "name", "path", "rank", "skipped")
+    found |= {key: str(event[key])[:_SHOWN_TEXT] for key in words if event.get(key) is not None}
+    return {**found, "text": describe_event(found)[:_SHOWN_TEXT]}
+
+
+def _newest(folder: Path) -> float | None:
+    """When the newest file of a folder was written."""
+    return max((path.stat().st_mtime for path in folder.glob("rank-*.json")), default=None)
+
+
+def run_documents(folder: RunFolder, found: Comparison) -> dict[str, Any]:
+    """The documents of a run's page: the run as it stands, its comparison with the prediction, and all its metrics."""
+    feed = RunFeed(folder.path, trust=True)
+    feed.refresh()
+    feed.prepare()
+    return {"run": feed.document(), "comparison": comparison_document(found), "metrics": feed.metrics.table()}

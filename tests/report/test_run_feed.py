@@ -1,0 +1,182 @@
+"""A run's folder as a document: nothing lost, nothing invented, whatever the files hold."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from fourfold.config import UserError
+from fourfold.report.follow import Follower
+from fourfold.report.run_feed import RunFeed
+from fourfold.report.run_files import check_files
+from fourfold.report.run_metrics import Metrics
+from tests.report.test_comparison import as_predicted
+
+
+def rows(path: Path, first: int, last: int, how: str = "a") -> None:
+    with path.open(how) as file:
+        for step in range(first, last):
+            file.write(
+                json.dumps({"step": step, "loss": 9.0 - step, "step_seconds": 0.5, "comm_bytes": {"pp": 1}}) + "\n"
+            )
+
+
+def document(feed: RunFeed) -> dict:
+    feed.refresh()
+    found = feed.document()
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_a_curve_keeps_its_ends_and_every_peak() -> None:
+    metrics = Metrics()
+    for step in range(100_000):
+        metrics.add({"step": step, "loss": math.sin(step / 3000)})
+    column = metrics.columns["loss"]
+    column.values[54_321], column.values[77_777] = 50.0, -50.0
+    found = column.curve(0, 99_999)
+    points = dict(zip(found["steps"], found["values"], strict=True))
+    assert len(points) <= 1203
+    assert found["steps"] == sorted(points)
+    assert (points[54_321], points[77_777]) == (50.0, -50.0)
+    assert {0, 99_999} <= set(points)
+    part = column.curve(54_000, 54_500)
+    assert part["steps"] == list(range(54_000, 54_501))
+
+
+def test_a_step_that_is_trained_again_replaces_what_followed_it() -> None:
+    metrics = Metrics()
+    for step, loss in ((0, 3.0), (1, 2.0), (2, 1.0), (1, 2.5)):
+        metrics.add({"step": step, "loss": loss, "mfu": 0.5})
+    assert metrics.table() == {"steps": [0, 1], "columns": {"loss": [3.0, 2.5], "mfu": [0.5, 0.5]}}
+    assert metrics.last_step == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "9", None, [1], {"a": 1}, 10**400])
+def test_what_is_no_finite_number_is_no_point(value: object) -> None:
+    metrics = Metrics()
+    metrics.add({"step": 0, "loss": value, "lr": 1.0})
+    assert metrics.table() == {"steps": [0], "columns": {"lr": [1.0]}}
+    metrics.add({"step": value, "lr": 1.0})
+    assert metrics.table()["steps"] == [0]
+
+
+def test_the_document_follows_a_run_that_grows_and_resumes(tmp_path: Path) -> None:
+    folder = as_predicted(tmp_path / "run")
+    feed = RunFeed(folder.path)
+    first = document(feed)
+    assert (first["step"], first["curves"], first["state"]) == (0, {}, "not started")
+    rows(folder.metrics, 0, 5)
+    folder.events.write_text(json.dumps({"time": 10.0, "event": "launch"}) + "\n")
+    assert document(feed)["curves"]["loss"]["values"] == [9.0, 8.0, 7.0, 6.0, 5.0]
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 5, "lo')  # being written
+    assert document(feed)["step"] == 5
+    with folder.metrics.open("a") as file:
+        file.write('ss": 4.0}\n')
+    assert document(feed)["step"] == 6
+    aside = tmp_path / "aside"
+    rows(aside, 0, 3)
+    aside.replace(folder.metrics)  # a resumed run writes the kept steps anew
+    again = document(feed)
+    assert (again["step"], again["latest"]["loss"]) == (3, 7.0)
+    rows(folder.metrics, 3, 8)
+    with folder.events.open("a") as file:
+        file.write('{"time": 10, "event": "start", "step": 0}\n{"time": 14, "event": "finish", "step": 8}\n')
+    last = document(feed)
+    assert (last["step"], last["state"], last["num_events"]) == (8, "finished", 3)
+    assert last["goodput"]["kept_seconds"] == pytest.approx(4.0)
+
+
+def test_a_reader_of_blocks_leaves_out_lines_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + b"x" * 5000 + b'\n{"step": 1}\n' + b"[" * 3000 + b"\n" + b'{"step": 2}\n')
+    follower, found = Follower(path), []
+    for _ in range(50):
+        found += follower.read(1000)
+        if not follower.more:
+            break
+    assert found == [{"step": 0}, {"step": 1}, {"step": 2}]
+    assert follower.read(1000) == []
+
+
+HOSTILE = [
+    b"\xff\xfe\x00\n",
+    b"[" * 200_000 + b"\n",
+    b'{"step": 0, "loss": NaN, "grad_norm": Infinity, "lr": 1e999}\n',
+    b'{"step": 1e300, "loss": 1}\n{"step": -5, "loss": 1}\n{"step": ' + b"9" * 400 + b', "loss": 1}\n',
+    b'{"time": "soon", "event": {"a": 1}, "step": [1], "message": {"b": 2}}\n',
+    b'{"time": ' + b"9" * 400 + b', "event": "finish", "validation_loss": ' + b"9" * 400 + b"}\n",
+    b'{"time": 1, "event": "straggler", "ratio": "x", "rank": "<b>"}\n',
+    b'{"time": 1, "event": "save", "seconds": "long", "held_seconds": []}\n{"event": "launch", "time": null}\n',
+    b"".join(b'{"step": %d, "key%d": 1}\n' % (n, n) for n in range(500)),
+    b'{"' + b"k" * 5000 + b'": 1, "step": 0}\n',
+    b"x" * 20_000_000,
+]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_lines_are_left_out(tmp_path: Path, content: bytes) -> None:
+    folder = as_predicted(tmp_path / "run")
+    folder.metrics.write_bytes(content)
+    folder.events.write_bytes(content)
+    found = document(RunFeed(folder.path))
+    assert len(found["curves"]) <= 64
+    assert len(json.dumps(found)) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "events.jsonl", "progress.bin", "measured", "measured/rank-00000.json", "run.toml"]
+)
+def test_links_out_of_the_folder_pipes_and_folders_are_refused(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text('{"step": 0, "loss": 1.0}\n')
+    folder = as_predicted(tmp_path / "run").path
+    path = folder / name
+    if path.is_dir():
+        path.rename(tmp_path / "elsewhere")
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "elsewhere" if name == "measured" else outside)
+    with pytest.raises(UserError, match="link out of the run's folder"):
+        check_files(folder)
+    path.unlink()
+    os.mkfifo(path)
+    begun = time.monotonic()
+    with pytest.raises(UserError, match="is no"):
+        RunFeed(folder).refresh()
+    assert time.monotonic() - begun < 1
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="link to nothing"):
+        check_files(folder)
+
+
+def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
+    folder = as_predicted(tmp_path / "run")
+    rows(folder.path / "all.jsonl", 0, 2)
+    folder.metrics.symlink_to("all.jsonl")
+    assert document(RunFeed(folder.path))["step"] == 2
+
+
+@pytest.mark.parametrize("content", [b"x" * 640, bytes(64), os.urandom(256), b"\xff" * 64 * 4])
+def test_a_file_of_counters_that_no_rank_wrote_names_no_place(tmp_path: Path, content: bytes) -> None:
+    folder = as_predicted(tmp_path / "run")
+    (folder.path / "progress.bin").write_bytes(content)
+    for rank in document(RunFeed(folder.path))["ranks"]:
+        assert rank["instruction"] in ("", "end")
+
+
+def test_code_that_a_run_file_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = as_predicted(tmp_path / "run")
+    (tmp_path / "hostile.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = folder.run_file.read_text().replace('schedule = "1f1b"', 'schedule = "python:hostile:order"')
+    assert "python:hostile" in text
+    folder.run_file.write_text(text)
+    found = document(RunFeed(folder.path))
+    assert "names Python code" in found["notes"][0]
+    assert not (tmp_path / "ran").exists()
