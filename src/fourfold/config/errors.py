@@ -57,8 +57,8 @@ def error_text(error: BaseException) -> str:
 
 
 def attribute_of(setting: str, module_name: str, name: str) -> Any:
-    """What a module of the person's has by this name; None where it has none. `setting`: the key and value that name it. Raises
-    `UserError` where the module cannot be imported."""
+    """The attribute of a module of the person's; None where it has none of this name. `setting`: the key and value that name it.
+    Raises `UserError` where the module cannot be imported."""
     try:
         return getattr(importlib.import_module(module_name), name, None)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""What a model counts: its parameters, those that a token passes, the FLOPs of a training step."""
+"""Counts of a model: its parameters, those that a token passes, the FLOPs of a training step."""
 
 from dataclasses import replace
 from functools import lru_cache

@@ -53,7 +53,7 @@ def swiglu(ops: Operations, gate_up: Array) -> Array:
 
 
 def swiglu_again(ops: Operations, gate_up: Array) -> tuple[Array, Array]:
-    """What a backward needs of it: silu(gate), which `swiglu` overwrites, and silu(gate) * up."""
+    """silu(gate), which `swiglu` overwrites, and silu(gate) * up: a backward needs both."""
     gate, up = gate_up.chunk(2, dim=-1)
     with ops.fused():
         activated = ops.silu(gate)

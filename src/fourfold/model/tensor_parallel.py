@@ -7,7 +7,7 @@ microbatch, t the part of them whose hidden states this rank has (t = T without 
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.norm import Normed, Statistics, normalize_again, normalize_backward
 from fourfold.model.operations import Array, Operations
-from fourfold.model.parallel import Parallel, Pending
+from fourfold.model.parallel import Group, Parallel, Pending
 from fourfold.model.weights import Weight
 
 
@@ -28,24 +28,33 @@ class Arriving:
         return self._array
 
 
+def gather_over(x: Array, group: Group | None) -> Arriving:
+    """Starts bringing every rank's rows together: [n, ...] -> [size x n, ...]; x itself without a group."""
+    if group is None:
+        return Arriving(x)
+    full = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
+    return Arriving(full, group.all_gather(full, x))
+
+
+def scatter_over(x: Array, group: Group | None) -> Arriving:
+    """Starts summing every rank's rows and leaving each its own: [size x n, ...] -> [n, ...]; x itself without a group."""
+    if group is None:
+        return Arriving(x)
+    part = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
+    return Arriving(part, group.sum_scatter(x, part))
+
+
 def gather_tokens(x: Array, parallel: Parallel) -> Arriving:
     """Starts bringing all tokens together. x [t, n] -> [T, n]; x itself where every rank has them all."""
-    tp = parallel.tp
-    if tp is None or not parallel.sequence:
-        return Arriving(x)
-    full = x.new_empty((x.shape[0] * tp.size, x.shape[1]))
-    return Arriving(full, tp.all_gather(full, x))
+    return gather_over(x, parallel.tp if parallel.sequence else None)
 
 
 def sum_partial(x: Array, parallel: Parallel) -> Arriving:
     """Starts the sum of every rank's x [T, n] -> [t, n]. x belongs to the sum from now on."""
     tp = parallel.tp
-    if tp is None:
-        return Arriving(x)
-    if not parallel.sequence:
-        return Arriving(x, tp.all_reduce(x))
-    part = x.new_empty((x.shape[0] // tp.size, x.shape[1]))
-    return Arriving(part, tp.sum_scatter(x, part))
+    if tp is None or parallel.sequence:
+        return scatter_over(x, tp)
+    return Arriving(x, tp.all_reduce(x))
 
 
 class ColumnInput:

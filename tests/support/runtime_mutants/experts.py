@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fourfold.model.experts import feed_forward
 from fourfold.model.experts.shared import own_tokens
 from fourfold.model.tensor_parallel import Arriving
 from fourfold.runtime.executor import Executor
@@ -109,7 +110,7 @@ def parts_of_an_expert_are_not_summed() -> Iterator[None]:
     def make(original: Any) -> Any:
         return lambda x, group: original(x, group) if group is None else Arriving(part_of(x, group))
 
-    with everywhere("scatter_over", make):
+    with replaced(feed_forward, "scatter_over", make):
         yield
 
 

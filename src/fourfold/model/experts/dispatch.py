@@ -12,7 +12,6 @@ from fourfold.config import ModelConfig
 from fourfold.model.experts.router import Choice
 from fourfold.model.operations import Array, Groups, Operations
 from fourfold.model.parallel import Group, Pending
-from fourfold.model.tensor_parallel import Arriving
 
 
 @dataclass(frozen=True)
@@ -176,19 +175,3 @@ def _return(route: Route, given: list[Array], finish: Callable[[Array], Array]) 
         del unsorted
     work = route.ep.all_to_all(back[:sent], rows, route.sent_rows, route.received_rows)
     return Transfer(work, rows, back, finish)
-
-
-def gather_over(x: Array, group: Group | None) -> Arriving:
-    """Starts bringing every rank's rows together: [n, ...] -> [size x n, ...]; x itself without a group."""
-    if group is None:
-        return Arriving(x)
-    full = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
-    return Arriving(full, group.all_gather(full, x))
-
-
-def scatter_over(x: Array, group: Group | None) -> Arriving:
-    """Starts summing every rank's rows and leaving each its own: [size x n, ...] -> [n, ...]; x itself without a group."""
-    if group is None:
-        return Arriving(x)
-    part = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
-    return Arriving(part, group.sum_scatter(x, part))

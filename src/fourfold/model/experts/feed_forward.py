@@ -17,17 +17,15 @@ from fourfold.model.experts.dispatch import (
     combine_pairs,
     dispatch,
     dispatch_pairs,
-    gather_over,
     keep_within_capacity,
     plan_route,
-    scatter_over,
 )
 from fourfold.model.experts.router import Choice, choose, score, score_backward, weights_backward
 from fourfold.model.experts.shared import join, own_tokens, shared_backward, shared_forward
 from fourfold.model.experts.swiglu import experts_backward, experts_forward
 from fourfold.model.norm import normalize, normalize_again, normalize_backward
 from fourfold.model.operations import Array
-from fourfold.model.tensor_parallel import Arriving, gather_tokens
+from fourfold.model.tensor_parallel import Arriving, gather_over, gather_tokens, scatter_over
 from fourfold.model.weights import RoutedWeights, Weight
 
 

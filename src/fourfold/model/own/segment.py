@@ -9,6 +9,7 @@ from typing import Any
 from fourfold.model.environment import Environment, Microbatch, Saved
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import Group
+from fourfold.model.tensor_parallel import gather_over, scatter_over
 from fourfold.model.weights import OwnWeights
 
 
@@ -49,8 +50,7 @@ def _group(env: Environment) -> Group | None:
 
 def _full_sequence(ops: Operations, group: Group, x: Array, dim: int) -> Array:
     """All ranks' parts of a sequence, dimension `dim` of x, in order: rank r has chunks r and 2R - 1 - r."""
-    full = x.new_empty((group.size * x.shape[0], *x.shape[1:]))
-    group.all_gather(full, x).wait()
+    full = gather_over(x, group).wait()
     halves = [rank.chunk(2, dim=dim) for rank in full.chunk(group.size)]
     with ops.fused():
         return ops.concatenate([front for front, _ in halves] + [back for _, back in halves[::-1]], dim=dim)
@@ -86,6 +86,4 @@ def _summed(ops: Operations, group: Group, given: list[Array]) -> Array:
         ranks = [ops.concatenate((chunks[r], chunks[-1 - r]), dim=1) for r in range(group.size)]
         full = ops.concatenate(ranks)
     del ranks, chunks, grad
-    into = full.new_empty((full.shape[0] // group.size, *full.shape[1:]))
-    group.sum_scatter(full, into).wait()
-    return into
+    return scatter_over(full, group).wait()
