@@ -1,6 +1,7 @@
 """`fourfold simulate`: a step of a run on a cluster, predicted, and the whole run's length and cost."""
 
 import json as json_text
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from fourfold.report.format_interval import interval_lines
 from fourfold.report.format_nearest import nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
+    check_lines,
     chosen_ranks,
     communication_lines,
     format_software,
@@ -28,6 +30,7 @@ from fourfold.report.format_simulation import (
 from fourfold.report.screen import columns, print_screen
 from fourfold.report.verdict import verdict_lines
 from fourfold.simulate.campaign import Campaign
+from fourfold.simulate.checks import CheckPrice
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep
 from fourfold.simulate.summary import StepSummary
@@ -132,7 +135,9 @@ def simulate(
             document["trace"] = {"file": str(trace), "text": traced}
         print(json_text.dumps(document, indent=1))
     else:
-        lines = _text(resolved, machine, summary, length, pp_rank, memory, found.stated, found.published, found.idle)
+        lines = _text(
+            resolved, machine, summary, length, pp_rank, memory, found.stated, found.published, found.idle, found.checks
+        )
         print_screen([*lines, *(["", traced] if traced is not None else [])])
     return 0 if found.fits and found.idle is None else 1
 
@@ -147,6 +152,7 @@ def _text(
     stated: frozenset[str],
     published: PublishedStep | None,
     idle: str | None,
+    checks: Sequence[CheckPrice],
 ) -> list[str]:
     ranks = chosen_ranks(resolved.layout.pp, pp_rank, columns())
     used = "" if machine.devices == summary.devices else f", {summary.devices:,} of them used"
@@ -172,6 +178,7 @@ def _text(
     lines += ["", *memory_lines(summary, ranks)]
     if memory:
         lines += ["", *memory_curve_lines(summary, ranks)]
+    lines += ["", *check_lines(checks)] if checks else []
     lines += ["", *nearest_lines(summary)]
     if length is not None:
         lines += ["", *campaign_lines(length, resolved.spec.checkpoint_bytes, stated)]
