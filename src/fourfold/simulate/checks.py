@@ -47,7 +47,7 @@ def check_prices(step: StepPrediction, spec: StepSpec, faults: FaultsSection) ->
 
 
 def _checksum_seconds(simulation: Simulation) -> float:
-    """Of the slowest pipeline rank; the step waits for it, since all is compared before the update."""
+    """The slowest pipeline rank's comparison, which the step waits for."""
     checks = [check for view in simulation.views if (check := checksum_instruction(view)) is not None]
     durations = simulation.durations
     return max((durations.local(check) + durations.collectives(check) for check in checks), default=0.0)

@@ -1,7 +1,7 @@
 """Faults inside a rank, for ranks that are started with this folder on PYTHONPATH.
 
 FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
-in the folder FOURFOLD_TEST_COUNTER. WHAT = `in_turn`: every STEP steps something else hangs, on each of RANK ranks in turn.
+in the folder FOURFOLD_TEST_COUNTER. With in_turn, every STEP steps something else hangs, on each of RANK ranks in turn.
 """
 
 import os
