@@ -1,6 +1,6 @@
-"""Recovery on this machine, with real ranks and real signals: kill to next step, detection, a kill storm.
+"""Recovery on this machine, with real ranks and real signals: kill to next step, detection, hangs of four kinds, a kill storm.
 
-python benchmarks/faults.py [--kills 10] [--stops 10] [--storm-steps 2000] [--mean 5] [--ranks 2]
+python benchmarks/faults.py [--kills 10] [--stops 10] [--hangs 100] [--storm-steps 2000] [--mean 5] [--ranks 2]
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fourfold.runtime.progress import TRAINING
+from tests.support.hangs_in_turn import CAUSES, hang_in_turn
 from tests.support.supervised import Supervised, left_by, write_run
 
 FOR_EVER = "batch.steps=1000000"
@@ -71,6 +72,19 @@ def detections(run_file: Path, out: Path, times: int, ranks: int) -> tuple[list[
     return found, right
 
 
+def hangs(run_file: Path, out: Path, times: int, ranks: int) -> None:
+    """Ranks that hang in four ways in turn: how each kind was named, and how soon."""
+    named = hang_in_turn(run_file, out, times, ranks)
+    for kind, cause in CAUSES.items():
+        own = [each for each in named if each.kind == kind]
+        seconds = [each.seconds for each in own]
+        soon = sum(each < 5 for each in seconds)
+        print(
+            f"{cause}: right in {sum(e.right for e in own)} of {len(own)}; {spread(seconds)}, {soon} within 5 s",
+            flush=True,
+        )
+
+
 def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> None:
     """The same run without and under kills at random times, `mean` seconds apart."""
     times = []
@@ -105,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--stops", type=int, default=10)
+    parser.add_argument("--hangs", type=int, default=100)
     parser.add_argument("--storm-steps", type=int, default=2000)
     parser.add_argument("--mean", type=float, default=5.0)
     parser.add_argument("--ranks", type=int, default=2)
@@ -119,6 +134,7 @@ def main() -> None:
         print(f"kill to next finished step, cold: {spread(cold)}", flush=True)
         stops, right = detections(run_file, folder / "stops", options.stops, options.ranks)
         print(f"SIGSTOP to its name: {spread(stops)}; right in {right} of {len(stops)}", flush=True)
+        hangs(run_file, folder / "hangs", options.hangs, options.ranks)
         storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
 
 

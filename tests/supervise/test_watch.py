@@ -11,6 +11,7 @@ from fourfold.config import RunFailure, parse_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program.liveness import ledger
 from fourfold.train.measured import check_sent
+from tests.support.hangs_in_turn import hang_in_turn
 from tests.support.supervised import Supervised, left_by, write_run
 
 RUN = {
@@ -94,3 +95,11 @@ def test_a_slow_rank_is_flagged_and_goes_on(run_file: Path, tmp_path: Path) -> N
         assert {event["rank"] for event in run.events("straggler")} == {1}
         assert run.finish() == 0, run.printed
         assert run.events("failure") == []
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(3600)
+def test_a_hundred_hangs_are_named(tmp_path: Path) -> None:
+    named = hang_in_turn(write_run(tmp_path), tmp_path / "run", 100)
+    assert [each for each in named if not each.right] == []
+    assert all(each.seconds < 5.0 for each in named if each.kind == "stop")

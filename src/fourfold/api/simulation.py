@@ -1,7 +1,7 @@
 """`fourfold.simulate`: a step of a run on a cluster, predicted, and the length and cost of the run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fourfold.report.format_nearest import nearest_document
 from fourfold.report.simulation_document import simulation_document
 from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumptions, Campaign, campaign
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
+from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.collection import without_collection
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import SoftwareOverrides, check_devices, idle_devices, prices_for, transport_on
@@ -41,7 +42,7 @@ from fourfold.simulate.whole import check_layers, check_size, step_for_trace
 class SimulationResult:
     """A predicted step. `summary`: its figures, by rank and kind too. `campaign`: length and cost of the run, where its tokens are
     known. `published`: the literature's figure beside it. `idle`: devices that the layout leaves idle, and what would use them.
-    `stated`: assumptions of the campaign that were given."""
+    `stated`: assumptions of the campaign that were given. `checks`: prices of the run's checks for silent corruption."""
 
     resolved: ResolvedRun
     cluster: Cluster
@@ -50,6 +51,7 @@ class SimulationResult:
     published: PublishedStep | None
     idle: str | None
     stated: frozenset[str]
+    checks: tuple[CheckPrice, ...] = ()
 
     @property
     def step_seconds(self) -> float:
@@ -91,6 +93,7 @@ class SimulationResult:
             "nearest": nearest_document(self.summary),
             "idle": self.idle,
             "published": published,
+            "checks": [asdict(check) for check in self.checks],
         }
 
     def __repr__(self) -> str:
@@ -153,7 +156,8 @@ def simulate(
         step, devices = (wanted, summary.tokens, summary.seconds), resolved.layout.world_size
         length = campaign(*step, devices, machine.node_devices, assumptions)
     stated = frozenset(name for name, value in given.items() if value is not None)
-    return SimulationResult(resolved, machine, summary, length, published, idle, stated)
+    checks = tuple(check_prices(summary.step, resolved.spec, config.faults))
+    return SimulationResult(resolved, machine, summary, length, published, idle, stated, checks)
 
 
 def priced_run(

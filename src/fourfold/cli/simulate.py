@@ -11,6 +11,7 @@ from fourfold.report.format_interval import interval_lines
 from fourfold.report.format_nearest import nearest_lines
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.format_simulation import (
+    check_lines,
     chosen_ranks,
     communication_lines,
     format_software,
@@ -152,6 +153,7 @@ def _text(found: SimulationResult, pp_rank: int | None, memory: bool) -> list[st
     lines += ["", *memory_lines(summary, ranks)]
     if memory:
         lines += ["", *memory_curve_lines(summary, ranks)]
+    lines += ["", *check_lines(found.checks)] if found.checks else []
     lines += ["", *nearest_lines(summary)]
     if found.campaign is not None:
         lines += ["", *campaign_lines(found.campaign, resolved.spec.checkpoint_bytes, found.stated)]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fourfold.layout import FlatLayout
-from fourfold.layout.mesh import axes_name
 from fourfold.model.work import Elementwise, Work, sends
 from fourfold.program.buffers import values
 from fourfold.program.instruction import Instruction, Op
@@ -57,24 +56,27 @@ def _of_unit(view: RankView, flat: FlatLayout) -> Iterator[Replica]:
 
 
 def insert_checksum(steps: list[Step], view: RankView) -> list[Step]:
-    """CHECKSUM before the gradient norm; one small all-gather for each group of ranks."""
-    found = replicas(view) if view.spec.checksum else []
-    if not found:
+    """CHECKSUM before the gradient norm."""
+    check = checksum_instruction(view) if view.spec.checksum else None
+    if check is None:
         return steps
+    norm = next(index for index, (pattern, _) in enumerate(steps) if pattern.op is Op.CLIP_NORM)
+    return [*steps[:norm], (Pattern.of_first(check), None), *steps[norm:]]
+
+
+def checksum_instruction(view: RankView) -> Instruction | None:
+    """The comparison of one pipeline rank: a small all-gather for each group of ranks; None where it holds nothing that others hold
+    too."""
+    found = replicas(view)
+    if not found:
+        return None
     size = sum(replica.bytes(view) for replica in found)
     gathers = [
         over(view.spec.layout, "all_gather", axes, SCALAR_BYTES * view.spec.layout.group_size(axes))
         for axes in dict.fromkeys(replica.axes for replica in found)
     ]
-    check = Instruction(
+    return Instruction(
         Op.CHECKSUM,
         reads=tuple(dict.fromkeys(replica.buffer for replica in found)),
         work=Work((Elementwise(size, size), *sends(*gathers).items)),
     )
-    norm = next(index for index, (pattern, _) in enumerate(steps) if pattern.op is Op.CLIP_NORM)
-    return [*steps[:norm], (Pattern.of_first(check), None), *steps[norm:]]
-
-
-def axes_names(view: RankView) -> set[str]:
-    """Names of the groups that compare checksums."""
-    return {axes_name(replica.axes) for replica in replicas(view)}

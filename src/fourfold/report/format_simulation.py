@@ -7,6 +7,7 @@ from fourfold.cost.prices import Prices
 from fourfold.cost.software import SoftwareProfile
 from fourfold.report.screen import NARROW, columns
 from fourfold.report.units import format_bytes, format_count, sparkline, table
+from fourfold.simulate.checks import CheckPrice
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import mean_seconds
 from fourfold.simulate.summary import AxesTraffic, StepSummary
@@ -190,4 +191,16 @@ def memory_curve_lines(summary: StepSummary, ranks: Sequence[int], width: int = 
         beside = device_bytes(peak.bytes, simulation.prices.software) - peak.bytes
         if beside:
             lines.append(f"    {'context and fragmentation':<30} {format_bytes(beside):>9}")
+    return lines
+
+
+def check_lines(checks: Sequence[CheckPrice]) -> list[str]:
+    """The prices of checks for silent corruption, a line each."""
+    lines: list[str] = []
+    for check in checks:
+        often = f" every {check.every_steps} steps" if check.every_steps > 1 else ""
+        more = f", {format_bytes(check.memory_bytes)} more at the peak" if check.memory_bytes else ""
+        share = "below 0.01 %" if check.share < 1e-4 else f"{100 * check.share:.2g} %"
+        verb = "" if check.used else " (not asked for)"
+        lines.append(f"{'' if lines else 'checks':<11}{check.name}{often}{verb}: {share} of the time{more}")
     return lines

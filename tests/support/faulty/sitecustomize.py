@@ -2,9 +2,11 @@
 
 FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
 in the folder FOURFOLD_TEST_COUNTER. `device:NUMBER:::` is a device that does not work while the file `broken` is there.
+in the folder FOURFOLD_TEST_COUNTER. With in_turn, every STEP steps something else hangs, on each of RANK ranks in turn.
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,17 +14,22 @@ from pathlib import Path
 what, rank, step, times = (os.environ.get("FOURFOLD_TEST_FAULT") or ":::").split(":")
 
 
-def is_due(at: int) -> bool:
-    if os.environ.get("RANK") != rank or at != int(step):
-        return False
-    counter = Path(os.environ["FOURFOLD_TEST_COUNTER"]) / f"{what}-{rank}"
-    with open(counter, "a+b") as file:
+def due(at: int, *kinds: str) -> str:
+    """The one of the kinds that this rank does at this step; empty: none."""
+    kind, victim, when, counter = what, rank, int(step or 0), f"{what}-{rank}"
+    if what == "in_turn":
+        number = at // when - 1
+        kind, victim, when = IN_TURN[number % 4], str(number // 4 % int(rank)), (number + 1) * when or -1
+        counter = f"{kind}-{victim}-{at}"
+    if at < 0 or kind not in kinds or os.environ.get("RANK") != victim or at != when:
+        return ""
+    with open(Path(os.environ["FOURFOLD_TEST_COUNTER"]) / counter, "a+b") as file:
         file.write(b"x")
-        return file.tell() <= int(times)
+        return kind if file.tell() <= int(times) else ""
 
 
-def fail() -> None:
-    match what:
+def fail(kind: str) -> None:
+    match kind:
         case "exit":
             sys.exit(0)
         case "leave":
@@ -34,6 +41,9 @@ def fail() -> None:
         case "loop":
             while True:
                 pass
+
+
+IN_TURN = ("skip", "loop", "sleep", "stop")
 
 
 def install() -> None:
@@ -55,25 +65,27 @@ def install() -> None:
         here[0] = at
         if what == "slow" and os.environ.get("RANK") == rank:
             time.sleep(0.05)
-        elif what in ("exit", "leave", "error", "sleep") and is_due(at):
-            fail()
+        elif kind := due(at, "exit", "leave", "error", "sleep"):
+            fail(kind)
+        elif due(at, "stop"):
+            os.kill(os.getpid(), signal.SIGSTOP)
         return read(self, at, rows)
 
     def clip_norm(self, instruction):
-        if what == "loop" and is_due(here[0]):
-            fail()
-        if what == "skip" and is_due(here[0]):
+        if due(here[0], "loop"):
+            fail("loop")
+        if due(here[0], "skip"):
             self._norm, self._scale = 1.0, 1.0
             return
         clip(self, instruction)
 
     def spoilt_backward(self, instruction):
         backward(self, instruction)
-        if what in ("gradient", "nan") and instruction.short == "B b1 m0" and is_due(here[0]):
+        if instruction.short == "B b1 m0" and due(here[0], "gradient", "nan"):
             spoil(self._units["b1"].grad, what == "nan")
 
     def spoilt_run(self, program, *rest):
-        if what in ("parameter", "state") and program.kind == "train" and is_due(here[0]):
+        if program.kind == "train" and due(here[0], "parameter", "state"):
             unit = self.units["b1"]
             spoil(unit.params if what == "parameter" else unit.optimizer.state["exp_avg"], False)
         return run(self, program, *rest)

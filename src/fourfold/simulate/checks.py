@@ -1,0 +1,63 @@
+"""The price of the checks for silent corruption: as shares of a run's time, beside the step that makes none."""
+
+from dataclasses import dataclass, replace
+
+from fourfold.config.schema import FaultsSection
+from fourfold.program.instruction import Op
+from fourfold.program.replicas import checksum_instruction
+from fourfold.program.sizes import unit_bytes
+from fourfold.program.spec import StepSpec
+from fourfold.simulate.run_prices import OWN_SOFTWARE
+from fourfold.simulate.step import Simulation, StepPrediction, predict_step
+
+REPLAY_STEPS = 100
+"""The interval that a price is given for where a run never replays."""
+
+
+@dataclass(frozen=True)
+class CheckPrice:
+    """One kind of check. `seconds`: by which a step with it is longer; `share`: of all time, at one such step in `every_steps`.
+    `used`: whether the run asks for it. `memory_bytes`: more on the fullest device."""
+
+    name: str
+    seconds: float
+    every_steps: int
+    share: float
+    used: bool = True
+    memory_bytes: int = 0
+
+
+def check_prices(step: StepPrediction, spec: StepSpec, faults: FaultsSection) -> list[CheckPrice]:
+    """The checks of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take no time."""
+    prices, total = step.simulation.prices, step.seconds
+    if prices.software.name != OWN_SOFTWARE:
+        return []
+    found = []
+    if faults.checksum_every_steps:
+        every, seconds = faults.checksum_every_steps, _checksum_seconds(step.simulation)
+        found.append(CheckPrice("replica checksums", seconds, every, seconds / every / total))
+    if faults.locate_nan:
+        seconds = max(rank["norms"] for rank in step.along(_gradient_norms))
+        found.append(CheckPrice("norms of a rank's own gradients", seconds, 1, seconds / total))
+    again, every = predict_step(replace(spec, replay=True), prices), faults.replay_every_steps or REPLAY_STEPS
+    seconds, more = again.seconds - total, max(again.device_bytes) - max(step.device_bytes)
+    used = faults.replay_every_steps > 0
+    found.append(CheckPrice("replay", seconds, every, seconds / every / total, used, max(0, more)))
+    return [price for price in found if price.seconds > 0]
+
+
+def _checksum_seconds(simulation: Simulation) -> float:
+    """The slowest pipeline rank's comparison, which the step waits for."""
+    checks = [check for view in simulation.views if (check := checksum_instruction(view)) is not None]
+    durations = simulation.durations
+    return max((durations.local(check) + durations.collectives(check) for check in checks), default=0.0)
+
+
+def _gradient_norms(simulation: Simulation) -> list[dict[str, float]]:
+    """By rank, seconds to read every gradient once before each of its reductions, or once a step where nobody reduces it."""
+    found = []
+    for view, program in zip(simulation.views, simulation.programs, strict=True):
+        times = {p.segment: len(ms) for p, ms in program.steps.microbatches.items() if p.op is Op.REDUCE}
+        sizes = {unit: unit_bytes(view.spec, "grad", flat) for unit, flat in view.flats.items()}
+        found.append({"norms": sum(times.get(u, 1) * simulation.prices.memory(n) for u, n in sizes.items())})
+    return found

@@ -1,0 +1,58 @@
+"""The price of the checks for silent corruption is what the step takes longer with them, and small at the usual interval."""
+
+from dataclasses import replace
+
+import pytest
+
+from fourfold.config.schema import FaultsSection
+from fourfold.simulate.checks import CheckPrice, check_prices
+from fourfold.simulate.step import predict_step
+from tests.simulate.test_what_is_priced import PRICES as DEFAULT
+from tests.simulate.test_what_is_priced import SPEC
+
+PRICES = replace(DEFAULT, software=replace(DEFAULT.software, name="fourfold"))
+USUAL = FaultsSection()
+
+
+def prices(faults: FaultsSection, microbatches: int = 4) -> dict[str, CheckPrice]:
+    spec = SPEC.with_microbatches(microbatches)
+    found = check_prices(predict_step(spec, PRICES), spec, faults)
+    return {price.name: price for price in found}
+
+
+@pytest.mark.parametrize("microbatches", [4, 40])
+def test_a_check_costs_what_the_step_takes_longer_with_it(microbatches: int) -> None:
+    spec = SPEC.with_microbatches(microbatches)
+    plain = predict_step(spec, PRICES).seconds
+    found = prices(replace_faults(checksum_every_steps=7, replay_every_steps=30), microbatches)
+    for name, checked, every in (
+        ("replica checksums", replace(spec, checksum=True), 7),
+        ("replay", replace(spec, replay=True), 30),
+    ):
+        longer = predict_step(checked, PRICES).seconds - plain
+        assert found[name].seconds == pytest.approx(longer, rel=0.02)
+        assert found[name].share == pytest.approx(longer / plain / every, rel=0.02)
+        assert found[name].used
+
+
+def test_at_the_usual_interval_all_of_them_cost_less_than_two_per_cent() -> None:
+    found = prices(USUAL)
+    assert {name for name, price in found.items() if price.used} == {
+        "replica checksums",
+        "norms of a rank's own gradients",
+    }
+    assert sum(price.share for price in found.values()) < 0.02
+
+
+def test_what_a_run_does_not_do_costs_nothing() -> None:
+    found = prices(replace_faults(checksum_every_steps=0, locate_nan=False))
+    assert [price.used for price in found.values()] == [False], "replay, at an interval that the run may ask for"
+
+
+def test_other_software_makes_no_checks() -> None:
+    other = replace(PRICES, software=replace(PRICES.software, name="megatron"))
+    assert check_prices(predict_step(SPEC, other), SPEC, USUAL) == []
+
+
+def replace_faults(**values: int | bool) -> FaultsSection:
+    return USUAL.model_copy(update=values)
