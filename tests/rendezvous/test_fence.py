@@ -1,4 +1,4 @@
-"""Of two groups of ranks that both take themselves for the run's, the one that was started last alone commits."""
+"""Two groups of ranks both take themselves for the run's: the one that was started last alone commits."""
 
 import subprocess
 import sys

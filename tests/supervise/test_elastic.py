@@ -12,7 +12,7 @@ FP64 = ("precision.compute=fp64", "faults.elastic=true", "faults.probe_seconds=0
 
 
 def losses(out: Path) -> list[tuple]:
-    """What must agree to 1e-9 under every layout, behind what must agree to the bit."""
+    """Values that agree to the bit under every layout, then those that agree to 1e-9."""
     return [
         (row["step"], row["tokens"], row["lr"], *(pytest.approx(row[key], rel=1e-9) for key in ("loss", "grad_norm")))
         for row in read_lines(out / "metrics.jsonl")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from tests.support.supervised import Supervised, left_by, write_run
+from tests.support.supervised import Supervised, left_by, read_lines, write_run
 
 STEPS = 30
 
@@ -39,6 +39,7 @@ def test_every_rank_may_be_killed_and_the_run_is_the_same(run_file: Path, undist
         ]
         assert len(run.events("restart")) == 3
         assert left_by(run.out) == undisturbed
+        assert len({row["peak_memory_bytes"] for row in read_lines(run.out / "metrics.jsonl")}) == 1
 
 
 @pytest.mark.faults

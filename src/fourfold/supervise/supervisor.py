@@ -38,7 +38,7 @@ RESTARTED_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Machines:
-    """What a launch on several machines has beside its ranks. `token` names it. `seconds`: how long it waits for a machine."""
+    """A launch on several machines, of which `member` leads. `token` names it. `seconds`: how long it waits for a machine."""
 
     member: Member
     token: str

@@ -21,11 +21,14 @@ import select
 import signal
 import socket
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 MESSAGE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
+_LATE = ("encodings.idna", "numpy.ma", "numpy.random", "pydantic.dataclasses", "xxhash")
+"""Modules that others import at their first use, in every rank again."""
 
 
 def serve(out: Path, connection: socket.socket) -> None:
@@ -34,6 +37,8 @@ def serve(out: Path, connection: socket.socket) -> None:
     import fourfold.train.session
     import fourfold.train.worker  # noqa: F401
 
+    for module in _LATE:
+        import_module(module)
     children: set[int] = set()
     ended, told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(told, warn_on_full_buffer=False)

@@ -44,7 +44,7 @@ from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
-from fourfold.train.measured import check_sent, rank_measured, write_measured
+from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event, finite
 from fourfold.train.peak import Peak
 from fourfold.train.resume import Resumption
@@ -107,7 +107,7 @@ class Training:
             state.initial_biases(released, self.view, self.executor.routers)
         share_parameters(self.spec, self.units, self.groups)
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
-        self.peak_bytes = 0
+        self.peak_bytes = known_peak_bytes(out, context.rank, self.program) if generation() else 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
 

@@ -144,6 +144,15 @@ def read_measured(folder: Path) -> list[RankMeasured]:
     return sorted(found, key=lambda each: each.rank)
 
 
+def known_peak_bytes(folder: Path, rank: int, program: Program) -> int:
+    """The peak that this rank measured in an earlier generation of the same program; 0 where it did not."""
+    try:
+        found = _parse(json.loads(measured_path(folder, rank).read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    return found.peak_memory_bytes if found.program == digest(program) else 0
+
+
 def _parse(table: dict[str, Any]) -> RankMeasured:
     line = table["timeline"]
     return RankMeasured(

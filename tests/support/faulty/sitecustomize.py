@@ -2,7 +2,7 @@
 
 FOURFOLD_TEST_FAULT = WHAT:RANK:STEP:TIMES, where the first TIMES times that RANK comes to STEP it does WHAT; the counter is a file
 in the folder FOURFOLD_TEST_COUNTER. `device:NUMBER:::` is a device that does not work while the file `broken` is there.
-in the folder FOURFOLD_TEST_COUNTER. With in_turn, every STEP steps something else hangs, on each of RANK ranks in turn.
+With in_turn, every STEP steps something else hangs, on each of RANK ranks in turn.
 """
 
 import os
