@@ -145,6 +145,20 @@ def test_a_term_is_explained_on_hover_and_on_focus(watched: Watched) -> None:
     until(tab, "!document.querySelector('[role=tooltip]')?.textContent.includes('Huang')")
 
 
+def test_a_term_below_the_fold_is_explained_to_the_keyboard(watched: Watched) -> None:
+    """Focus scrolls the term into sight; its explanation stays."""
+    watched.tab.set_viewport_size({"width": 900, "height": 320})
+    tab = opened(watched, "two-thousand-h800")
+    tab.get_by_role("button", name="schedule", exact=True).focus()
+    tip = tab.locator("[role=tooltip]")
+    tip.wait_for()
+    tab.wait_for_timeout(400)
+    assert "order in which ranks" in tip.inner_text()
+    box = tip.bounding_box()
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= 320
+
+
 def test_a_control_explains_its_term(watched: Watched) -> None:
     watched.open("#/strategy")
     watched.tab.wait_for_selector("[aria-busy=false] h1")
