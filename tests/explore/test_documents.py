@@ -30,6 +30,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "program": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "pp_rank": 1},
     "verify": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
     "pipeline": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
+    "trace": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
     "model": {"config": {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
                          "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 128, "rms_norm_eps": 1e-5}},

@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,14 @@ class Watched:
         self.tab.goto("about:blank")
         self.tab.goto(self.address + place)
         self.tab.wait_for_selector("h1")
+
+
+def until(tab: Any, expression: str, seconds: float = 10.0) -> None:
+    """Waits for an expression to hold. (`wait_for_function` evaluates text in the page, which its policy forbids.)"""
+    end = time.monotonic() + seconds
+    while not tab.evaluate(expression):
+        assert time.monotonic() < end, f"still not: {expression}"
+        time.sleep(0.01)
 
 
 def needs_page() -> None:

@@ -21,7 +21,7 @@ from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
-from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
+from fourfold.explore.pipeline import OWN, pipeline_document, slots_document, trace_document
 from fourfold.explore.setup import Malformed, Setup, read_setup
 from fourfold.explore.texts import texts_of
 from fourfold.huggingface import resolve_model
@@ -87,6 +87,11 @@ def slots(body: Body, report: Report) -> dict[str, Any]:
     return slots_document(*_divided(body, {**OWN, "pp_rank": int}))
 
 
+def trace(body: Body, report: Report) -> dict[str, Any]:
+    """That timeline as a trace for Perfetto, with flows between ranks."""
+    return trace_document(*_divided(body, OWN))
+
+
 def searched(body: Body, report: Report) -> dict[str, Any]:
     """`fourfold plan --json`. Layout keys hold the search where the request states them."""
     setup, own = _divided(body, dict.fromkeys(PLAN_OPTIONS, object))
@@ -143,6 +148,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "block": block,
     "pipeline": pipeline,
     "slots": slots,
+    "trace": trace,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

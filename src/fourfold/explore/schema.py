@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.collective_types import CollectiveDocument
-from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
+from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 
 
@@ -68,6 +68,7 @@ SCHEMAS: dict[str, type] = {
     "verify": VerificationDocument,
     "pipeline": PipelineDocument,
     "slots": SlotsDocument,
+    "trace": TraceDocument,
 }
 """The type of each document, by the name in its address."""
 

@@ -553,6 +553,12 @@ export interface TimeShares {
   bubble: number;
 }
 
+/** The JSON trace event format. */
+export interface TraceDocument {
+  displayTimeUnit: string;
+  traceEvents: (Record<string, unknown>)[];
+}
+
 /** Communication of the groups along `axes`, on average over devices. */
 export interface TrafficDocument {
   axes: string;
@@ -605,4 +611,5 @@ export interface Documents {
   verify: VerificationDocument;
   pipeline: PipelineDocument;
   slots: SlotsDocument;
+  trace: TraceDocument;
 }
