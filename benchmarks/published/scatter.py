@@ -8,10 +8,11 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from fourfold.config import UserError
+from fourfold.report.palette import AXES, INK, OPERATIONS, SOFT, SURFACE
 from outcome import PublishedOutcome, RowOutcome
 
 _SIZE, _MARGIN = 420, 56
-_COLOURS = ("#3568b8", "#c8553d", "#3f8f5b", "#8a5fb0", "#b8862d", "#4a9aa8", "#a8446f", "#6b6b6b")
+_COLOURS = (*(colour.light for table in (AXES, OPERATIONS) for colour in table.values()), SOFT.light)
 Place = Callable[[float], float]
 
 
@@ -78,11 +79,11 @@ def scatter_svg(drawing: Scatter) -> str:
     width, height = _SIZE + 2 * _MARGIN + 190, _SIZE + 2 * _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11" fill="#333">',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'font-family="sans-serif" font-size="11" fill="{INK.light}">',
+        f'<rect width="{width}" height="{height}" fill="{SURFACE.light}"/>',
         f'<text x="{_MARGIN}" y="24" font-size="14">{escape(drawing.title)}</text>',
         f'<g transform="translate({_MARGIN} {_MARGIN})">',
-        f'<rect width="{_SIZE}" height="{_SIZE}" fill="none" stroke="#888"/>',
+        f'<rect width="{_SIZE}" height="{_SIZE}" fill="none" stroke="{SOFT.light}"/>',
     ]
     for factor, dash in ((1.0, ""), (1.2, ' stroke-dasharray="4 4"'), (1 / 1.2, ' stroke-dasharray="4 4"')):
         parts.append(_line(factor, place, low, high, dash))
@@ -109,7 +110,7 @@ def _line(factor: float, place: Place, low: float, high: float, dash: str) -> st
     first, last = max(low, low - shift), min(high, high - shift)
     x1, x2 = place(10**first), place(10**last)
     y1, y2 = _SIZE - place(10 ** (first + shift)), _SIZE - place(10 ** (last + shift))
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#999"{dash}/>'
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{SOFT.light}"{dash}/>'
 
 
 def _ticks(low: float, high: float, place: Place) -> list[str]:
@@ -121,8 +122,8 @@ def _ticks(low: float, high: float, place: Place) -> list[str]:
         if not 10**low * 0.999 <= value <= 10**high * 1.001:
             continue
         at = place(value)
-        parts.append(f'<line x1="{at:.1f}" y1="{_SIZE}" x2="{at:.1f}" y2="{_SIZE - 5}" stroke="#888"/>')
+        parts.append(f'<line x1="{at:.1f}" y1="{_SIZE}" x2="{at:.1f}" y2="{_SIZE - 5}" stroke="{SOFT.light}"/>')
         parts.append(f'<text x="{at:.1f}" y="{_SIZE + 15}" text-anchor="middle">{value:g}</text>')
-        parts.append(f'<line x1="0" y1="{_SIZE - at:.1f}" x2="5" y2="{_SIZE - at:.1f}" stroke="#888"/>')
+        parts.append(f'<line x1="0" y1="{_SIZE - at:.1f}" x2="5" y2="{_SIZE - at:.1f}" stroke="{SOFT.light}"/>')
         parts.append(f'<text x="-6" y="{_SIZE - at + 4:.1f}" text-anchor="end">{value:g}</text>')
     return parts

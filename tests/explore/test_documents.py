@@ -37,6 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "program": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8", "pp_rank": 1},
     "verify": {"overrides": SMALL | {"layout.pp": 2}, "cluster": "dgx-h100:8"},
     "pipeline": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
+    "trace": {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 2, "microbatches": 4, "schedule": "zb_v"},
     "slots": {"overrides": SMALL, "ranks": 2, "microbatches": 4, "schedule": "zb_v", "pp_rank": 1},
     "tasks": {},
     "task": {"task": "two-halves-of-a-backward", **body_of(task_named("two-halves-of-a-backward").start)},

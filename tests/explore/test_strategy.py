@@ -15,7 +15,7 @@ import pytest
 from fourfold.api.simulation import simulate
 from fourfold.config import UserError
 from fourfold.report.units import format_bytes
-from tests.support.explore_server import Watched
+from tests.support.explore_server import Watched, until
 
 SMALL = {
     "model.preset": "llama3.2-1b",
@@ -60,14 +60,6 @@ def saved(tab: Any, chart: str, kind: str) -> str:
         tab.locator(".menu:popover-open").get_by_role("button", name=kind, exact=True).click()
     tab.keyboard.press("Escape")
     return Path(download.value.path()).read_bytes().decode("utf-8", "replace")
-
-
-def until(tab: Any, expression: str, seconds: float = 10.0) -> None:
-    """Waits for an expression to hold. (`wait_for_function` evaluates text in the page, which its policy forbids.)"""
-    end = time.monotonic() + seconds
-    while not tab.evaluate(expression):
-        assert time.monotonic() < end, f"still not: {expression}"
-        time.sleep(0.01)
 
 
 def settled(tab: Any) -> None:

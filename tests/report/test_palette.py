@@ -1,10 +1,24 @@
 """The palette can be told apart by people who see two primaries, and its graphics from the ground."""
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
-from fourfold.report.palette import AXES, MEMORY, OPERATIONS, PALETTE, TIME, Colour
+from fourfold.report.palette import (
+    AXES,
+    INK,
+    LATER_STAGES,
+    LINE,
+    MEMORY,
+    OPERATIONS,
+    PALETTE,
+    SOFT,
+    SURFACE,
+    TIME,
+    Colour,
+)
 
 GROUNDS = {"light": "#ffffff", "dark": "#161d24"}
 """The ground of the page's cards."""
@@ -87,3 +101,30 @@ def test_no_kind_of_a_document_has_two_colours() -> None:
     for colours in PALETTE.values():
         kinds = [kind for colour in colours.values() for kind in colour.kinds]
         assert len(kinds) == len(set(kinds))
+
+
+OWN = {"app.css": "the page's ground and tokens", "run_page.css": "the run's page"}
+"""Files with colours of their own, and what they colour."""
+
+
+def test_no_second_palette_remains() -> None:
+    """Every colour in the sources is one of the palette's. Black and white serve as ink on colours."""
+    known = {shade for table in PALETTE.values() for colour in table.values() for shade in (colour.light, colour.dark)}
+    known |= {shade for colour in (INK, SOFT, LINE, SURFACE) for shade in (colour.light, colour.dark)}
+    known |= {*LATER_STAGES.values(), "#ffffff", "#000000", "#0b1118"}
+    root = Path(__file__).parents[2]
+    sources = [*(root / "src/fourfold").glob("*/*.*"), *(root / "src/fourfold/explore/page/src").rglob("*.*"),
+               *(root / "src/fourfold/explore/page/public").glob("*.svg"), *(root / "benchmarks").rglob("*.py")]  # fmt: skip
+    for path in sources:
+        if path.suffix not in {".py", ".css", ".svelte", ".ts", ".svg"} or path.name in OWN:
+            continue
+        found = set(re.findall(r"#[0-9a-f]{6}\b", path.read_text(encoding="utf-8"), re.IGNORECASE))
+        assert found <= known, f"{path}: {found - known}"
+
+
+def test_the_page_s_tokens_are_those_of_the_pictures() -> None:
+    text = (Path(__file__).parents[2] / "src/fourfold/explore/page/src/app.css").read_text(encoding="utf-8")
+    light, dark = text.split('[data-theme="dark"]')
+    for colour in (INK, SOFT, LINE, SURFACE):
+        assert f"--{colour.name}: {colour.light};" in light
+        assert f"--{colour.name}: {colour.dark};" in dark

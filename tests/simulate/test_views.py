@@ -14,7 +14,7 @@ from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_over_time
 from fourfold.simulate.step import Simulation, StepPrediction, predict_step, simulate
 from fourfold.simulate.summary import StepSummary
-from fourfold.simulate.trace import trace_events, write_trace
+from fourfold.simulate.trace import COMPUTE_TRACK, trace_events, write_trace
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 from tests.support.programs import MIXTRAL, make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, real_prices
@@ -123,10 +123,10 @@ def test_a_trace_is_what_was_simulated(simulation: Simulation, tmp_path: Path) -
     spans = [e for e in events if e["ph"] == "X"]
     assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(1e6 * simulation.times.makespan)
     for rank, times in enumerate(simulation.times.ranks):
-        own = [e for e in spans if e["pid"] == rank and e["tid"] == 0]
+        own = [e for e in spans if e["pid"] == rank and e["tid"] == COMPUTE_TRACK]
         assert len(own) == sum(b > a for a, b in zip(times.starts, times.ends, strict=True))
         assert all(a["ts"] + a["dur"] <= b["ts"] * (1 + 1e-12) + 1e-9 for a, b in pairwise(own))
-        carried = [e for e in spans if e["pid"] == rank and e["tid"] > 0]
+        carried = [e for e in spans if e["pid"] == rank and e["tid"] > COMPUTE_TRACK]
         steps = simulation.programs[rank].instructions
         assert len(carried) == sum(b > a for i, (a, b) in times.streams.items() if steps[i].stream != "compute")
         most = max(e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank)

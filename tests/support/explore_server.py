@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -71,6 +72,14 @@ def watching(browser: Any, address: str, **options: Any) -> Iterator[Watched]:
     yield found
     context.close()
     assert found.faults == [], found.faults
+
+
+def until(tab: Any, expression: str, seconds: float = 10.0) -> None:
+    """Waits for an expression to hold. (`wait_for_function` evaluates text in the page, which its policy forbids.)"""
+    end = time.monotonic() + seconds
+    while not tab.evaluate(expression):
+        assert time.monotonic() < end, f"still not: {expression}"
+        time.sleep(0.01)
 
 
 def needs_page() -> None:

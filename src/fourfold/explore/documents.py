@@ -24,7 +24,7 @@ from fourfold.explore.block import block_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
 from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document
-from fourfold.explore.pipeline import OWN, pipeline_document, slots_document
+from fourfold.explore.pipeline import OWN, pipeline_document, slots_document, trace_document
 from fourfold.explore.roofline import roofline_document
 from fourfold.explore.run import run_comparison
 from fourfold.explore.setup import Malformed, Setup, read_setup
@@ -92,6 +92,11 @@ def pipeline(body: Body, report: Report) -> dict[str, Any]:
 def slots(body: Body, report: Report) -> dict[str, Any]:
     """The program of a pipeline rank, by the slots of that timeline."""
     return slots_document(*_divided(body, {**OWN, "pp_rank": int}))
+
+
+def trace(body: Body, report: Report) -> dict[str, Any]:
+    """That timeline as a trace for Perfetto, with flows between ranks."""
+    return trace_document(*_divided(body, OWN))
 
 
 def searched(body: Body, report: Report) -> dict[str, Any]:
@@ -202,6 +207,7 @@ DOCUMENTS: Mapping[str, Callable[[Body, Report], dict[str, Any]]] = {
     "tasks": tasks,
     "task": task,
     "comparison": comparison,
+    "trace": trace,
     "plan": searched,
 }
 """By the name in the address, `/api/NAME`. A new view adds its function here."""

@@ -26,6 +26,7 @@ from fourfold.program.view import rank_view
 from fourfold.program.waits import critical_entries, waits
 from fourfold.report.format_timeline import timeline_document
 from fourfold.report.program_table import program_rows
+from fourfold.report.timeline_trace import timeline_trace
 from fourfold.simulate.stage_times import stage_seconds
 
 OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int, "times": dict[str, float]}
@@ -112,6 +113,15 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
         "device_memory_bytes": None if cluster is None else load_cluster(cluster).device.memory_bytes,
         "setup": drawn.setup.model_dump(include={"run", "overrides", "cluster"}, exclude_none=True),
     }
+
+
+def trace_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The timeline as a trace for Perfetto. Raises `UserError`."""
+    drawn = drawn_run(setup, own)
+    layout, compiled = drawn.resolved.layout, drawn.resolved.compiled
+    sizes = stage_flops(compiled.stages, compiled.footprints)
+    found = timeline(compiled.orders(drawn.resolved.spec), layout.stage_ranks, _times(drawn, own, sizes))
+    return timeline_trace(found, layout.schedule)
 
 
 def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,3 +68,11 @@ class SlotsDocument(TypedDict):
     pp_rank: int
     program: list[ProgramRow]
     slots: list[int]
+
+
+@exact
+class TraceDocument(TypedDict):
+    """The JSON trace event format."""
+
+    displayTimeUnit: str
+    traceEvents: list[dict[str, Any]]

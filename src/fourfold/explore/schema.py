@@ -9,7 +9,7 @@ from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
 from fourfold.explore.collective_types import CollectiveDocument
-from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument
+from fourfold.explore.pipeline_types import PipelineDocument, ProgramRow, SlotsDocument, TraceDocument
 from fourfold.explore.prediction_types import EstimateDocument, PlanDocument, SimulationDocument, exact
 from fourfold.explore.run_types import ComparisonDocument, MetricsDocument, RunDocument
 from fourfold.explore.task_types import JudgementDocument, TasksDocument
@@ -80,6 +80,7 @@ SCHEMAS: dict[str, type] = {
     "run": RunDocument,
     "metrics": MetricsDocument,
     "comparison": ComparisonDocument,
+    "trace": TraceDocument,
 }
 """The type of each document, by the name in its address."""
 

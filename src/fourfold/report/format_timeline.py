@@ -5,11 +5,10 @@ from typing import Any
 
 from fourfold.program import Op
 from fourfold.program.timeline import Timeline
-from fourfold.report.palette import OPERATIONS
+from fourfold.report.palette import LATER_STAGES, OPERATIONS
 
 OP_NAMES = {op: OPERATIONS[op.value].name for op in (Op.FORWARD, Op.BACKWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)}
-_LATER = {Op.FORWARD: "#9cc0f5", Op.BACKWARD: "#93d8ac", Op.BACKWARD_INPUT: "#86d5dc", Op.BACKWARD_WEIGHT: "#f0c27e"}
-FILLS = {op: (OPERATIONS[op.value].light, later) for op, later in _LATER.items()}
+FILLS = {op: (OPERATIONS[op.value].light, LATER_STAGES[op.value]) for op in OP_NAMES}
 """Fill colours: of a rank's first stage, and of its later ones."""
 INKS = ("#ffffff", "#000000")
 """Colours of the text on these fills."""

@@ -48,4 +48,13 @@ OPERATIONS = {
     "K": Colour("recompute", "#94407f", "#cf8fc4"),
 }
 
+LATER_STAGES = {"F": "#9cc0f5", "B": "#93d8ac", "I": "#86d5dc", "W": "#f0c27e"}
+"""Operations of a rank's later stages, on a light ground."""
+
+INK = Colour("ink", "#17202b", "#e8edf2")
+SOFT = Colour("soft", "#525d6a", "#a0adba")
+LINE = Colour("line", "#dcd8d0", "#27313b")
+SURFACE = Colour("surface", "#ffffff", "#161d24")
+"""Text, text of less weight, hairlines, and the ground of a picture: `app.css` has them as tokens."""
+
 PALETTE: dict[str, dict[str, Colour]] = {"axis": AXES, "time": TIME, "memory": MEMORY, "operation": OPERATIONS}

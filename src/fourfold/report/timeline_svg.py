@@ -16,8 +16,9 @@ from fourfold.report.format_timeline import (
     plain_number,
     shortest_entry,
 )
+from fourfold.report.palette import INK, SOFT, SURFACE, TIME
 
-_IDLE = "#e9ecef"
+_IDLE = TIME["idle"].light
 _ROW, _GAP, _TOP, _LEFT, _RIGHT = 24, 6, 62, 70, 170
 _LETTER = 6.5
 """Pixels of a digit in a cell."""
@@ -40,9 +41,9 @@ def timeline_svg(
     width, height = _LEFT + drawn + _RIGHT, bottom + 86
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}" '
-        f'font-family="system-ui, sans-serif" font-size="12" fill="#212529">',
+        f'font-family="system-ui, sans-serif" font-size="12" fill="{INK.light}">',
         f"<title>{title}</title>",
-        f'<rect width="{width:.0f}" height="{height}" fill="#ffffff"/>',
+        f'<rect width="{width:.0f}" height="{height}" fill="{SURFACE.light}"/>',
         _text(12, 26, title, 'font-size="15" font-weight="600"'),
         _text(_LEFT + drawn + 76, _TOP - 8, "bubble", 'text-anchor="end"'),
         _text(_LEFT + drawn + 156, _TOP - 8, "live", 'text-anchor="end"'),
@@ -106,9 +107,9 @@ def _axis(timeline: Timeline, scale: float, bottom: int, format_time: Format) ->
     for part in range(5):
         time = timeline.makespan * part / 4
         x = _LEFT + time * scale
-        lines.append(f'<line x1="{x:.2f}" y1="{bottom}" x2="{x:.2f}" y2="{bottom + 5}" stroke="#868e96"/>')
+        lines.append(f'<line x1="{x:.2f}" y1="{bottom}" x2="{x:.2f}" y2="{bottom + 5}" stroke="{SOFT.light}"/>')
         lines.append(
-            _text(x, bottom + 18, escape(format_time(time)), 'text-anchor="middle" fill="#495057" font-size="11"')
+            _text(x, bottom + 18, escape(format_time(time)), f'text-anchor="middle" fill="{SOFT.light}" font-size="11"')
         )
     return lines
 
@@ -125,7 +126,7 @@ def _legend(timeline: Timeline, y: int) -> list[str]:
         x += 18 + 7 * len(word)
     note = "numbers: microbatches" + ("; lighter: a rank's later stages" if several else "")
     words = "bubble: idle share of the step; live: most activations held at once"
-    grey = 'fill="#495057"'
+    grey = f'fill="{SOFT.light}"'
     return [*lines, _text(x + 4, y, note, grey), _text(_LEFT, y + 20, words, grey)]
 
 

@@ -1,6 +1,7 @@
 """A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the JSON trace event format.
 
-One process a pipeline rank; its tracks are computation and each stream of communication, and a counter of the memory held.
+One process a pipeline rank; its tracks are computation and each stream of communication, and a counter of the memory held. Flows go
+from every send to its receive, and through what pipeline ranks enter together; a collective names the ranks of its group.
 """
 
 import json
@@ -10,11 +11,16 @@ from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.whole_file import whole_file
-from fourfold.program.instruction import COMPUTE_OPS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
+from fourfold.simulate.flows import TracePoint, arrows, meetings, members, transfers
+from fourfold.simulate.state import Place
 from fourfold.simulate.step import Simulation
 
-COMPUTE_TRACK = 0
+COMPUTE_TRACK = 1
+"""Perfetto takes track 0 of all processes for one, the idle thread."""
 MICROSECONDS = 1e6
+HALF_NANOSECOND = 5e-4
+"""Viewers cut times to full nanoseconds: an event that ended on the next one's start would come to overlap it, and be left out."""
 
 
 def write_trace(simulation: Simulation, path: Path) -> int:
@@ -42,15 +48,22 @@ def write_events(events: Iterable[dict[str, Any]], path: Path) -> int:
 
 def trace_events(simulation: Simulation) -> Iterator[dict[str, Any]]:
     """Names of the tracks, then of every rank its instructions that take time, what its streams carry, and its memory."""
+    points: dict[Place, TracePoint] = {}
     for rank in range(len(simulation.programs)):
-        yield from _rank_events(simulation, rank)
+        yield from _rank_events(simulation, rank, points)
+    pairs = list(transfers(simulation.programs))
+    yield from arrows(pairs, points, "transfer")
+    yield from arrows(meetings(simulation.programs), points, "collective", len(pairs))
 
 
-def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
+def _rank_events(simulation: Simulation, rank: int, points: dict[Place, TracePoint]) -> Iterator[dict[str, Any]]:
+    """Events of a rank; notes in `points` where its communication is drawn."""
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].instructions
-    tracks = {name: 1 + i for i, name in enumerate(sorted({steps[i].stream for i in times.streams} - {"compute"}))}
+    streams = {_carrier(steps[i]) for i in times.streams if steps[i].stream != "compute"}
+    tracks = {name: COMPUTE_TRACK + 1 + i for i, name in enumerate(sorted(streams))}
+    groups: dict[str, str] = {}
     yield track_name("process_name", rank, COMPUTE_TRACK, f"pipeline rank {rank}")
-    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
+    yield {"name": "process_sort_index", "ph": "M", "pid": rank, "tid": COMPUTE_TRACK, "args": {"sort_index": rank}}
     for name, track in {"computation": COMPUTE_TRACK, **tracks}.items():
         yield track_name("thread_name", rank, track, name)
     held = simulation.curves[rank]
@@ -62,12 +75,26 @@ def _rank_events(simulation: Simulation, rank: int) -> Iterator[dict[str, Any]]:
         if end > start:
             kind = category(step)
             arguments = {"index": index, **({"flops": step.flops} if step.flops else {})}
+            if step.collectives:
+                points[rank, index] = TracePoint(rank, COMPUTE_TRACK, microseconds(start))
             yield span(step.short, kind, rank, COMPUTE_TRACK, start, end, arguments)
-        if index in times.streams and step.stream in tracks:
+        if index in times.streams and step.stream != "compute":
             begin, stop = times.streams[index]
             if stop > begin:
-                sizes = {"index": index, "bytes": sum(c.bytes for c in step.collectives)}
-                yield span(step.short, "communication", rank, tracks[step.stream], begin, stop, sizes)
+                sizes: dict[str, Any] = {"index": index, "bytes": sum(c.bytes for c in step.collectives)}
+                for each in step.collectives:
+                    if each.axes not in groups and step.peer is None:
+                        groups[each.axes] = members(simulation.spec.layout, rank, each.axes)
+                    sizes[f"ranks of {each.axes}"] = groups.get(each.axes, f"{rank}, {step.peer} of pp")
+                points[rank, index] = TracePoint(rank, tracks[_carrier(step)], microseconds(begin))
+                yield span(step.short, "communication", rank, tracks[_carrier(step)], begin, stop, sizes)
+
+
+def _carrier(step: Instruction) -> str:
+    """The track of what a stream carries: both directions of a link are busy at once, and a track shows one thing at a time."""
+    if step.peer is None:
+        return step.stream
+    return f"{step.stream}, {'to' if step.op in SENDS else 'from'} rank {step.peer}"
 
 
 def category(step: Instruction) -> str:
@@ -80,6 +107,11 @@ def track_name(what: str, rank: int, track: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": rank, "tid": track, "args": {"name": name}}
 
 
+def microseconds(seconds: float) -> float:
+    """Microseconds, to full nanoseconds."""
+    return round(seconds * MICROSECONDS, 3)
+
+
 def span(
     name: str, kind: str, rank: int, track: int, start: float, end: float, arguments: dict[str, Any]
 ) -> dict[str, Any]:
@@ -88,8 +120,8 @@ def span(
         "name": name,
         "cat": kind,
         "ph": "X",
-        "ts": start * MICROSECONDS,
-        "dur": (end - start) * MICROSECONDS,
+        "ts": microseconds(start),
+        "dur": round(microseconds(end) - microseconds(start) - HALF_NANOSECOND, 4),
         "pid": rank,
         "tid": track,
         "args": arguments,

@@ -913,6 +913,12 @@ export interface TimeShares {
   bubble: number;
 }
 
+/** The JSON trace event format. */
+export interface TraceDocument {
+  displayTimeUnit: string;
+  traceEvents: (Record<string, unknown>)[];
+}
+
 /** Tasks of one subject, from easy to hard. */
 export interface TrackDocument {
   name: string;
@@ -989,4 +995,5 @@ export interface Documents {
   run: RunDocument;
   metrics: MetricsDocument;
   comparison: ComparisonDocument;
+  trace: TraceDocument;
 }
