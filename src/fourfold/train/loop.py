@@ -49,7 +49,7 @@ from fourfold.train.metrics import RunLog, append_event, finite
 from fourfold.train.peak import Peak
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
-from fourfold.train.session import RankContext, StopSignal
+from fourfold.train.session import RankContext, StopSignal, generation
 from fourfold.train.step_programs import StepPrograms
 
 
