@@ -3,7 +3,7 @@
 The exposed time of a segment's own collectives is divided among their axes by their seconds.
 """
 
-from fourfold.program.instruction import COMPUTE_OPS, RECEIVES, SENDS, TRANSFERS, Op
+from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.durations import Durations
 from fourfold.simulate.step import Simulation
@@ -21,23 +21,24 @@ def traffic(simulation: Simulation) -> list[Sums]:
 def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     durations = simulation.durations
     times, steps = simulation.times.ranks[rank], simulation.programs[rank].steps
-    sending = {p for p in steps.microbatches if p.work.collectives and p.op not in COMPUTE_OPS}
     sums: Sums = {}
 
     def add(axes: str, what: str, amount: float) -> None:
         if amount > 0:
             sums[axes, what] = sums.get((axes, what), 0.0) + amount
 
+    for pattern, microbatches in steps.microbatches.items():
+        if pattern.op in COMPUTE_OPS:
+            continue
+        number = len(microbatches)
+        for collective in pattern.work.collectives:
+            add(collective.axes, BYTES, number * collective.sent_bytes)
+        if pattern.op not in TRANSFERS:
+            for axes, seconds in _seconds(pattern, durations).items():
+                add(axes, BUSY, number * seconds)
+    sent = (stream for index, stream in times.streams.items() if steps.steps[index][0].op in SENDS)
+    add("pp", BUSY, sum(stop - begin for begin, stop in sent))
     for index, ((step, _), start, end) in enumerate(zip(steps.steps, times.starts, times.ends, strict=True)):
-        if step in sending:
-            for collective in step.work.collectives:
-                add(collective.axes, BYTES, collective.sent_bytes)
-            if step.op in SENDS:
-                begin, stop = times.streams[index]
-                add("pp", BUSY, stop - begin)
-            elif step.op not in RECEIVES:
-                for axes, seconds in _seconds(step, durations).items():
-                    add(axes, BUSY, seconds)
         if end <= start or step.op in COMPUTE_OPS:
             continue
         joined = times.joins[index] if step.op is Op.WAIT else index
