@@ -24,10 +24,12 @@ from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
 from fourfold.report.screen import print_screen
+from fourfold.simulate.collection import without_collection
 
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 
 
+@without_collection()
 def plan(
     run: str | None = None,
     /,
