@@ -1,6 +1,7 @@
 """Shapes that are passed over would not have been kept."""
 
 import random
+from collections import defaultdict
 from dataclasses import astuple, replace
 
 import pytest
@@ -9,11 +10,12 @@ from fourfold.plan.blocks import BlockPricer
 from fourfold.plan.bound import Bounder
 from fourfold.plan.bounding import _cheaper, _ideal_seconds, bound_all
 from fourfold.plan.budget import SearchBudget
+from fourfold.plan.candidate import BlockShape
 from fourfold.plan.low_memory import LowMemory
 from fourfold.plan.pool import Counts, Pool
 from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
-from fourfold.plan.space import block_shapes
+from fourfold.plan.space import MICROBATCHES, block_shapes
 from tests.plan.test_bounds import EXPERTS, MLA
 from tests.plan.test_bounds import request as layouts_of
 
@@ -29,8 +31,9 @@ def asked(request: pytest.FixtureRequest) -> Request:
 def test_a_floor_is_below_the_price(asked: Request) -> None:
     blocks, shapes = BlockPricer(asked), list(block_shapes(asked))
     for shape in random.Random(3).sample(shapes, 60):
-        for floor, price in zip(astuple(blocks.floor(shape)), astuple(blocks.price(shape)), strict=True):
-            assert floor <= price, shape
+        lower, own, price = blocks.floor(shape, without_context=True), blocks.floor(shape), blocks.price(shape)
+        for floor, closer, exact in zip(astuple(lower), astuple(own), astuple(price), strict=True):
+            assert max(floor, closer) <= exact, shape
 
 
 def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> None:
@@ -48,6 +51,19 @@ def test_splitting_and_recomputing_save_nothing_for_a_token(asked: Request) -> N
                 assert ideal(cheaper) <= ideal(shape) * 1.001, shape
                 compared += 1
     assert compared > 20
+
+
+def test_context_parallelism_that_is_slow_is_recorded_for_the_largest_microbatch_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fourfold.plan.pool.KEPT", 40)
+    pricer, sizes = Pricer(layouts_of(16, 64, **EXPERTS)), defaultdict[BlockShape, set[int]](set)
+    bound_all(pricer, Counts(), SearchBudget(1e9), None)
+    for _, shape in pricer.blocks._passes:
+        if shape.cp > 1:
+            sizes[replace(shape, microbatch_sequences=0)].add(shape.microbatch_sequences)
+    alone = [each == {MICROBATCHES[-1]} for each in sizes.values()]
+    assert sum(alone) > len(alone) / 2
 
 
 def test_the_same_layouts_are_kept_as_if_all_were_priced(monkeypatch: pytest.MonkeyPatch) -> None:

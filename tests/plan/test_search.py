@@ -58,6 +58,7 @@ def test_two_searches_say_the_same() -> None:
     first, second = (search(request(16, 64)) for _ in range(2))
     assert first.best == second.best
     assert first.counts == second.counts
+    assert first.smallest is None  # something fits
 
 
 def test_every_layout_is_counted_once() -> None:

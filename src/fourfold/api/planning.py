@@ -21,6 +21,7 @@ from fourfold.plan.search import BUDGET, Progress
 from fourfold.report.format_plan import plan_document
 from fourfold.report.simulation_document import campaign_document
 from fourfold.simulate.campaign import Campaign
+from fourfold.simulate.collection import without_collection
 
 Objective = Literal["throughput", "cost", "devices", "context", "model"]
 Trainer = Literal["fourfold", "megatron", "torchtitan", "deepspeed"]
@@ -90,6 +91,7 @@ class PlanResult:
         return plan_html(self)
 
 
+@without_collection()
 def plan(
     run: RunInput | None = None,
     overrides: Overrides = (),

@@ -23,8 +23,10 @@ from fourfold.plan.trainers import TRAINERS
 from fourfold.report.format_campaign import campaign_lines
 from fourfold.report.format_plan import format_best_layout, plan_lines
 from fourfold.report.screen import print_screen
+from fourfold.simulate.collection import without_collection
 
 
+@without_collection()
 def plan(
     run: str | None = None,
     /,

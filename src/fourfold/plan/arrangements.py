@@ -49,16 +49,19 @@ def arrangements(request: Request, shape: BlockShape) -> Arrangements | None:
     if not constraints.choices("outermost", ORDERS, vars(shape)):
         return None
     found: list[Pipeline] = []
+    usual: dict[int, list[tuple[int, int]]] = {}
     rows: list[tuple[float, ...]] = []
     for pipeline in pipelines(request, ranks):
         dp = ranks // pipeline.pp
         microbatches, rest = divmod(request.global_sequences, dp * shape.microbatch_sequences)
-        known = vars(shape) | vars(pipeline) | {"dp": dp, "left_over": microbatches % pipeline.pp}
         if rest:
             continue
+        if constraints.limits or dp not in usual:
+            known = vars(shape) | pipeline._asdict() | {"dp": dp, "left_over": microbatches % pipeline.pp}
+            usual[dp] = list(_sharding(constraints, known, shape))
         stages = (pipeline.virtual_stages, pipeline.is_v)
         own = (microbatches, pipeline.pp, *stages, *pipeline.least_idle, pipeline.in_flight(microbatches))
-        rows += [(len(found), dp, shard, zero, *own) for shard, zero in _sharding(constraints, known, shape)]
+        rows += [(len(found), dp, shard, zero, *own) for shard, zero in usual[dp]]
         found.append(pipeline)
     if not rows:
         return None

@@ -4,7 +4,7 @@ Everything of a layout that changes what a segment computes: tensor and context 
 recompute policy. There are some hundreds of such shapes and millions of layouts, so each is priced once, by the segments' own work.
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from fourfold.cost.memory import kept_bytes
 from fourfold.layout import Layout
@@ -58,7 +58,7 @@ class BlockPrice:
 
     def scaled(self, factor: float) -> "BlockPrice":
         """All costs times a factor."""
-        return BlockPrice(*(factor * value for value in astuple(self)))
+        return BlockPrice(*(factor * value for value in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ class BlockPricer:
             first, count = kinds.get(key, (segment, 0))
             kinds[key] = (first, count + 1)
         self._kinds = tuple(kinds.values())
+        self._totals: dict[BlockShape, BlockPrice] = {}
         self._known: dict[tuple[str, BlockShape], BlockPrice] = {}
         self._passes: dict[tuple[str, BlockShape], _Passes] = {}
         self._footprints: dict[tuple[str, Shape, str], tuple[Footprint, Work]] = {}
@@ -110,16 +111,21 @@ class BlockPricer:
 
     def price(self, shape: BlockShape) -> BlockPrice:
         """The price of all segments."""
-        total = BlockPrice()
-        for segment, count in self._kinds:
-            total = total.joined(self._segment(segment, shape), count)
+        total = self._totals.get(shape)
+        if total is None:
+            total = BlockPrice()
+            for segment, count in self._kinds:
+                total = total.joined(self._segment(segment, shape), count)
+            self._totals[shape] = total
         return total
 
-    def floor(self, shape: BlockShape) -> BlockPrice:
-        """A lower bound of the price, from the shape that has the most tokens and no context parallelism: time and bytes are
-        affine in tokens, and context parallelism adds to them. One recording serves all such shapes."""
-        most = replace(shape, cp=1, cp_method="ring", microbatch_sequences=MICROBATCHES[-1])
-        tokens = shape.microbatch_sequences / shape.cp / most.microbatch_sequences
+    def floor(self, shape: BlockShape, without_context: bool = False) -> BlockPrice:
+        """A lower bound of the price, from the shape that has the most tokens: time and bytes are affine in tokens. Without context
+        parallelism, which adds to them, too. One recording serves all such shapes."""
+        most = replace(shape, microbatch_sequences=MICROBATCHES[-1])
+        tokens = shape.microbatch_sequences / most.microbatch_sequences
+        if without_context:
+            most, tokens = replace(most, cp=1, cp_method="ring"), tokens / shape.cp
         return self.price(most).scaled(FLOOR_SHARE * min(1.0, tokens))
 
     def _segment(self, segment: Segment, shape: BlockShape) -> BlockPrice:

@@ -116,12 +116,13 @@ class Bounder:
         dense = sum(unit.numel for unit in units if unit.domain == "dense")
         return float(dense), float(sum(unit.numel for unit in units if unit.domain == "expert"))
 
-    def bounds(self, shape: BlockShape, is_floor: bool = False) -> Bounds | None:
-        """None where no layout has this shape. `is_floor`: lower bounds of the bounds, which cost less."""
+    def bounds(self, shape: BlockShape, floor: BlockPrice | None = None) -> Bounds | None:
+        """None where no layout has this shape. `floor`: a lower bound of the shape's price, for lower bounds of the bounds, which
+        cost less."""
         table = self.arrangements(shape)
         if table is None:
             return None
-        price = self._pricer.floor(shape) if is_floor else self._pricer.price(shape)
+        price = floor or self._pricer.price(shape)
         idle = self._idle_seconds(price, price.backward_seconds, table)
         even = table.microbatches * (price.forward_seconds + price.backward_seconds) / table.pp
         compute = self._compute_seconds(price, table, even + idle)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fourfold.layout.mesh import ORDERS
 from fourfold.plan.blocks import FLOOR_SHARE, BlockPrice
 from fourfold.plan.bound import Bounder, Bounds
-from fourfold.plan.budget import FLOOR, ROW, SHAPE, SearchBudget
+from fourfold.plan.budget import CLOSER, FLOOR, ROW, SHAPE, SearchBudget
 from fourfold.plan.candidate import BlockShape
 from fourfold.plan.low_memory import LowMemory
 from fourfold.plan.pool import Counts, Pool
@@ -44,6 +44,12 @@ class Bounded(NamedTuple):
         """Whether a layout of a table, with these bounds, may be one of them."""
         return self.pool.needs(bounds, scores) or self.small.needs(bounds) or self.roomy.needs(bounds)
 
+    def add(self, bounds: Bounds, scores: NDArray[np.float64]) -> None:
+        """Keeps those of a table's layouts that are."""
+        self.pool.add(bounds, scores)
+        self.small.add(bounds)
+        self.roomy.add(bounds)
+
 
 def bound_all(pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Progress | None) -> Bounded:
     """Bounds of all layouts, those of plain shapes first in case the budget runs out."""
@@ -65,27 +71,34 @@ def bound_all(pricer: Pricer, counts: Counts, budget: SearchBudget, progress: Pr
             progress("bounding", done / len(shapes))
         every = replace(alike[0], cp_method="")
         before = max(least.get(each, 0.0) for each in _cheaper(every))
-        low = max(FLOOR_SHARE * before, _ideal_seconds(request, every, pricer.blocks.floor(every)))
+        price = pricer.blocks.floor(every, without_context=True)
+        low = max(FLOOR_SHARE * before, _ideal_seconds(request, every, price))
         least[every] = low
         if low > found.reach:
             counts.slower_shapes += len(alike)
             continue
-        floor = bounder.bounds(alike[0], is_floor=True)
+        floor = bounder.bounds(alike[0], price)
         if floor is None:
             continue
         budget.spend(FLOOR + ROW * len(floor))
         scores, ideals = outlook.scores(floor), list[float]()
         for shape in alike:
-            bounds = bounder.bounds(shape) if found.needs(floor, scores) else None
+            closer, ideal = floor, low
+            needed = found.needs(floor, scores)
+            if needed and shape.cp > 1:
+                budget.spend(CLOSER + ROW * len(floor))
+                price = pricer.blocks.floor(shape)
+                ideal = max(low, _ideal_seconds(request, shape, price))
+                closer = bounder.bounds(shape, price) or floor
+                needed = found.needs(closer, outlook.scores(closer))
+            bounds = bounder.bounds(shape) if needed else None
             if bounds is None:
-                found.pool.pass_over(floor)
-                ideals.append(low)
-                continue
-            budget.spend(SHAPE + ROW * len(bounds))
-            found.pool.add(bounds, outlook.scores(bounds))
-            found.small.add(bounds)
-            found.roomy.add(bounds)
-            ideals.append(_ideal_seconds(request, shape, pricer.blocks.price(shape)))
+                found.pool.pass_over(closer)
+            else:
+                budget.spend(SHAPE + ROW * len(bounds))
+                found.add(bounds, outlook.scores(bounds))
+                ideal = _ideal_seconds(request, shape, pricer.blocks.price(shape))
+            ideals.append(ideal)
         least[every] = min(ideals)
     return found
 

@@ -56,8 +56,9 @@ class LowMemory:
 
     def _rows(self, bounds: Bounds) -> NDArray[np.int64]:
         """Those that hold little and are better than what is known of their pipeline."""
-        known = [self.by_pipeline[each].seconds if each in self.by_pipeline else math.inf for each in bounds.pipelines]
-        most = np.minimum(np.array(known), self.reach)[bounds.pipeline]
+        known = map(self.by_pipeline.get, bounds.pipelines)
+        best = [math.inf if each is None else each.seconds for each in known]
+        most = np.minimum(np.array(best), self.reach)[bounds.pipeline]
         return np.flatnonzero((bounds.memory_bytes <= self.limit) & (bounds.seconds < most))
 
     def add(self, bounds: Bounds) -> None:

@@ -58,12 +58,15 @@ class Outlook:
         """From the nearest published run; 0 where none tells."""
         if self.risk is None:
             return 0.0
-        policy, _, blocks = layout.recompute.partition(":")
+        return self._distance(layout, layout.pp, layout.schedule, layout.zero)
+
+    def _distance(self, shape: BlockShape, pp: int, schedule: str, zero: int) -> float:
+        policy, _, blocks = shape.recompute.partition(":")
         if blocks and 2 * int(blocks) <= self._request.model.num_layers:
             policy = "none"
-        kind = schedule_kind(layout.schedule) if layout.pp > 1 else "1f1b"
+        kind = schedule_kind(schedule) if pp > 1 else "1f1b"
         return self._neighbourhood.distance(
-            tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, schedule=kind, zero=layout.zero, recompute=policy
+            tp=shape.tp, pp=pp, cp=shape.cp, ep=shape.ep, schedule=kind, zero=zero, recompute=policy
         )
 
     def weight(self, layout: Candidate, memory_bytes: float) -> float:
@@ -82,22 +85,6 @@ class Outlook:
         """[pipelines, ZeRO stages] around a shape."""
         key = (shape.tp, shape.cp, shape.ep, shape.recompute, tuple((each.pp, each.schedule) for each in pipelines))
         if key not in self._tables:
-            distances = {
-                each: [
-                    self.distance(
-                        Candidate(
-                            **vars(shape),
-                            pp=each[0],
-                            schedule=each[1],
-                            virtual_stages=1,
-                            dp_replicate=1,
-                            dp_shard=1,
-                            zero=zero,
-                        )
-                    )
-                    for zero in range(4)
-                ]
-                for each in set(key[-1])
-            }
+            distances = {each: [self._distance(shape, *each, zero) for zero in range(4)] for each in set(key[-1])}
             self._tables[key] = np.array([distances[each] for each in key[-1]])
         return self._tables[key]

@@ -215,7 +215,8 @@ def _search(
     counts.not_searched += int((bounds < threshold).sum())
     counts.worse_bound += int((bounds >= threshold).sum())
     seconds_spent = time.monotonic() - started
-    return Found(request, tuple(best), counts, seconds_spent, least or pool.smallest, low_memory, not_tight, refusal)
+    smallest = None if best else least or pool.smallest
+    return Found(request, tuple(best), counts, seconds_spent, smallest, low_memory, not_tight, refusal)
 
 
 def best_first(priced: Iterable[Priced], keep: int) -> list[Priced]:

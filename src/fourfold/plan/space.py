@@ -1,7 +1,7 @@
 """Which layouts there are: shapes of a replica, pipelines around them, data parallelism around those."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fourfold.layout.divisibility import (
     max_stages,
@@ -26,8 +26,7 @@ _SEARCHED = sorted((s for s in BUILT_IN if s.searched), key=lambda s: (s.min_vir
 """The simplest pipelines first: of layouts that look alike, the search keeps the first."""
 
 
-@dataclass(frozen=True)
-class Pipeline:
+class Pipeline(NamedTuple):
     """Stages of a layout, and how they are run."""
 
     pp: int

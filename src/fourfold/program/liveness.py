@@ -38,7 +38,7 @@ its microbatch, and its bytes (None: those of each microbatch)."""
 
 
 class _Liveness:
-    """What is live of a program. `live`: by the buffers' names without their microbatch, the microbatches."""
+    """The live buffers of a program. `live`: their microbatches, by name without microbatch."""
 
     def __init__(self, program: Program) -> None:
         self.buffers, self.known = program.buffers, _known_sizes(program)
@@ -86,7 +86,7 @@ class _Liveness:
         return self.buffers[_named(text, which)]
 
     def names(self) -> Iterator[str]:
-        """Of what is live."""
+        """Names of the live buffers."""
         return (_named(text, which) for text, live in self.live.items() for which in live)
 
 

@@ -221,4 +221,8 @@ class Steps(Sequence[Instruction]):
     def mapped(self, change: Callable[[Instruction], Instruction]) -> "Steps":
         """The same with instructions changed, those of a pattern all alike."""
         changed = {each: each.like(new) for each in self.microbatches if (new := change(each.first)) is not each.first}
-        return Steps([(changed.get(pattern, pattern), m) for pattern, m in self.steps])
+        if not changed:
+            return self
+        result = Steps([(changed.get(pattern, pattern), m) for pattern, m in self.steps])
+        result.microbatches = {changed.get(pattern, pattern): numbers for pattern, numbers in self.microbatches.items()}
+        return result

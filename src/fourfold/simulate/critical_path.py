@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Instruction, Op
+from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
+from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
 QUEUE = "links that were taken"
@@ -58,14 +59,14 @@ class _Walk:
 
     def __init__(self, simulation: Simulation) -> None:
         self.ranks = simulation.times.ranks
-        self.steps = [program.steps for program in simulation.programs]
+        self.patterns = [[pattern for pattern, _ in program.steps.steps] for program in simulation.programs]
         self.durations = simulation.durations
         self.makespan = simulation.times.makespan
         self.on_stream: dict[tuple[int, str], list[tuple[float, int]]] = {}
 
     def links(self) -> Iterator[PathLink]:
         rank = max(range(len(self.ranks)), key=self._end)
-        index, time = len(self.steps[rank]) - 1, self.makespan
+        index, time = len(self.patterns[rank]) - 1, self.makespan
         ran: tuple[int, int] | None = None
         if self._end(rank) < time:  # what nobody waits for ran on
             ran = self._streaming_until(time)
@@ -80,7 +81,7 @@ class _Walk:
                 continue
             if index < 0:
                 return
-            step, times = self.steps[rank][index], self.ranks[rank]
+            step, times = self.patterns[rank][index], self.ranks[rank]
             start = times.starts[index]
             if start >= time:
                 index -= 1
@@ -105,7 +106,7 @@ class _Walk:
 
     def _ran(self, rank: int, index: int, until: float) -> tuple[tuple[int, int] | None, PathLink]:
         """The link of what ran beside computation until then; and what held its stream before, where it had to wait for that."""
-        times, step = self.ranks[rank], self.steps[rank][index]
+        times, step = self.ranks[rank], self.patterns[rank][index]
         asked = times.starts[index]
         begin = min(times.streams.get(index, (asked, until))[0], until)
         reason = "transfers between stages" if step.op in TRANSFERS else _collective(step)
@@ -119,13 +120,14 @@ class _Walk:
 
     def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
         """The instruction that ran on the same stream until `begin`."""
-        step = self.steps[rank][index]
+        patterns = self.patterns[rank]
+        step = patterns[index]
         if step.op in TRANSFERS:
             return None
         key = (rank, step.stream)
         if key not in self.on_stream:
             streams = self.ranks[rank].streams
-            ends = [(end, i) for i, (_, end) in streams.items() if self.steps[rank].steps[i][0].stream == step.stream]
+            ends = [(end, i) for i, (_, end) in streams.items() if patterns[i].stream == step.stream]
             self.on_stream[key] = sorted(ends)
         ends = self.on_stream[key]
         place = bisect_left(ends, (begin, -1))
@@ -136,7 +138,7 @@ class _Walk:
                 return i
         return None
 
-    def _reasons(self, step: Instruction, seconds: float) -> tuple[tuple[str, float], ...]:
+    def _reasons(self, step: Pattern, seconds: float) -> tuple[tuple[str, float], ...]:
         """Kinds of time of one instruction; parts of kernels as far as they are in it."""
         if step.op is Op.UPDATE:
             return (("optimizer", seconds),)
@@ -155,7 +157,7 @@ class _Walk:
         return tuple((kind, part) for kind, part in parts.items() if part > 0)
 
 
-def _collective(step: Instruction) -> str:
+def _collective(step: Pattern) -> str:
     """`dp_shard reduce`; what the norm and the loss need is small and goes together."""
     if step.op in (Op.CHECKSUM, Op.CLIP_NORM, Op.COUNT, Op.SUM_LOSS, Op.BALANCE):
         return "norm and other sums"

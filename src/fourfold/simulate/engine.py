@@ -33,10 +33,11 @@ def simulate_times(state: SimulationState) -> Times:
 def _advance(rank: Rank, state: SimulationState) -> None:
     """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them, and
     collectives of a pass what they share of the network."""
-    steps, times, contention = rank.steps, rank.times, state.prices.software.contention
-    while rank.at < len(steps):
+    steps, contention, take = rank.steps, state.prices.software.contention, state.take
+    starts, ends, number = rank.times.starts, rank.times.ends, len(steps)
+    while rank.at < number:
         start = rank.now
-        seconds = state.take(rank)
+        seconds = take(rank)
         if seconds is None:
             return
         if seconds:
@@ -45,6 +46,6 @@ def _advance(rank: Rank, state: SimulationState) -> None:
                 lost = contention * min(seconds, beside)
                 seconds += lost + state.share_network(rank, pattern)
             rank.now = start + seconds
-        times.starts.append(start)
-        times.ends.append(rank.now)
+        starts.append(start)
+        ends.append(rank.now)
         rank.at += 1

@@ -30,13 +30,14 @@ def _rank_traffic(simulation: Simulation, rank: int) -> Sums:
     for pattern, microbatches in steps.microbatches.items():
         if pattern.op in COMPUTE_OPS:
             continue
-        for each in pattern.work.collectives:
-            add(each.axes, BYTES, len(microbatches) * each.sent_bytes)
-            if pattern.op not in TRANSFERS:
-                add(each.axes, BUSY, len(microbatches) * prices.collective(each.kind, each.axes, each.bytes))
-    for index, (begin, stop) in times.streams.items():
-        if steps.steps[index][0].op in SENDS:
-            add("pp", BUSY, stop - begin)
+        number = len(microbatches)
+        for collective in pattern.work.collectives:
+            add(collective.axes, BYTES, number * collective.sent_bytes)
+        if pattern.op not in TRANSFERS:
+            for axes, seconds in _seconds(pattern, prices).items():
+                add(axes, BUSY, number * seconds)
+    sent = (stream for index, stream in times.streams.items() if steps.steps[index][0].op in SENDS)
+    add("pp", BUSY, sum(stop - begin for begin, stop in sent))
     for index, ((step, _), start, end) in enumerate(zip(steps.steps, times.starts, times.ends, strict=True)):
         if end <= start or step.op in COMPUTE_OPS:
             continue

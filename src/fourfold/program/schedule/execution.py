@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
+from operator import itemgetter
 
 from fourfold.program.instruction import Op
 from fourfold.program.schedule.compute import Compute
@@ -36,7 +37,7 @@ def needs(compute: Compute, num_stages: int) -> list[Compute]:
 def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], times: StageTimes) -> Execution:
     """As-soon-as-possible times; in time linear in the number of entries."""
     num_stages = len(stage_ranks)
-    row = 1 + max((entry.microbatch for order in orders for entry in order), default=0)
+    row = 1 + max((max(map(itemgetter(2), order)) for order in orders if order), default=0)
     gradients, last = num_stages * row, num_stages - 1
     done: list[float | None] = [None] * (2 * gradients)
     late = [*(times.transfer if a != b else 0.0 for a, b in pairwise(stage_ranks)), 0.0]
