@@ -26,7 +26,7 @@ export interface Scene {
   resolved: (colour: string) => string;
 }
 
-const LEAST_PIXELS = 2.6;
+const LEAST_PIXELS = 3.4;
 const MOST_HOPS = 64;
 const NAMED_HEAD = 14;
 
