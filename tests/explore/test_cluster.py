@@ -5,7 +5,7 @@ import io
 import json
 import re
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 import pytest
 
@@ -110,15 +110,15 @@ def test_the_drawing_is_zoomed_and_panned_by_keys_alone(watched: Watched) -> Non
     tab = opened(watched, SMALL)
     drawing = tab.get_by_role("application")
     drawing.focus()
-    top = data(tab, "tier")
+    top = data(tab, "level")
     for _ in range(2):
         tab.keyboard.press("PageDown")
-        until(tab, f"document.querySelector('canvas').dataset.tier < {top}")
-        top = data(tab, "tier")
+        until(tab, f"document.querySelector('canvas').dataset.level < {top}")
+        top = data(tab, "level")
     assert top == 0
     assert "cluster.view=" in tab.url
     tab.keyboard.press("0")
-    until(tab, "document.querySelector('canvas').dataset.tier == 2")
+    until(tab, "document.querySelector('canvas').dataset.level == 2")
     assert "cluster.view" not in tab.url
     tab.keyboard.press("+")
     until(tab, "location.hash.includes('cluster.view=1.5')")
@@ -135,9 +135,9 @@ def test_every_level_has_a_button_and_the_address_holds_the_part_that_is_seen(wa
     names = tab.locator("nav[aria-label='Levels around the rank'] button").all_inner_texts()
     assert names == ["rail", "nvlink 1", "device 9"]
     seen = []
-    for name, tier in zip(names, (2, 1, 0), strict=True):
+    for name, level in zip(names, (2, 1, 0), strict=True):
         tab.get_by_role("button", name=name, exact=True).click()
-        until(tab, f"document.querySelector('canvas').dataset.tier == {tier}")
+        until(tab, f"document.querySelector('canvas').dataset.level == {level}")
         seen.append((tab.url, data(tab, "blocks")))
     assert seen[0][1] == 1 + 2 + 16
     assert seen[2][1] < seen[1][1] < seen[0][1]
@@ -170,6 +170,14 @@ def test_the_cluster_is_chosen_and_one_that_the_layout_does_not_fit_is_drawn_too
     field.press("Enter")
     tab.wait_for_selector("p:has-text('The layout cannot be drawn on it')")
     until(tab, "document.querySelector('.figures b').textContent === '2'")
+
+
+def test_a_link_shows_its_part_of_a_published_run_s_cluster(watched: Watched) -> None:
+    """The run's cluster is known only when the catalog is there."""
+    tab = opened(watched, {"run": "preset:llama3-70b"}, view="2.5,0.3,0.4", axes="pp")
+    tab.wait_for_selector(".busiest")
+    assert "cluster.view=2.5,0.3,0.4" in unquote(tab.url)
+    assert tab.get_by_role("button", name="Undo").is_disabled()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -247,5 +255,5 @@ def test_every_chart_has_a_table_and_gives_files(watched: Watched) -> None:
 
 def test_a_phone_shows_all_of_it(watched: Watched) -> None:
     watched.tab.set_viewport_size({"width": 390, "height": 844})
-    tab = opened(watched, SMALL)
+    tab = opened(watched, {"run": "preset:mixtral-8x22b-256"})
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -136,6 +136,8 @@ def test_matmuls_have_the_names_of_their_weights() -> None:
     ):
         assert name in names
     assert not [name for name in names if name.startswith("matmul")]
+    alone = document("roofline", run="preset:mixtral-8x22b-256")["kernels"]
+    assert not [each for each in alone if each["name"].startswith("matmul")], "one expert a rank"
     assert {"optimizer", "gradient norm"} <= {each["phase"] for each in found["kernels"]}
     assert found["attention"] == {"sequences": 1, "tokens": 4096, "heads": 128, "head_dim": 192}
 

@@ -115,10 +115,14 @@ def _named(item: Kernel, names: Names, op: Op) -> str:
         return "attention"
     if isinstance(item, Elementwise):
         return ""
-    routed = item.groups > 1
+
+    def weight(out: int, inner: int) -> str | None:
+        routed = item.groups > 1  # a rank with one expert has matmuls like any other
+        return names.get((out, inner, routed)) or names.get((out, inner, True))
+
     if item.accumulates:
-        return f"{names.get((item.rows, item.columns, routed), 'matmul')}, weight gradient"
-    forward, gradient = names.get((item.columns, item.inner, routed)), names.get((item.inner, item.columns, routed))
+        return f"{weight(item.rows, item.columns) or 'matmul'}, weight gradient"
+    forward, gradient = weight(item.columns, item.inner), weight(item.inner, item.columns)
     if op in (Op.BACKWARD, Op.BACKWARD_INPUT) and gradient is not None:
         return f"{gradient}, input gradient"
     return forward or "matmul"

@@ -1,5 +1,6 @@
 /** What the person looks at on this page; the address holds it. */
 
+import { catalog } from "$lib/api/catalog.svelte.ts";
 import { session } from "$lib/state/session.svelte.ts";
 import { editing } from "../strategy/editing.svelte.ts";
 
@@ -18,9 +19,10 @@ const number = (key: string): number | undefined => {
 };
 
 class Choice {
-  /** The setup's cluster: stated, or that of its run. */
-  get cluster(): string {
-    return editing.value("cluster") || "dgx-h100:8";
+  /** The setup's cluster: stated, or that of its run, which the catalog knows. */
+  get cluster(): string | undefined {
+    const waits = session.get("run") !== undefined && catalog.document === undefined;
+    return editing.value("cluster") || (waits ? undefined : "dgx-h100:8");
   }
 
   get axes(): string | undefined {

@@ -26,7 +26,7 @@ export interface Scene {
   resolved: (colour: string) => string;
 }
 
-const LEAST_PIXELS = 2.6;
+const LEAST_PIXELS = 3.4;
 const MOST_HOPS = 64;
 const NAMED_HEAD = 14;
 
@@ -94,7 +94,11 @@ function device(pen: Pen, scene: Scene, index: number, rect: Rect): void {
 function named(pen: Pen, scene: Scene, index: number, { x, y, width, height }: Rect): void {
   const number = scene.numbers[index];
   const chosen = number !== undefined && number === scene.numbers[scene.rank];
-  pen.text(x + width / 2, y + height / 2, String(index), {
+  const [middle, across] = [y + height / 2, x + width / 2];
+  const long = 7.4 * String(index).length + 6;
+  if (chosen && scene.members.length <= MOST_HOPS)
+    pen.rect(across - long / 2, middle - 8, long, 16, { fill: groupColour(scene), radius: 4 });
+  pen.text(across, middle, String(index), {
     fill: chosen ? inkOn(scene.resolved(groupColour(scene))) : "var(--ink)",
     align: "center",
     bold: index === scene.rank,
@@ -218,7 +222,7 @@ function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rec
     else if (wrapsAcross)
       stub([
         [x + width, y + half],
-        [x + width + gap * 1.4, y + half],
+        [x + width + gap * 0.75, y + half],
       ]);
     if (row < rows - 1)
       pen.line(
@@ -231,16 +235,16 @@ function wires(pen: Pen, scene: Scene, onScreen: (rect: Rect) => Rect, view: Rec
     else if (wrapsDown)
       stub([
         [x + half, y + height],
-        [x + half, y + height + gap * 1.4],
+        [x + half, y + height + gap * 0.75],
       ]);
     if (column === 0 && wrapsAcross)
       stub([
-        [x - gap * 1.4, y + half],
+        [x - gap * 0.75, y + half],
         [x, y + half],
       ]);
     if (row === 0 && wrapsDown)
       stub([
-        [x + half, y - gap * 1.4],
+        [x + half, y - gap * 0.75],
         [x + half, y],
       ]);
   });

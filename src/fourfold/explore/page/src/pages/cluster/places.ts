@@ -143,25 +143,39 @@ export function placeOf({ tiers }: Places, device: number, tier = 0): Rect {
   return { x, y, width, height };
 }
 
-/** The device at a point; undefined beside all. */
-export function deviceAt(places: Places, x: number, y: number): number | undefined {
-  const { tiers, devices } = places;
+/** The first devices of the blocks around a point, by their tiers: the outermost first, as far in as there is one. */
+export function blocksAt(
+  { tiers, devices }: Places,
+  x: number,
+  y: number,
+): { tier: number; first: number }[] {
+  const top = tiers.length - 1;
+  const root = tiers[top] ?? DEVICE;
+  if (x < 0 || y < 0 || x > root.width || y > root.height) return [];
   let first = 0;
-  for (let at = tiers.length - 1; at > 0; at -= 1) {
+  const found = [{ tier: top, first }];
+  for (let at = top; at > 0; at -= 1) {
     const block = tiers[at] ?? DEVICE;
     const inside = tiers[at - 1] ?? DEVICE;
     const [column, row] = [
       Math.floor((x - block.left) / block.stepX),
       Math.floor((y - block.top) / block.stepY),
     ];
-    if (column < 0 || column >= block.columns || row < 0) return undefined;
+    if (column < 0 || column >= block.columns || row < 0) break;
     const part = row * block.columns + column;
     [x, y] = [x - block.left - column * block.stepX, y - block.top - row * block.stepY];
-    if (x > inside.width || y > inside.height || (part + 1) * inside.devices > block.devices)
-      return undefined;
+    if (x > inside.width || y > inside.height || (part + 1) * inside.devices > block.devices) break;
     first += part * inside.devices;
+    if (first >= devices) break;
+    found.push({ tier: at - 1, first });
   }
-  return first < devices ? first : undefined;
+  return found;
+}
+
+/** The device at a point; undefined beside all. */
+export function deviceAt(places: Places, x: number, y: number): number | undefined {
+  const last = blocksAt(places, x, y).at(-1);
+  return last?.tier === 0 ? last.first : undefined;
 }
 
 /**
