@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 from fourfold.config import RunFailure, parse_run
 from fourfold.launch.resolve import resolve_run
 from fourfold.program.liveness import ledger
+from fourfold.runtime.progress import TRAINING, Position
+from fourfold.supervise.blame import Blame, Sighting
 from fourfold.train.measured import check_sent
 from tests.support.hangs_in_turn import hang_in_turn
 from tests.support.supervised import Supervised, left_by, write_run
@@ -44,6 +46,16 @@ def test_a_collective_left_out_shows_in_the_bytes_of_the_step() -> None:
     less = {**declared, "dp_shard": declared["dp_shard"] - sum(c.sent_bytes for c in reduction.collectives)}
     with pytest.raises(RunFailure, match=r"rank 1 sent .* over dp_shard in step 7, .* left out `R b\d"):
         check_sent(program, declared, less, 1, 7)
+
+
+def test_a_rank_too_busy_to_say_where_it_is_computes_without_end() -> None:
+    """It has come to the sum that its peer waits for; its calls are not known, and it wants the processor."""
+    resolved = resolve_run(parse_run(RUN), 2, 320)
+    at = next(i for i, step in enumerate(resolved.train_programs[0].instructions) if step.short == "C")
+    place = Position(7, at, 0.0, 0.0, TRAINING, 1)
+    waiting = Sighting(place, "S", ("torch/distributed/distributed_c10d.py", "runtime/collectives.py"))
+    verdict = Blame(resolved).verdict([waiting, Sighting(place, "R")])
+    assert (verdict.rank, verdict.cause, verdict.instruction) == (1, "looping", "C")
 
 
 def check_recovered(run: Supervised, undisturbed, rank: int, cause: str) -> dict:

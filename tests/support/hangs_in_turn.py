@@ -31,6 +31,6 @@ def hang_in_turn(run_file: Path, out: Path, times: int, ranks: int = 2) -> list[
         kind, rank, step = list(CAUSES)[number % 4], number // 4 % ranks, (number + 1) * EVERY
         wanted, got = (rank, step, CAUSES[kind]), (event["rank"], event["step"], event["cause"])
         mark = run_file.parent / f"{kind}-{rank}-{step}"
-        seconds = event["time"] - mark.stat().st_mtime if mark.exists() else float("nan")
+        seconds = event["time"] - float(mark.read_text().split()[0]) if mark.exists() else float("nan")
         found.append(Named(kind, wanted == got and bool(event.get("instruction")), seconds, event["message"]))
     return found

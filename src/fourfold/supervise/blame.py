@@ -151,6 +151,9 @@ class Blame:
             return rank, "looping" if seen[rank].state == "R" else "hung"
         if skipped := [wait.member for each in waits.values() for wait in each if wait.passed]:
             return first(skipped), "skipped"
+        running = [rank for rank, each in enumerate(seen) if each.state == "R" and not each.traceback]
+        if running := [rank for rank in running if seen[rank].position.runs_program]:  # too busy to say where it is
+            return first(running), "looping"
         sinks = [rank for rank, each in waits.items() if not any(wait.behind for wait in each)]
         return first(sinks or list(waits)), "lost"
 
