@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 from fourfold.checkpoint import SaveFailure, checkpoints, save_checkpoint
-from fourfold.rendezvous.fence import Superseded, fenced, raise_fence
+from fourfold.rendezvous.fence import ReplacedRanks, fenced, raise_fence
 from tests.checkpoint.ranks import Run
 
 
@@ -55,5 +55,5 @@ def test_nobody_takes_over_in_the_middle_of_a_commit(tmp_path: Path) -> None:
         assert other.poll() is None
         assert (tmp_path / ".fence").read_text() == "1\n"
     assert other.communicate(timeout=20)[0] == b"2\n"
-    with pytest.raises(Superseded), fenced(tmp_path, number):
+    with pytest.raises(ReplacedRanks), fenced(tmp_path, number):
         pass

@@ -19,7 +19,7 @@ from fourfold.config import FinalFailure
 _FILE = ".fence"
 
 
-class Superseded(FinalFailure):
+class ReplacedRanks(FinalFailure):
     """A group of ranks in whose place another was started."""
 
 
@@ -36,7 +36,7 @@ def raise_fence(folder: Path) -> int:
 
 
 def fenced(folder: Path, number: int | None) -> AbstractContextManager[None]:
-    """While it is entered nobody raises the number. Raises `Superseded` where somebody did. None: ranks that nobody supervises."""
+    """While it is entered nobody raises the number. Raises `ReplacedRanks` where somebody did. None: ranks without a supervisor."""
     return nullcontext() if number is None else _fenced(folder, number)
 
 
@@ -45,7 +45,7 @@ def _fenced(folder: Path, number: int) -> Iterator[None]:
     with open(folder / _FILE, "r+b") as file, _locked(file):
         newest = _number(file)
         if newest != number:
-            raise Superseded(
+            raise ReplacedRanks(
                 f"{folder}: these ranks were replaced by others (start {newest}, this is {number}), which alone may save"
             )
         yield

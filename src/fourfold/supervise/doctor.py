@@ -13,7 +13,8 @@ from fourfold.launch.resolve import resolve_run
 from fourfold.launch.run_folder import RunFolder
 from fourfold.runtime.progress import ENDED, Position, read_positions, this_host
 from fourfold.supervise.blame import Blame, Sighting, Verdict
-from fourfold.supervise.tracebacks import native_traceback, process_state, read_tracebacks
+from fourfold.supervise.observation import process_state
+from fourfold.supervise.tracebacks import native_traceback, read_tracebacks
 
 _LOOK_SECONDS = 1.0
 _SHOWN_CALLS, _SHOWN_EVENTS = 4, 6

@@ -1,11 +1,11 @@
 """A rank as its machine's supervisor sees it: where it is, and what the kernel says of its process."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from fourfold.runtime.progress import NOWHERE, Position, read_positions
-from fourfold.supervise.tracebacks import process_state, processor_seconds
 
 
 @dataclass(frozen=True)
@@ -28,3 +28,20 @@ def observe(folder: Path, machine: int, pids: Mapping[int, int]) -> dict[int, Ob
         )
         for rank, pid in pids.items()
     }
+
+
+def process_state(pid: int) -> str:
+    """The letter of /proc: R runs, S sleeps, D waits for a device, T is stopped; empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def processor_seconds(pid: int) -> float:
+    """Processor time of all threads of a process; 0 where there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError):
+        return 0.0

@@ -9,27 +9,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from fourfold.supervise.observation import process_state
 from fourfold.train.worker import TRACEBACKS, traceback_file
 
 _WAIT_SECONDS = 0.3
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
-
-
-def process_state(pid: int) -> str:
-    """The letter of /proc: R runs, S sleeps, D waits for a device, T is stopped; empty where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def processor_seconds(pid: int) -> float:
-    """Processor time of all threads of a process; 0 where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, IndexError):
-        return 0.0
 
 
 def read_tracebacks(folder: Path, pids: Mapping[int, int]) -> dict[int, tuple[str, ...]]:
