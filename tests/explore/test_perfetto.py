@@ -35,7 +35,7 @@ def stepped() -> Simulation:
     return simulate(spec, real_prices(spec))
 
 
-def test_every_transfer_and_every_meeting_has_a_flow() -> None:
+def test_every_transfer_has_a_flow_and_so_has_what_ranks_enter_together() -> None:
     """Without a browser: arrows begin and end on slices that are there, sends at one rank and receives at its peer."""
     found = stepped()
     steps = [program.instructions for program in found.programs]

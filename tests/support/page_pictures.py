@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "explore" / "pictures"
 THEMES = ("light", "dark")
 SIZE = {"width": 1360, "height": 900}
 SCALE = 0.25
-"""Of a stored picture."""
+"""A stored picture is so much smaller than the screen."""
 BLOCK = 8
 """Pixels of a stored picture that are compared by their mean."""
 UNLIKE = 20.0
@@ -23,7 +23,7 @@ MOST_UNLIKE = 0.03
 
 @dataclass(frozen=True)
 class Place:
-    """What is looked at: an address, what is there once all is drawn, and the part of the page (all that a window shows)."""
+    """Something to look at: an address, what is there once all is drawn, and the part of the page (all that a window shows)."""
 
     address: str
     ready: str

@@ -37,7 +37,7 @@ join slice target on flow.slice_in = target.id join thread_track target_track on
 join thread target_thread on target_track.utid = target_thread.utid
 join process target_process on target_thread.upid = target_process.upid
 """
-"""Of every flow: the names of the slices that it leaves and reaches, and their processes."""
+"""The slices that each flow leaves and reaches, by name, and their processes."""
 
 
 class _Quiet(SimpleHTTPRequestHandler):
