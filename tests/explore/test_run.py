@@ -231,7 +231,9 @@ def test_without_a_folder_the_page_says_how_to_open_one(watched: Watched) -> Non
     assert "refused" in httpx.post(watched.address + "api/comparison", json={}).json()
 
 
-def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_right(browser: Any, tmp_path: Path) -> None:
+def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_right(
+    browser: Any, tmp_path: Path
+) -> None:
     folder = finished_run(tmp_path)
     with running(str(folder.path)) as address, watching(browser, address.partition("#")[0]) as found:
         found.open("#/run")
