@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 _TOP = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
 _BACKEND = ("__init__.py", "build_page.py")
 _PAGE, _PAGE_SOURCE = "fourfold/explore/dist/", "fourfold/explore/page/"
-_BUILT = tuple(_PAGE + name for name in ("index.html", "mark.svg", "glossary.txt", "assets/"))
+_BUILT = tuple(
+    _PAGE + name for name in ("index.html", "mark.svg", "glossary.txt", "report.js", "report.css", "assets/")
+)
 _GLOSSARY = "docs/glossary.md"
 _DATA = (".toml", ".css", ".typed")
 _REQUEST = "--model llama3-8b --cluster dgx-h100:16 --sequence-length 8192 --batch-tokens 1M --keep 1"

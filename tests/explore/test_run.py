@@ -121,7 +121,7 @@ def test_everything_that_a_run_left_is_shown_and_none_of_it_is_executed(opened: 
     titles = tab.locator("figure h2").all_inner_texts()
     assert titles == [
         "Loss", "Gradient norm", "Learning rate", "Throughput, tokens/s", "MFU", "Step", "Peak memory", "Expert load, max/mean",
-        "Goodput by cause", "Events", "Where every rank stands", "One step over time", "Kinds of instructions",
+        "Goodput by cause", "Where every rank stands", "Events", "One step over time", "Kinds of instructions",
         "Sent in a step by all ranks", "Memory over the step", "Step of every rank",
     ]  # fmt: skip
     assert "failed at step 30: <script>alert(2)</script>" in tab.locator("figure:has-text('Events')").first.inner_text()
@@ -231,7 +231,9 @@ def test_without_a_folder_the_page_says_how_to_open_one(watched: Watched) -> Non
     assert "refused" in httpx.post(watched.address + "api/comparison", json={}).json()
 
 
-def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_mended(browser: Any, tmp_path: Path) -> None:
+def test_a_folder_that_turns_hostile_is_refused_and_followed_again_when_it_is_right(
+    browser: Any, tmp_path: Path
+) -> None:
     folder = finished_run(tmp_path)
     with running(str(folder.path)) as address, watching(browser, address.partition("#")[0]) as found:
         found.open("#/run")

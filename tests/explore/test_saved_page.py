@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from fourfold.launch.run_folder import RunFolder
 from fourfold.report.page_file import write_page
-from fourfold.report.run_metrics import Metrics
+from fourfold.report.run_metrics import StepMetrics
 from tests.explore.test_pages import violations
 from tests.explore.test_run import NAME, check_exports, figure, finished_run
 from tests.explore.test_strategy import until
@@ -117,7 +117,7 @@ def long_run(folder: RunFolder) -> dict[str, Any]:
     from fourfold.report.run_feed import run_documents
 
     documents = run_documents(folder, compare(folder))
-    metrics = Metrics()
+    metrics = StepMetrics()
     for step in range(STEPS):
         loss = 77.0 if step == 54_321 else 3 + 8 * math.exp(-step / 5000) + 0.1 * math.sin(step)
         metrics.add({"step": step, "loss": loss, "mfu": 0.4, "lr": 1e-4})

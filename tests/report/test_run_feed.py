@@ -12,7 +12,7 @@ from fourfold.config import UserError
 from fourfold.report.follow import Follower
 from fourfold.report.run_feed import RunFeed
 from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import Metrics
+from fourfold.report.run_metrics import StepMetrics
 from tests.report.test_comparison import as_predicted
 
 
@@ -32,7 +32,7 @@ def document(feed: RunFeed) -> dict:
 
 
 def test_a_curve_keeps_its_ends_and_every_peak() -> None:
-    metrics = Metrics()
+    metrics = StepMetrics()
     for step in range(100_000):
         metrics.add({"step": step, "loss": math.sin(step / 3000)})
     column = metrics.columns["loss"]
@@ -48,7 +48,7 @@ def test_a_curve_keeps_its_ends_and_every_peak() -> None:
 
 
 def test_a_step_that_is_trained_again_replaces_what_followed_it() -> None:
-    metrics = Metrics()
+    metrics = StepMetrics()
     for step, loss in ((0, 3.0), (1, 2.0), (2, 1.0), (1, 2.5)):
         metrics.add({"step": step, "loss": loss, "mfu": 0.5})
     assert metrics.table() == {"steps": [0, 1], "columns": {"loss": [3.0, 2.5], "mfu": [0.5, 0.5]}}
@@ -57,7 +57,7 @@ def test_a_step_that_is_trained_again_replaces_what_followed_it() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "9", None, [1], {"a": 1}, 10**400])
 def test_what_is_no_finite_number_is_no_point(value: object) -> None:
-    metrics = Metrics()
+    metrics = StepMetrics()
     metrics.add({"step": 0, "loss": value, "lr": 1.0})
     assert metrics.table() == {"steps": [0], "columns": {"lr": [1.0]}}
     metrics.add({"step": value, "lr": 1.0})
@@ -89,6 +89,9 @@ def test_the_document_follows_a_run_that_grows_and_resumes(tmp_path: Path) -> No
     last = document(feed)
     assert (last["step"], last["state"], last["num_events"]) == (8, "finished", 3)
     assert last["goodput"]["kept_seconds"] == pytest.approx(4.0)
+    aside.write_text('{"time": 20, "event": "launch"}\n')
+    aside.replace(folder.events)
+    assert document(feed)["num_events"] == 1
 
 
 def test_a_reader_of_blocks_leaves_out_lines_without_end(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ SOURCE = ROOT / "src" / "fourfold"
 
 def wheel(path: Path, without: str = "", beside: tuple[str, ...] = ()) -> Path:
     names = [p.relative_to(SOURCE.parent).as_posix() for p in SOURCE.rglob("*.py") if "node_modules" not in p.parts]
-    names += [f"fourfold/explore/dist/{name}" for name in ("index.html", "mark.svg", "glossary.txt", "assets/index.js")]
+    names += [
+        f"fourfold/explore/dist/{name}"
+        for name in ("index.html", "mark.svg", "glossary.txt", "report.js", "report.css", "assets/index.js")
+    ]
     names += [*package_data(SOURCE), *beside, "fourfold-0.dist-info/licenses/LICENSE"]
     with zipfile.ZipFile(path / "a.whl", "w") as archive:
         for name in names:

@@ -79,7 +79,7 @@ def report(
 
 
 def _saved(path: Path, out: Path) -> int:
-    from fourfold.explore.saved import saved_document
+    from fourfold.explore.schema import saved_document
 
     if not is_built():
         raise RunFailure(NOT_BUILT)

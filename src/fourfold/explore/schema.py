@@ -1,10 +1,14 @@
 """The type of each document. The page's TypeScript is generated of them; tests hold documents to them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from fourfold.config import UserError
+from fourfold.config.whole_file import bounded
 from fourfold.explore.block_types import BlockDocument
 from fourfold.explore.catalog_types import CatalogDocument
 from fourfold.explore.cluster_types import AttentionDocument, ClusterDocument, GroupsDocument, RooflineDocument
@@ -88,3 +92,32 @@ SCHEMAS: dict[str, type] = {
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON schema of a document."""
     return TypeAdapter(SCHEMAS[name]).json_schema()
+
+
+KINDS = {"best": "plan", "time_shares": "simulate"}
+"""A key that only one kind of document has, and the kind."""
+
+
+def saved_document(path: Path) -> dict[str, Any]:
+    """The document by its kind, `simulate` or `plan`. Raises `UserError` where the file holds neither."""
+    works = (
+        "what works: the file that fourfold simulate RUN --json or fourfold plan RUN --json printed, or a run's folder"
+    )
+    try:
+        found = json.loads(bounded(path), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: is no JSON document: {error!s:.200}; {works}") from None
+    kind = next((kind for key, kind in KINDS.items() if isinstance(found, dict) and key in found), None)
+    if kind is None:
+        raise UserError(f"{path}: is neither a plan nor a simulation; {works}")
+    try:
+        TypeAdapter(SCHEMAS[kind]).validate_python(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))[:200]
+        raise UserError(f"{path}: {where}: {first['msg']}; written by another version of fourfold? {works}") from None
+    return {kind: found}
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")

@@ -201,6 +201,5 @@ def check_lines(checks: Sequence[CheckPrice]) -> list[str]:
         often = f" every {check.every_steps} steps" if check.every_steps > 1 else ""
         more = f", {format_bytes(check.memory_bytes)} more at the peak" if check.memory_bytes else ""
         share = "below 0.01 %" if check.share < 1e-4 else f"{100 * check.share:.2g} %"
-        verb = "" if check.used else " (not asked for)"
-        lines.append(f"{'' if lines else 'checks':<11}{check.name}{often}{verb}: {share} of the time{more}")
+        lines.append(f"{'' if lines else 'checks':<11}{check.name}{often}: {share} of the time{more}")
     return lines

@@ -17,7 +17,7 @@ from fourfold.report.follow import Follower
 from fourfold.report.format_comparison import comparison_document
 from fourfold.report.format_run import layout_line, model_line
 from fourfold.report.run_files import check_files
-from fourfold.report.run_metrics import Metrics, finite_number, rounded
+from fourfold.report.run_metrics import StepMetrics, finite_number, rounded
 from fourfold.report.run_ranks import where_ranks_stand
 from fourfold.report.run_state import describe_event
 from fourfold.supervise.blame import Blame
@@ -44,7 +44,7 @@ class RunFeed:
         self._read_of, self._problem = -1.0, ""
         self._resolved: ResolvedRun | None = None
         self._blame: Blame | None = None
-        self.metrics, self.events = Metrics(), list[dict[str, Any]]()
+        self.metrics, self.events = StepMetrics(), list[dict[str, Any]]()
 
     def refresh(self) -> None:
         """Reads what is new. Raises `UserError` where the folder holds files that no run leaves."""
@@ -52,7 +52,7 @@ class RunFeed:
         while True:
             rows = self._metrics_file.read(_BLOCK_BYTES)
             if self._metrics_file.restarted:
-                self.metrics = Metrics()
+                self.metrics = StepMetrics()
             for row in rows:
                 self.metrics.add(row)
             if not self._metrics_file.more:

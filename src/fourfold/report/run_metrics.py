@@ -43,7 +43,7 @@ class Column:
         }
 
 
-class Metrics:
+class StepMetrics:
     """The columns of `metrics.jsonl`, and its newest row."""
 
     def __init__(self) -> None:

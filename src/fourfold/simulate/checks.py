@@ -10,20 +10,16 @@ from fourfold.program.spec import StepSpec
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import Simulation, StepPrediction, predict_step
 
-REPLAY_STEPS = 100
-"""The interval that a price is given for where a run never replays."""
-
 
 @dataclass(frozen=True)
 class CheckPrice:
     """One kind of check. `seconds`: by which a step with it is longer; `share`: of all time, at one such step in `every_steps`.
-    `used`: whether the run asks for it. `memory_bytes`: more on the fullest device."""
+    `memory_bytes`: more on the fullest device."""
 
     name: str
     seconds: float
     every_steps: int
     share: float
-    used: bool = True
     memory_bytes: int = 0
 
 
@@ -39,10 +35,10 @@ def check_prices(step: StepPrediction, spec: StepSpec, faults: FaultsSection) ->
     if faults.locate_nan:
         seconds = max(rank["norms"] for rank in step.along(_gradient_norms))
         found.append(CheckPrice("norms of a rank's own gradients", seconds, 1, seconds / total))
-    again, every = predict_step(replace(spec, replay=True), prices), faults.replay_every_steps or REPLAY_STEPS
-    seconds, more = again.seconds - total, max(again.device_bytes) - max(step.device_bytes)
-    used = faults.replay_every_steps > 0
-    found.append(CheckPrice("replay", seconds, every, seconds / every / total, used, max(0, more)))
+    if faults.replay_every_steps:
+        again, every = predict_step(replace(spec, replay=True), prices), faults.replay_every_steps
+        seconds, more = again.seconds - total, max(again.device_bytes) - max(step.device_bytes)
+        found.append(CheckPrice("replay", seconds, every, seconds / every / total, max(0, more)))
     return [price for price in found if price.seconds > 0]
 
 
