@@ -103,7 +103,7 @@ def test_no_kind_of_a_document_has_two_colours() -> None:
         assert len(kinds) == len(set(kinds))
 
 
-OWN = {"app.css": "the page's ground and tokens", "run_page.css": "the run's page"}
+OWN = {"app.css": "the page's ground and tokens"}
 """Files with colours of their own, and what they colour."""
 
 
