@@ -14,7 +14,7 @@ help:
 	@echo "make page       build that page alone; make page-check: its types, style and unit tests too"
 	@echo "make test       all tests but the long sweeps and fault tests, on $(WORKERS) processes"
 	@echo "make test-all   the long sweeps and fault tests too"
-	@echo "make test-faults  ranks that are killed, stopped and broken in every way (some forty minutes)"
+	@echo "make test-faults  ranks that are killed, stopped, broken and cut off in every way (some forty minutes)"
 	@echo "make test-slurm the job script on a real Slurm of two nodes on this machine (some four minutes; installs Debian's packages as root)"
 	@echo "make test-exports  exports with DeepSpeed and torchtitan themselves, in an environment of their own"
 	@echo "make lint       ruff, mypy, import-linter, the glossary's words, links between Markdown files"

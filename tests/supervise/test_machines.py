@@ -99,6 +99,7 @@ def test_sigterm_on_either_machine_saves_and_stops_all(run_file: Path, undisturb
         machines[asked].process.send_signal(signal.SIGTERM)
         assert [machine.finish(10) for machine in machines] == [143, 143], machines[0].printed
         assert machines[0].events("stop")
+        assert "--nodes 2 --node-rank 0 --master 127.0.0.1:" in machines[0].printed, "the command that goes on"
     with two_machines(run_file, tmp_path / "run") as machines:
         assert [machine.finish() for machine in machines] == [0, 0], machines[0].printed
     assert left_by(tmp_path / "run") == undisturbed

@@ -61,7 +61,9 @@ def train(
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
-    command = Command(run, overrides, ranks, out)
+    stated = {"--spares": spares or None, "--nodes": nodes, "--node-rank": node_rank, "--master": master}
+    flags = [word for name, value in stated.items() if value is not None for word in (name, str(value))]
+    command = Command(run, overrides, ranks, out, flags)
     return train_with(command, change=change, spares=spares, nodes=nodes, node_rank=node_rank, master=master)
 
 

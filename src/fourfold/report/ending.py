@@ -15,12 +15,13 @@ from fourfold.report.units import format_count, format_nats
 
 @dataclass(frozen=True)
 class Command:
-    """The `fourfold train` command that was given, to be given again with changes. `out` None: the default folder."""
+    """The `fourfold train` command that was given, to be given again with changes. `out` None: the default one. `flags`: more."""
 
     run_file: Path
     overrides: Sequence[str] = ()
     ranks: int | None = None
     out: Path | None = None
+    flags: Sequence[str] = ()
 
     def line(self, *overrides: str, out: Path | None = None) -> str:
         """The command with further overrides, and another folder where `out` is given."""
@@ -29,7 +30,7 @@ class Command:
         words += ["--ranks", str(self.ranks)] if self.ranks is not None else []
         folder = out if out is not None else self.out
         words += ["--out", str(folder)] if folder is not None else []
-        return shlex.join(words)
+        return shlex.join([*words, *self.flags])
 
 
 def program_word() -> str:
