@@ -116,7 +116,7 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Recovery and detection, measured. A count of 0 leaves that part out.")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--hangs", type=int, default=100)
@@ -128,14 +128,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run_file = write_run(folder)
-        warm = recoveries(run_file, folder / "warm", options.kills, options.ranks, cold=False)
-        print(f"kill to next finished step, warm: {spread(warm)}", flush=True)
-        cold = recoveries(run_file, folder / "cold", max(2, options.kills // 3), options.ranks, cold=True)
-        print(f"kill to next finished step, cold: {spread(cold)}", flush=True)
-        stops, right = detections(run_file, folder / "stops", options.stops, options.ranks)
-        print(f"SIGSTOP to its name: {spread(stops)}; right in {right} of {len(stops)}", flush=True)
-        hangs(run_file, folder / "hangs", options.hangs, options.ranks)
-        storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
+        if options.kills:
+            warm = recoveries(run_file, folder / "warm", options.kills, options.ranks, cold=False)
+            print(f"kill to next finished step, warm: {spread(warm)}", flush=True)
+            cold = recoveries(run_file, folder / "cold", max(2, options.kills // 3), options.ranks, cold=True)
+            print(f"kill to next finished step, cold: {spread(cold)}", flush=True)
+        if options.stops:
+            stops, right = detections(run_file, folder / "stops", options.stops, options.ranks)
+            print(f"SIGSTOP to its name: {spread(stops)}; right in {right} of {len(stops)}", flush=True)
+        if options.hangs:
+            hangs(run_file, folder / "hangs", options.hangs, options.ranks)
+        if options.storm_steps:
+            storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
 
 
 if __name__ == "__main__":
