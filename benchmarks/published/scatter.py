@@ -12,7 +12,7 @@ from fourfold.report.palette import AXES, INK, OPERATIONS, SOFT, SURFACE
 from outcome import PublishedOutcome, RowOutcome
 
 _SIZE, _MARGIN = 420, 56
-_COLOURS = (*(colour.light for table in (AXES, OPERATIONS) for colour in table.values()), SOFT.light)
+COLOURS = (*(colour.light for table in (AXES, OPERATIONS) for colour in table.values()), SOFT.light)
 Place = Callable[[float], float]
 
 
@@ -73,9 +73,9 @@ def scatter_svg(drawing: Scatter) -> str:
         return _SIZE * (log10(value) - low) / (high - low)
 
     counts = Counter(pair[2] for pair in drawing.pairs).most_common()
-    own = len(counts) if len(counts) <= len(_COLOURS) else len(_COLOURS) - 1
-    colours = dict(zip((source for source, _ in counts[:own]), _COLOURS, strict=False))
-    legend = [*colours.items(), *([(f"{len(counts) - own} other sources", _COLOURS[-1])] if len(counts) > own else [])]
+    own = len(counts) if len(counts) <= len(COLOURS) else len(COLOURS) - 1
+    colours = dict(zip((source for source, _ in counts[:own]), COLOURS, strict=False))
+    legend = [*colours.items(), *([(f"{len(counts) - own} other sources", COLOURS[-1])] if len(counts) > own else [])]
     width, height = _SIZE + 2 * _MARGIN + 190, _SIZE + 2 * _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -89,7 +89,7 @@ def scatter_svg(drawing: Scatter) -> str:
         parts.append(_line(factor, place, low, high, dash))
     parts += _ticks(low, high, place)
     for measured, predicted, source in drawing.pairs:
-        colour = colours.get(source, _COLOURS[-1])
+        colour = colours.get(source, COLOURS[-1])
         parts.append(
             f'<circle cx="{place(measured):.1f}" cy="{_SIZE - place(predicted):.1f}" r="2.2" fill="{colour}" fill-opacity="0.55"/>'
         )

@@ -25,9 +25,26 @@ TRUE = {
     "memory_share": 0.88,
     "launch_seconds": 2.2e-6,
 }
-A_GPU = Device("mine", "mine", "synthetic", 80 * 2**30, 3e12, {"bf16": 700e12, "fp8": 1400e12}, 132, None, TRUE, 0.0)
+A_GPU = Device(
+    "mine",
+    "mine",
+    "synthetic",
+    80 * 2**30,
+    3e12,
+    {"bf16": 700e12, "fp8": 1400e12},
+    132,
+    kernels=TRUE,
+    host_launch_seconds=0.0,
+)
 A_CORE = Device(
-    "mine", "mine", "synthetic", 2**33, 25e9, {"fp32": 90e9}, None, None, {**TRUE, "gemm_full_rows": 60.0}, 0.0
+    "mine",
+    "mine",
+    "synthetic",
+    2**33,
+    25e9,
+    {"fp32": 90e9},
+    kernels={**TRUE, "gemm_full_rows": 60.0},
+    host_launch_seconds=0.0,
 )
 
 

@@ -139,9 +139,9 @@ def test_the_page_steps_through_a_collective(watched: Watched) -> None:
 def test_a_collective_is_played_to_its_end(watched: Watched) -> None:
     watched.open("#/collectives?collectives.ranks=3&collectives.per_node=3&collectives.step=0")
     watched.tab.wait_for_selector("figure svg .rank")
-    watched.tab.get_by_role("button", name="Play").click()
+    watched.tab.get_by_role("button", name="Play", exact=True).click()
     watched.tab.wait_for_selector(".strip button:nth-child(4).now")
-    watched.tab.get_by_role("button", name="Play").wait_for()
+    watched.tab.get_by_role("button", name="Play", exact=True).wait_for()
     assert "collectives.step=4" in watched.tab.url
 
 

@@ -190,6 +190,17 @@ class NearestDocument(TypedDict):
 
 
 @exact
+class CheckDocument(TypedDict):
+    """The price of a check for silent corruption. `seconds`: by which a step with it is longer; `share`: of all time."""
+
+    name: str
+    seconds: float
+    every_steps: int
+    share: float
+    memory_bytes: int
+
+
+@exact
 class SimulationDocument(StepDocument):
     """`fourfold simulate --json`."""
 
@@ -197,6 +208,7 @@ class SimulationDocument(StepDocument):
     nearest: list[NearestDocument]
     idle: str | None
     published: PublishedDocument | None
+    checks: list[CheckDocument]
 
 
 @exact

@@ -41,7 +41,7 @@ Names = dict[tuple[int, int, bool], str]
 
 
 @dataclass
-class _Place:
+class _KernelPlace:
     """Sums over the kernels of one place of a step."""
 
     kind: str
@@ -58,7 +58,7 @@ class _Step:
 
     resolved: ResolvedRun
     prices: Prices
-    places: dict[tuple[str, str, str], _Place] = field(default_factory=dict)
+    places: dict[tuple[str, str, str], _KernelPlace] = field(default_factory=dict)
     attention: Attention | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class _Step:
             if isinstance(item, Attention):
                 self.attention = self.attention or item
             name = named[index] or _beside(named, index)
-            place = self.places.setdefault((kind, PHASES[op], name), _Place(KINDS[type(item)], _shape(item)))
+            place = self.places.setdefault((kind, PHASES[op], name), _KernelPlace(KINDS[type(item)], _shape(item)))
             flops = item.flops * (prices.masked_share if isinstance(item, Attention) else 1)
             place.number += number
             place.flops += number * flops

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from predict import run as run_command
-from scatter import Scatter, scatter_svg
+from scatter import COLOURS, Scatter, scatter_svg
 
 ROWS = Path(__file__).parent / "rows"
 
@@ -96,10 +96,11 @@ def test_a_plot_names_the_largest_sources_and_how_many_share_a_colour() -> None:
         pairs = tuple((1.0 + i, 2.0 + i, f"source-{i}") for i in range(number) for _ in range(number - i))
         return scatter_svg(Scatter("all", "s", pairs))
 
-    few, many = drawn(8), drawn(11)
-    assert all(f">source-{i}<" in few for i in range(8))
+    colours = len(COLOURS)
+    few, many = drawn(colours), drawn(colours + 3)
+    assert all(f">source-{i}<" in few for i in range(colours))
     assert "other sources" not in few
-    assert all((f">source-{i}<" in many) == (i < 7) for i in range(11))
+    assert all((f">source-{i}<" in many) == (i < colours - 1) for i in range(colours + 3))
     assert ">4 other sources<" in many
 
 

@@ -132,6 +132,15 @@ export interface CatalogDocument {
   glossary: TermDocument[];
 }
 
+/** The price of a check for silent corruption. `seconds`: by which a step with it is longer; `share`: of all time. */
+export interface CheckDocument {
+  name: string;
+  seconds: number;
+  every_steps: number;
+  share: number;
+  memory_bytes: number;
+}
+
 /** A cluster as its file states it, at the price that the setup states or the file's. */
 export interface ClusterDocument {
   key: string;
@@ -814,6 +823,7 @@ export interface SimulationDocument {
   nearest: NearestDocument[];
   idle: string | null;
   published: PublishedDocument | null;
+  checks: CheckDocument[];
 }
 
 /** `slots`: by instruction of the program, the slot whose computation it is; -1 for all others. */
