@@ -136,7 +136,9 @@ class Blame:
                 entry = start if other is program else entry_of(program.instructions[start], other)
                 end = join_of(other, entry) if entry < len(other.instructions) else entry
                 ours = (place.step, _ORDER[place.kind])
-                found.append(WaitingRank(rank, member, axes, theirs < (*ours, entry), theirs > (*ours, end)))
+                stopped_inside = seen[member].state in ("T", "t") and theirs <= (*ours, end)
+                is_behind = theirs < (*ours, entry) or stopped_inside
+                found.append(WaitingRank(rank, member, axes, is_behind, theirs > (*ours, end)))
         return found
 
     def _culprit(self, seen: Sequence[Sighting], waits: Mapping[int, list[WaitingRank]]) -> tuple[int, str]:
