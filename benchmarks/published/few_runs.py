@@ -7,7 +7,6 @@ one kind of device are drawn at random: some are given to the fit, others are pr
 after every number.
 """
 
-import argparse
 import json
 import math
 import random
@@ -18,7 +17,7 @@ from statistics import mean, median
 from typing import Any
 
 from as_case import as_case
-from case import PublishedCase, Skip
+from case import PublishedCase
 from fit_constants import Model, fitted_table, joined, named_as_known
 from fit_file import PRIOR, read, rounded
 from fit_memory import MemoryRows, held_rows
@@ -29,8 +28,7 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted
 from fourfold.validate import Case, predict_case
 from fourfold.validate.fit import fit_software, with_constants
-from normalise import normalise
-from row_files import read_rows
+from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
 
 NUMBERS = (0, 1, 3, 5)
@@ -91,19 +89,16 @@ def look(file: str, group: list[PublishedCase], table: Table, unseen: int, draws
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser = row_parser(__doc__, jobs=2)
     parser.add_argument("--sources", type=int, default=40, help="so many sources, drawn at random")
     parser.add_argument("--unseen", type=int, default=8, help="runs of a source to predict, at most")
     parser.add_argument("--draws", type=int, default=2)
     parser.add_argument(
         "--rows", type=int, default=20, help="rows of a source that the constants are fitted on, at most"
     )
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write errors by source here, as JSON")
     options = parser.parse_args()
-    rows, _ = read_rows(options.folders, strict=False)
-    cases = telling([case for case in map(normalise, rows) if not isinstance(case, Skip)])
+    cases = telling(cases_of(rows_or_exit(parser, options.folders)))
     groups = groups_of(cases, options.unseen)
     files = sorted(random.Random(SEED).sample(sorted(groups), min(options.sources, len(groups))))
     say(f"{len(files)} of {len(groups)} sources that have runs to give and to predict")

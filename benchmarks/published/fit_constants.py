@@ -16,7 +16,6 @@ framework that only it has, those of what its name begins with (Megatron's, of a
 nobody names. It predicts every row.
 """
 
-import argparse
 import json
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from case import PublishedCase, SettledPrediction, Skip
+from case import PublishedCase, SettledPrediction
 from compare import validate as compare
 from fit_file import PRIOR, read, rounded, write
 from fit_memory import MemoryRows, fit_memory, held_rows
@@ -47,11 +46,9 @@ from fit_table import (
     nodes_of,
     weights_of,
 )
-from fourfold.config import UserError
 from fourfold.cost.fitted import Fitted, ancestors_of, framework_of
-from normalise import normalise
 from outcome import PublishedOutcome
-from row_files import read_rows
+from row_command import cases_of, row_parser, rows_or_exit
 from settle import predict_case
 from software import Trainer, usual_trainer
 
@@ -246,8 +243,7 @@ def _progress():  # type: ignore[no-untyped-def]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser = row_parser(__doc__, jobs=2)
     parser.add_argument("--write", action="store_true", help="write fitted.toml and fitted_on.json")
     parser.add_argument("--cross", type=Path, help="cross-validate by file and write the outcome as JSON here")
     parser.add_argument("--folds", type=Path, help="write the constants that are fitted without each file as JSON here")
@@ -258,16 +254,11 @@ def main() -> None:
     parser.add_argument("--sweep-rows", type=int, default=150)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--start", type=Path, default=PRIOR, help="the constants that rows are first looked at with")
-    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if options.rounds < 1:
         parser.error("--rounds: 1 at least")
-    try:
-        rows, _ = read_rows(options.folders, strict=False)
-    except UserError as error:
-        parser.error(str(error))
-    cases = [case for case in map(normalise, rows) if not isinstance(case, Skip)]
-    cases = telling(cases)
+    rows = rows_or_exit(parser, options.folders)
+    cases = telling(cases_of(rows))
     prior = read(PRIOR)
     timed = Shared.among(options.jobs, chosen(cases, options.rows, options.sweep_rows), timed_rows)
     weighed = Shared.among(options.jobs, with_memory(cases, 3 * options.rows), held_rows, is_telling)

@@ -6,7 +6,6 @@ A run is well described where its source states its layout, microbatch, recomput
 and its step time counts; none is from memory as a whole. The fastest is kept of runs that differ in
 their layouts alone."""
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from as_case import as_case
-from case import PublishedCase, Skip
+from case import PublishedCase
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
 from fourfold.evidence import PublishedRun, RunShape
 from fourfold.hardware import device_names
 from fourfold.validate import case_prices, case_spec
-from normalise import normalise
-from row_files import read_rows
+from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
 
 TABLE = Path(__file__).parents[2] / "src" / "fourfold" / "evidence" / "published_runs.json"
@@ -92,15 +90,9 @@ def _short(key: str, value: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = row_parser(__doc__)
     options = parser.parse_args()
-    try:
-        rows, _ = read_rows(options.folders, strict=False)
-    except UserError as error:
-        parser.error(str(error))
-    cases = well_described(case for case in map(normalise, rows) if not isinstance(case, Skip))
+    cases = well_described(cases_of(rows_or_exit(parser, options.folders)))
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = [run for run in pool.map(published_run, cases, chunksize=8) if run is not None]
     TABLE.write_text(table_text(runs), encoding="utf-8")

@@ -8,7 +8,6 @@ software, at fourfold's own prices; as if nobody knew its device; and both. The 
 measured / predicted, every source weighing by the square root of its runs. Coverage: the share of a source's runs that lie
 in the intervals of all other sources."""
 
-import argparse
 import json
 import random
 import tomllib
@@ -22,7 +21,7 @@ import numpy as np
 import tomli_w
 
 from as_case import as_case
-from case import PublishedCase, Skip
+from case import PublishedCase
 from fit_constants import named_as_known
 from fit_sample import is_measured, telling
 from fit_table import Numbers, Table, constants_of
@@ -30,8 +29,7 @@ from fourfold.config import UserError
 from fourfold.cost.fitted import framework_of
 from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.validate import predict_case
-from normalise import normalise
-from row_files import read_rows
+from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
 
 TABLE = Path(__file__).parents[2] / "src" / "fourfold" / "evidence" / "intervals.toml"
@@ -153,18 +151,12 @@ def chosen(cases: list[PublishedCase], of_file: int) -> list[PublishedCase]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
+    parser = row_parser(__doc__)
     parser.add_argument("--folds", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    try:
-        rows, _ = read_rows(options.folders, strict=False)
-    except UserError as error:
-        parser.error(str(error))
-    cases = chosen(telling([case for case in map(normalise, rows) if not isinstance(case, Skip)]), options.rows)
+    cases = chosen(telling(cases_of(rows_or_exit(parser, options.folders))), options.rows)
     folds = json.loads(options.folds.read_text(encoding="utf-8"))
     with ProcessPoolExecutor(options.jobs) as pool:
         found = [each for some in pool.map(partial(ratios, folds=folds), cases, chunksize=16) for each in some]

@@ -7,21 +7,19 @@ were fitted to it), once as it is, and once as if nobody named its software, at 
 likelihood of failed and not, by the predicted share of the device's memory; every source weighs by the square root of its runs.
 Then, by probability: the share of runs that failed, each judged by the other sources."""
 
-import argparse
 import itertools
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tomli_w
 
 from as_case import as_case
-from case import PublishedCase, Skip
+from case import PublishedCase
 from fit_intervals import HEAD, PRICED_AS_OWN, TABLE, weighed
 from fourfold.config import UserError
 from fourfold.cost.fitted import fitted
@@ -30,8 +28,7 @@ from fourfold.simulate.run_prices import OWN_SOFTWARE
 from fourfold.simulate.step import predict_step
 from fourfold.simulate.whole import check_size
 from fourfold.validate import case_prices, case_spec
-from normalise import normalise
-from row_files import read_rows
+from row_command import cases_of, row_parser, rows_or_exit
 from settle import settle
 
 LEAST = 0.03
@@ -104,16 +101,10 @@ def print_blind(runs: list[Run], which: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = row_parser(__doc__)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    try:
-        rows, _ = read_rows(options.folders, strict=False)
-    except UserError as error:
-        parser.error(str(error))
-    cases = reporting(case for case in map(normalise, rows) if not isinstance(case, Skip))
+    cases = reporting(cases_of(rows_or_exit(parser, options.folders)))
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = [run for run in pool.map(run_of, cases, chunksize=4) if run is not None]
     for which in range(len(NAMES)):
