@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from fourfold.api.training import check_request, train_locally
 from fourfold.cli.options import Flag
@@ -14,6 +15,24 @@ from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.report.ending import Command
 from fourfold.report.format_run import layout_line, model_line, transport_lines
 from fourfold.report.screen import print_screen
+
+
+class Machines(NamedTuple):
+    """What the command line says of this machine and of the others; None: the environment says it, or there is one."""
+
+    spares: int = 0
+    nodes: int | None = None
+    node_rank: int | None = None
+    master: str | None = None
+
+    def flags(self) -> list[str]:
+        """The words that say it again."""
+        values = (self.spares or None, self.nodes, self.node_rank, self.master)
+        stated = zip(("--spares", "--nodes", "--node-rank", "--master"), values, strict=True)
+        return [word for name, value in stated if value is not None for word in (name, str(value))]
+
+
+ONE_MACHINE = Machines()
 
 
 def train(
@@ -61,10 +80,8 @@ def train(
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
-    stated = {"--spares": spares or None, "--nodes": nodes, "--node-rank": node_rank, "--master": master}
-    flags = [word for name, value in stated.items() if value is not None for word in (name, str(value))]
-    command = Command(run, overrides, ranks, out, flags)
-    return train_with(command, change=change, spares=spares, nodes=nodes, node_rank=node_rank, master=master)
+    machines = Machines(spares, nodes, node_rank, master)
+    return train_with(Command(run, overrides, ranks, out, machines.flags()), change=change, machines=machines)
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
@@ -85,18 +102,15 @@ def train_with(
     worker: tuple[str, ...] | None = None,
     grace_seconds: float = 10.0,
     change: bool = False,
-    spares: int = 0,
-    nodes: int | None = None,
-    node_rank: int | None = None,
-    master: str | None = None,
+    machines: Machines = ONE_MACHINE,
 ) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
-    member = member_of(with_master(os.environ, master), nodes, node_rank)
+    member = member_of(with_master(os.environ, machines.master), machines.nodes, machines.node_rank)
     if member is not None and member.index > 0:
-        return take_part(config, folder, command, member, spares)
-    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, spares, member)
+        return take_part(config, folder, command, member, machines.spares)
+    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, machines.spares, member)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0
