@@ -18,7 +18,7 @@ from fourfold.report.screen import print_screen
 
 
 class Machines(NamedTuple):
-    """What the command line says of this machine and of the others; None: the environment says it, or there is one."""
+    """The command line on this machine and the others; None: the environment says it, or there is one machine."""
 
     spares: int = 0
     nodes: int | None = None
