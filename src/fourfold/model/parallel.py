@@ -53,8 +53,8 @@ class ContextParallel:
     instead of rotating.
 
     With R ring ranks the sequence is cut into 2R chunks, and ring rank r has chunks r and 2R - 1 - r (zig-zag); documents that are
-    kept apart may be placed otherwise (`context/placement.py`). Of each half of its ring rank's tokens ulysses rank u of U has
-    part u.
+    kept apart may be placed otherwise (`context/placement.py`). Ulysses rank u of U has part u of each half of its ring rank's
+    tokens.
     """
 
     ring: Group | None = None
