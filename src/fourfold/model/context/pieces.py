@@ -106,8 +106,8 @@ def own_pieces(rank: int, documents: Documents) -> list[Piece]:
 
 
 def ring_pieces(rank: int, source: int, documents: Documents) -> list[Piece]:
-    """The pieces that `rank` computes against the keys of another rank of the ring, which are in that rank's own order. Of a
-    document, the pieces' keys begin alike, and each piece has no fewer than the one before."""
+    """The pieces that `rank` computes against the keys of another rank of the ring, which are in that rank's own order. The
+    pieces of a document have keys that begin alike, each no fewer than the one before."""
     return documents.pieces(False, lambda row: _rectangles(rank, source, row, documents))
 
 
