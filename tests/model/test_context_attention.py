@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import pairwise, product
 
 import pytest
@@ -62,6 +62,17 @@ def test_equals_full_attention(method) -> None:
     check_cases(cases_of(method), 1e-10)
 
 
+@pytest.mark.parametrize("fineness", [1, 2])
+@pytest.mark.parametrize("method", [each for each in METHODS if each[0] > 1], ids=str)
+def test_equals_full_attention_where_it_is_balanced(method, fineness) -> None:
+    ring, ulysses, gather = method
+    cases = []
+    for rows, heads in product(list(DOCUMENTS.values())[1:], HEADS[1:3]):
+        lengths = tuple(tuple(2 * n for n in row) for row in rows)
+        cases.append(Case(ring, ulysses, gather, 3, *heads, 2 * SEQUENCE, lengths, fineness=fineness))
+    check_cases(cases, 1e-10)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str)
 @pytest.mark.parametrize("method", [(1, 1, False), (4, 1, False), (4, 1, True), (2, 2, False)], ids=str)
 def test_other_formats(method, dtype, tolerance) -> None:
@@ -110,31 +121,33 @@ def test_every_allowed_pair_is_computed_once(ring, sequence) -> None:
     for rows in DOCUMENTS.values():
         lengths = rows and [[2 * n for n in row] if sequence == 48 else list(row) for row in rows]
         case = Case(ring, batch=3, sequence=sequence, documents=lengths and tuple(map(tuple, lengths)))
-        for gather in (False, True):
+        for gather, fineness in product((False, True), (0, 1, 2, 4) if lengths and ring > 1 else (0,)):
+            if sequence % (2 * ring * max(fineness, 1)):
+                continue
+            case = replace(case, fineness=fineness)
             assert torch.equal(covered(case, gather), allowed(case).int())
 
 
 def covered(case: Case, gather: bool) -> torch.Tensor:
     """[batch, queries, keys]: how many pieces have each pair."""
     ring, length = case.ring, case.sequence
-    documents = Documents(case.batch, length, case.documents)
-    positions = [case.layout().positions(rank) for rank in range(ring)]
-    chunk = len(positions[0]) // 2
-    fronts = [p for held in positions for p in held[:chunk]]
-    backs = [p for held in positions for p in held[chunk:]]
+    documents = Documents(case.batch, length, case.documents, ring, case.placement)
+    positions = [case.positions(rank) for rank in range(ring)]
+    fronts, backs = (torch.cat(half, 1) for half in zip(*(held.chunk(2, 1) for held in positions), strict=True))
     counts = torch.zeros(case.batch, length, length, dtype=torch.int32)
     for rank, held in enumerate(positions):
-        work = [(held, own_pieces(rank, ring, length, documents))]
+        work = [(held, own_pieces(rank, documents))]
         if gather and ring > 1:
-            work += zip((fronts, backs), gathered_pieces(rank, ring, length, documents), strict=True)
+            work += zip((fronts, backs), gathered_pieces(rank, documents), strict=True)
         else:
             others = [j for j in range(ring) if j != rank]
-            work += [(positions[j], ring_pieces(rank, j, ring, length, documents)) for j in others]
+            work += [(positions[j], ring_pieces(rank, j, documents)) for j in others]
         for keys_held, pieces in work:
             for rows, queries, keys, causal in pieces:
                 pairs = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int32)
-                q, k = torch.tensor(held[slice(*queries)]), torch.tensor(keys_held[slice(*keys)])
-                counts[rows[0] : rows[1], q[:, None], k[None, :]] += pairs.tril() if causal else pairs
+                for row in range(*rows):
+                    q, k = held[row, slice(*queries)], keys_held[row, slice(*keys)]
+                    counts[row, q[:, None], k[None, :]] += pairs.tril() if causal else pairs
     return counts
 
 
@@ -142,11 +155,11 @@ def test_work_is_even() -> None:
     """Without documents every rank of a ring has the same number of pairs, up to the diagonal."""
     for ring in (2, 3, 4, 8):
         length = 48 * ring
-        documents = Documents(1, length, None)
+        documents = Documents(1, length, None, ring)
         work = []
         for rank in range(ring):
-            others = [ring_pieces(rank, j, ring, length, documents) for j in range(ring) if j != rank]
-            pieces = [piece for some in (own_pieces(rank, ring, length, documents), *others) for piece in some]
+            others = [ring_pieces(rank, j, documents) for j in range(ring) if j != rank]
+            pieces = [piece for some in (own_pieces(rank, documents), *others) for piece in some]
             assert len(pieces) == ring
             sizes = [((p.queries[1] - p.queries[0]), (p.keys[1] - p.keys[0]), p.causal) for p in pieces]
             work.append(sum(q * (q + 1) // 2 if causal else q * k for q, k, causal in sizes))

@@ -14,6 +14,7 @@ from fourfold.config import ModelConfig
 from fourfold.layout import Layout
 from fourfold.model import torch_operations
 from fourfold.model.context.attention import attend_backward, attend_forward
+from fourfold.model.context.placement import Placement, dealt, zigzag
 from fourfold.model.environment import Environment, Saved
 from fourfold.model.operations import Array
 from fourfold.model.parallel import ContextParallel, Parallel
@@ -31,7 +32,8 @@ UNREAD = ModelConfig(1, 24, 4, 4, 6, 40, 64)
 
 @dataclass(frozen=True)
 class Case:
-    """One attention: `documents` are the lengths of each row's documents, None for no boundaries."""
+    """One attention: `documents` are the lengths of each row's documents, None for no boundaries. `fineness`: tokens are placed by
+    the documents' work, so many times two chunks a rank; 0: in zig-zag."""
 
     ring: int = 1
     ulysses: int = 1
@@ -45,6 +47,16 @@ class Case:
     documents: tuple[tuple[int, ...], ...] | None = None
     dtype: torch.dtype = torch.float64
     scale: float | None = None
+    fineness: int = 0
+
+    @property
+    def placement(self) -> Placement | None:
+        return dealt(self.documents, self.ring, 2 * self.ring * self.fineness) if self.fineness else None
+
+    def positions(self, rank: int) -> Tensor:
+        """[batch, own positions]."""
+        share, placement = self.layout().context_share(rank), self.placement or zigzag(self.ring)
+        return torch.tensor([share.positions(placement, row, self.sequence) for row in range(self.batch)])
 
     @property
     def ranks(self) -> int:
@@ -75,6 +87,11 @@ class Result:
     tensors: tuple[Tensor, ...]
     forward_bytes: dict[str, int]
     backward_bytes: dict[str, int]
+
+
+def own_tokens(x: Tensor, positions: Tensor) -> Tensor:
+    """x [batch, seq, ...] at positions [batch, own] -> [batch, own, ...]."""
+    return x[torch.arange(len(x)).unsqueeze(1), positions]
 
 
 def inputs(case: Case) -> tuple[Tensor, ...]:
@@ -122,8 +139,8 @@ def attend_on_rank(rank: int, cases: Sequence[Case]) -> list[Result]:
 
 def _attend(rank: int, case: Case) -> Result:
     groups = _groups(rank, case)
-    own = torch.tensor(case.layout().positions(rank))
-    q, k, v, grad = (x[:, own].requires_grad_() for x in inputs(case))
+    own = case.positions(rank)
+    q, k, v, grad = (own_tokens(x, own).requires_grad_() for x in inputs(case))
     ledgers = [_sent(groups)]
     out = _differentiable_attention(case, groups, q, k, v)
     ledgers.append(_sent(groups))
@@ -148,7 +165,7 @@ def _differentiable_attention(case: Case, groups: dict[str, AxisGroup], q: Tenso
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Backward]:
         saved = Saved()
-        out = attend_forward(env, [q, k, v], case.documents, saved)
+        out = attend_forward(env, [q, k, v], case.documents, saved, case.placement)
         saved.keep(attention=out.view(-1, out.shape[-1]))
         return out, lambda grad: attend_backward(env, [grad.reshape(-1, grad.shape[-1])], saved)
 
@@ -174,7 +191,7 @@ def check_cases(cases: Sequence[Case], tolerance: float) -> list[list[Result]]:
         expected = full_attention(case)
         for name, i in (("out", 0), ("d_q", 1), ("d_k", 2), ("d_v", 3)):
             for rank, result in enumerate(results):
-                reference = expected[i][:, case.layout().positions(rank)]
+                reference = own_tokens(expected[i], case.positions(rank))
                 actual = result.tensors[i]
                 assert actual.dtype == case.dtype
                 error = (actual.double() - reference).abs().max().item() / max(1.0, expected[i].abs().max().item())

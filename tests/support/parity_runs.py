@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
@@ -111,43 +112,63 @@ class RankData:
 
     def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
-        self._masked = spec.document_mask
+        self._masked, self._own_block = spec.document_mask, spec.model.block is not None
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
         self._tables = rope_tables(spec.model, spec.layout.sequence_length, dtype, torch.device("cpu"))
-        self._positions = torch.tensor(self._layout.positions(rank))
-        rows = [r for m in range(self._layout.num_microbatches) for r in self._layout.rows(rank, m)]
         self._ahead = [shifted(batch, depth) for depth in range(1, spec.model.mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
-        self.num_targets = tuple(int((targets[rows][:, self._positions] != -100).sum()) for targets in every)
+        own = [self._positions(m) for m in range(self._layout.num_microbatches)]
+        self.num_targets = tuple(
+            sum(int((self._own(targets, m, own[m]) != -100).sum()) for m in range(len(own))) for targets in every
+        )
+
+    def _rows(self, microbatch: int) -> list[int]:
+        return list(self._layout.rows(self._rank, microbatch))
+
+    def _placement(self, microbatch: int) -> Placement | None:
+        """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block needs."""
+        if not self._masked or self._layout.cp_ring == 1 or self._own_block:
+            return None
+        return balanced([self._batch.document_lengths[row] for row in self._rows(microbatch)], self._layout.cp_ring)
+
+    def _positions(self, microbatch: int) -> torch.Tensor:
+        """[rows, own positions]."""
+        share, length = self._layout.context_share(self._rank), self._layout.sequence_length
+        placement = self._placement(microbatch) or zigzag(self._layout.cp_ring)
+        return torch.tensor([share.positions(placement, i, length) for i, _ in enumerate(self._rows(microbatch))])
+
+    def _own(self, full: torch.Tensor, microbatch: int, positions: torch.Tensor) -> torch.Tensor:
+        return full[self._rows(microbatch)].gather(1, positions)
 
     def load(self, microbatch: int) -> Microbatch:
-        rows = list(self._layout.rows(self._rank, microbatch))
+        rows, own = self._rows(microbatch), self._positions(microbatch)
         cos, sin = self._tables
         lengths, learned = None, None
         if self._learned:
-            learned = self._positions.expand(len(rows), -1).contiguous()
+            learned = own
         if self._masked:
             lengths = [self._batch.document_lengths[r] for r in rows]
             positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
             if self._learned:
-                learned = positions[:, self._positions].contiguous()
-            cos, sin = cos[positions[:, self._positions]], sin[positions[:, self._positions]]
+                learned = positions.gather(1, own)
+            cos, sin = cos[positions.gather(1, own)], sin[positions.gather(1, own)]
         elif self._layout.cp > 1:
-            cos, sin = cos[self._positions], sin[self._positions]
+            cos, sin = cos[own[0]], sin[own[0]]
         return Microbatch(
-            self._batch.tokens[rows][:, self._positions].contiguous(),
-            self._batch.targets[rows][:, self._positions].contiguous(),
+            self._own(self._batch.tokens, microbatch, own),
+            self._own(self._batch.targets, microbatch, own),
             cos.unsqueeze(-2),
             sin.unsqueeze(-2),
             lengths,
             learned,
-            *self._look_ahead(rows),
+            *self._look_ahead(microbatch, own),
+            self._placement(microbatch),
         )
 
-    def _look_ahead(self, rows: list[int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def _look_ahead(self, microbatch: int, own: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         if not self._ahead:
             return None, None
         kinds = zip(*self._ahead, strict=True)
-        tokens, targets = (torch.stack([a[rows][:, self._positions] for a in kind]) for kind in kinds)
+        tokens, targets = (torch.stack([self._own(a, microbatch, own) for a in kind]) for kind in kinds)
         return tokens, targets

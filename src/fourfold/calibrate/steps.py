@@ -26,7 +26,7 @@ from fourfold.runtime.links import Links
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import build_units, share_parameters, watch_units
-from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
+from fourfold.train.feed import feed_tables, rank_feed, rank_rows
 
 LINKS: Links = {}
 """Process groups of this rank, kept from one program to the next."""
@@ -69,8 +69,7 @@ class StepRunner:
         start = self._now()
         layout = self.view.spec.layout
         rows = self.batch.select(rank_rows(layout, self.rank))
-        positions = own_positions(layout, self.rank)
-        feed = RowFeed(rows, layout.microbatch_sequences, self.tables, positions, self.view.spec.model.mtp_layers)
+        feed = rank_feed(self.view.spec, rows, self.rank, self.tables)
         if clock is not None:
             clock.begin(0)
         self.executor.run(self.program, feed, 1e-4, clock)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fourfold.layout import Layout
-from fourfold.model.context.pieces import Documents, Piece, Run, Span, own_pieces, rank_runs, ring_pieces
+from fourfold.model.context.pieces import Documents, Piece, Run, Span, own_pieces, ring_pieces
 from fourfold.model.shape import Shape
 from fourfold.model.work import Start, Work
 
@@ -39,18 +39,14 @@ def local_spans(runs: Sequence[Run], shape: Shape, first: int, end: int) -> list
 def ring_document(layout: Layout, work: Work) -> dict[str, Any]:
     """`RingDocument`: one sequence, one document."""
     size, length = layout.cp_ring, layout.sequence_length
-    documents = Documents(1, length, None)
-    runs = [rank_runs(rank, size, length) for rank in range(size)]
+    documents = Documents(1, length, None, size)
+    runs = [documents.runs(rank) for rank in range(size)]
     turns = []
     for turn in range(size):
         ranks = []
         for rank in range(size):
             source = (rank - turn) % size
-            pieces = (
-                own_pieces(rank, size, length, documents)
-                if turn == 0
-                else ring_pieces(rank, source, size, length, documents)
-            )
+            pieces = own_pieces(rank, documents) if turn == 0 else ring_pieces(rank, source, documents)
             drawn = [each for piece in pieces for each in _placed(piece, runs[rank], runs[source])]
             ranks.append({"source": source, "pieces": drawn, "scores": sum(map(_scores, drawn))})
         turns.append({"ranks": ranks})

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Literal
 
+from fourfold.model.context.placement import ContextShare, zigzag
 from fourfold.model.spec import Domain
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -198,17 +199,14 @@ class Layout:
         start = (self.data_rank(rank) * self.num_microbatches + microbatch) * self.microbatch_sequences
         return range(start, start + self.microbatch_sequences)
 
-    def positions(self, rank: int) -> list[int]:
-        """Positions of a sequence that this rank has, in the order that it holds them: the full sequence, or its parts of two
-        chunks, one from the front and one from the back, so that causal attention is balanced (zig-zag)."""
-        if self.cp == 1:
-            return list(range(self.sequence_length))
+    def context_share(self, rank: int) -> ContextShare:
         own = self.coordinates(rank)
-        chunk = self.sequence_length // (2 * self.cp_ring)
-        part = chunk // self.cp_ulysses
-        first = own["cp_ring"] * chunk + own["cp_ulysses"] * part
-        second = (2 * self.cp_ring - 1 - own["cp_ring"]) * chunk + own["cp_ulysses"] * part
-        return [*range(first, first + part), *range(second, second + part)]
+        return ContextShare(self.cp_ring, own["cp_ring"], self.cp_ulysses, own["cp_ulysses"])
+
+    def positions(self, rank: int) -> list[int]:
+        """Positions of a sequence that this rank has in zig-zag, in the order that it holds them: the full sequence, or its parts
+        of two chunks, one from the front and one from the back."""
+        return self.context_share(rank).positions(zigzag(self.cp_ring), 0, self.sequence_length)
 
 
 def tensor_head_degree(tp: int, num_kv_heads: int) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fourfold.config import ModelConfig
+from fourfold.model.context.placement import Placement
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
 
@@ -29,7 +30,8 @@ class Microbatch:
     head_dim / 2], empty where positions are learned; document_lengths: per row the lengths of its documents, or None where
     attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned;
     ahead_tokens, ahead_targets [D, batch, seq]: what the D MTP modules read, the k-th the tokens k places on in their
-    document (any where there is none) and those tokens' targets (-100 where there is none)."""
+    document (any where there is none) and those tokens' targets (-100 where there is none); placement: which chunks of the rows
+    each ring rank of context parallelism has, None for zig-zag."""
 
     tokens: Array
     targets: Array
@@ -39,6 +41,7 @@ class Microbatch:
     positions: Array | None = None
     ahead_tokens: Array | None = None
     ahead_targets: Array | None = None
+    placement: Placement | None = None
 
 
 class Saved:

@@ -52,8 +52,9 @@ class ContextParallel:
     """How the sequence is split. `ring` x `ulysses` ranks (None: one); `gather`: keys and values are all-gathered over `ring`
     instead of rotating.
 
-    With R ring ranks the sequence is cut into 2R chunks; ring rank r has chunks r and 2R - 1 - r (zig-zag), and of each of them
-    ulysses rank u of U has part u. A rank's tokens are [its part of chunk r, its part of chunk 2R - 1 - r], in this order.
+    With R ring ranks the sequence is cut into 2R chunks, and ring rank r has chunks r and 2R - 1 - r (zig-zag); documents that are
+    kept apart may be placed otherwise (`context/placement.py`). Ulysses rank u of U has part u of each half of its ring rank's
+    tokens.
     """
 
     ring: Group | None = None

@@ -27,7 +27,7 @@ from fourfold.runtime.collectives import bind_groups
 from fourfold.runtime.executor import Executor, StepTimeout
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.units import build_units, share_parameters, watch_units
-from fourfold.train.feed import RowFeed, feed_tables, own_positions
+from fourfold.train.feed import RowFeed, feed_tables, rank_feed
 
 
 @dataclass(frozen=True)
@@ -143,4 +143,4 @@ def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
     third = length // 3
     documents = ((third, third, length - 2 * third),) * rows if spec.document_mask else None
     batch = Batch(tokens, tokens, positions, documents)
-    return RowFeed(batch, layout.microbatch_sequences, tables, own_positions(layout, rank), spec.model.mtp_layers)
+    return rank_feed(spec, batch, rank, tables)

@@ -43,7 +43,7 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
-from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
+from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event, finite
 from fourfold.train.peak import Peak
@@ -127,9 +127,7 @@ class Training:
         return lower_evaluation(rank_view(spec, self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
-        layout, modules = self.spec.layout, self.spec.model.mtp_layers
-        positions = own_positions(layout, self.context.rank)
-        return RowFeed(rows, layout.microbatch_sequences, self.tables, positions, modules)
+        return rank_feed(self.spec, rows, self.context.rank, self.tables)
 
     def run(self) -> bool:
         log = RunLog(self.out, self.config, self.step) if self.context.rank == 0 else None

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from fourfold.layout.mesh import Layout
 from fourfold.model.context import attention, ulysses
+from fourfold.model.context.placement import ContextShare, Placement
 from fourfold.runtime.collectives import AxisGroup
 from tests.support.parity_runs import RankData
 from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, reductions_without, replaced
@@ -17,7 +17,7 @@ from tests.support.runtime_mutants.edits import everywhere, mutant, part_of, red
 @mutant
 def documents_leak_over_the_split() -> Iterator[None]:
     def make(original: Any) -> Any:
-        return lambda batch, length, lengths: original(batch, length, None)
+        return lambda batch, length, lengths, *placed: original(batch, length, None, *placed)
 
     with replaced(attention, "Documents", make):
         yield
@@ -85,12 +85,12 @@ def rotary_positions_are_counted_from_each_ranks_first() -> Iterator[None]:
 
 @mutant
 def ranks_have_consecutive_positions() -> Iterator[None]:
-    def positions(self: Layout, rank: int) -> list[int]:
-        part = self.sequence_length // self.cp
-        first = self.coordinates(rank)["cp"] * part
+    def positions(self: ContextShare, placement: Placement, row: int, sequence_length: int) -> list[int]:
+        part = sequence_length // self.ranks
+        first = (self.ring_index * self.ulysses + self.ulysses_index) * part
         return list(range(first, first + part))
 
-    with patch.object(Layout, "positions", positions):
+    with patch.object(ContextShare, "positions", positions):
         yield
 
 

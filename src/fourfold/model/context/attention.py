@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fourfold.model.context.gather import gather_backward, gather_forward
 from fourfold.model.context.local import local_backward, local_forward
 from fourfold.model.context.pieces import Documents
+from fourfold.model.context.placement import Placement
 from fourfold.model.context.ring import ring_backward, ring_forward
 from fourfold.model.context.ulysses import (
     heads_to_sequence,
@@ -24,14 +25,19 @@ NOT_SPLIT = ContextParallel()
 
 
 def attend_forward(
-    env: Environment, parts: list[Array], document_lengths: Sequence[Sequence[int]] | None, saved: Saved
+    env: Environment,
+    parts: list[Array],
+    document_lengths: Sequence[Sequence[int]] | None,
+    saved: Saved,
+    placement: Placement | None = None,
 ) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
     `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
-    documents over the full sequence. All ranks of `ring` and of `ulysses` call it together, in forward and in backward. With more
-    than one rank seq_local is even; heads are a multiple of kv_heads and of the ulysses ranks.
+    documents over the full sequence. `placement`: which chunks of the rows each ring rank has, zig-zag where None. All ranks of
+    `ring` and of `ulysses` call it together, in forward and in backward. With more than one rank seq_local is even; heads are a
+    multiple of kv_heads and of the ulysses ranks.
     """
     context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
@@ -39,8 +45,8 @@ def attend_forward(
         sequence_to_heads(env, parts, context.ulysses)
         saved.keep(kv_heads=kv_heads)
     ring = context.ring
-    length = parts[0].shape[1] * (ring.size if ring is not None else 1)
-    documents = Documents(parts[0].shape[0], length, document_lengths)
+    ranks = ring.size if ring is not None else 1
+    documents = Documents(parts[0].shape[0], parts[0].shape[1] * ranks, document_lengths, ranks, placement)
     if ring is None:
         out = local_forward(env, parts, documents, saved)
     elif context.gather:

@@ -118,12 +118,30 @@ def add_query_gradients(
     inputs, d_q = inputs.of_heads(first * group, last * group), d_q[:, :, first * group : last * group]
     k, v = k[:, :, first:last], v[:, :, first:last]
     shares: list[KeyShare] = []
-    for piece in pieces:
+    for piece in reversed(pieces):  # the most keys of a document first: the shares of fewer are added to theirs
         d_q_share, d_k, d_v = inputs.gradients(k, v, piece)
         part(d_q, piece.rows, piece.queries).add_(d_q_share)
-        shares.append(KeyShare(piece, (first, last), d_k, d_v))
+        if shares and _contains(shares[-1].piece, piece):
+            shares[-1] = _with_more(shares[-1], KeyShare(piece, (first, last), d_k, d_v), d_q)
+        else:
+            shares.append(KeyShare(piece, (first, last), d_k, d_v))
         del d_q_share, d_k, d_v
     return shares
+
+
+def _contains(outer: Piece, inner: Piece) -> bool:
+    """Whether all keys of a piece are among those of another."""
+    return outer.rows == inner.rows and outer.keys[0] <= inner.keys[0] and inner.keys[1] <= outer.keys[1]
+
+
+def _with_more(share: KeyShare, more: KeyShare, sums: Array) -> KeyShare:
+    """The sum of two shares of which the first has all keys of the second, in the format of `sums`."""
+    offset = share.piece.keys[0]
+    tokens = more.piece.keys[0] - offset, more.piece.keys[1] - offset
+    gradients = [each.to(sums.dtype) for each in (share.d_k, share.d_v)]
+    for into, each in zip(gradients, (more.d_k, more.d_v), strict=True):
+        into[:, tokens[0] : tokens[1]].add_(each)
+    return share._replace(d_k=gradients[0], d_v=gradients[1])
 
 
 def add_key_gradients(shares: list[KeyShare], d_k: Array, d_v: Array) -> None:

@@ -1,17 +1,23 @@
-"""Which rectangles of (queries, keys) a rank computes: causal within each document, for tokens placed in zig-zag.
+"""Which rectangles of (queries, keys) a rank computes: causal within each document, for tokens placed by chunks.
 
-The sequence is cut into 2R chunks of n tokens; rank r has chunks r and 2R - 1 - r (Brandon et al. 2023 on balance; the
-two-chunk placement is that of Llama 3, section 3.3.2). Against its own keys a rank computes causal squares. Against the
-keys of an earlier rank, all its queries see the front chunk alone. Against the keys of a later rank, its back chunk's queries
-see both chunks. A document is an interval: two ranks share at most one document of a row, and its part is one rectangle.
+A rank holds its chunks of a row in the order of the sequence. So the tokens that it has of a document lie side by side, and those
+of them that come before a given place too. Against its own keys a rank computes a causal square a document. Against another
+rank's, each chunk of its queries sees that rank's keys of the same document that come before the chunk: one rectangle. In
+zig-zag, with chunks r and 2R - 1 - r (Llama 3, section 3.3.2), all queries see an earlier rank's front chunk, and the back chunk's
+queries see both chunks of a later rank.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from fourfold.model.context.placement import Placement, zigzag
+
 Span = tuple[int, int]
 """First and one past the last."""
+Rectangle = tuple[Span, Span]
+"""Queries and keys."""
 
 
 class Piece(NamedTuple):
@@ -39,10 +45,19 @@ class Run(NamedTuple):
 
 
 class Documents:
-    """Per row the ends of its documents. `lengths` None: every row is one document."""
+    """Per row the ends of its documents, and which of its chunks every rank of the ring holds. `lengths` None: every row is one
+    document. `placement` None: in zig-zag."""
 
-    def __init__(self, batch: int, sequence_length: int, lengths: Sequence[Sequence[int]] | None) -> None:
-        self.batch = batch
+    def __init__(
+        self,
+        batch: int,
+        sequence_length: int,
+        lengths: Sequence[Sequence[int]] | None,
+        ring: int = 1,
+        placement: Placement | None = None,
+    ) -> None:
+        self.batch, self.ring, self.length = batch, ring, sequence_length
+        self._placement = placement or zigzag(ring)
         if lengths is None:
             self.rows: list[list[Span]] = [[(0, sequence_length)]]
             return
@@ -56,76 +71,99 @@ class Documents:
                 )
             self.rows.append([(a, b) for a, b in pairwise(accumulate(sizes, initial=0)) if a < b])
 
-    def pieces(self, causal: bool, of_row: Callable[[list[Span]], list[tuple[Span, Span]]]) -> list[Piece]:
-        """`of_row` of every row's documents; all rows in one piece where each is one document."""
+    def runs(self, rank: int, row: int = 0) -> list[Run]:
+        """The positions of a ring rank's tokens of a row."""
+        chunk = self.length // self._placement.num_chunks
+        chunks = self._placement.of_row(row)[rank]
+        return [Run(index * chunk, place * chunk, (place + 1) * chunk) for index, place in enumerate(chunks)]
+
+    def within(self, row: int, span: Span) -> list[Span]:
+        """The documents of a row that have tokens in a span of the sequence, in order."""
+        ends = self.rows[row]
+        first = bisect_right(ends, span[0], key=lambda document: document[1])
+        last = bisect_left(ends, span[1], key=lambda document: document[0])
+        return ends[first:last]
+
+    def pieces(self, causal: bool, of_row: Callable[[int], Iterable[Rectangle]]) -> list[Piece]:
+        """`of_row` of every row; all rows in one piece where each is one document."""
         if len(self.rows) == 1:
-            return [Piece((0, self.batch), *spans, causal) for spans in of_row(self.rows[0])]
-        return [Piece((row, row + 1), *spans, causal) for row, each in enumerate(self.rows) for spans in of_row(each)]
+            return [Piece((0, self.batch), *spans, causal) for spans in of_row(0)]
+        return [Piece((row, row + 1), *spans, causal) for row in range(len(self.rows)) for spans in of_row(row)]
 
 
-def rank_runs(rank: int, ring: int, sequence_length: int) -> list[Run]:
-    """The positions of a ring rank's tokens: its chunk of the front, then that of the back."""
-    if ring == 1:
-        return [Run(0, 0, sequence_length)]
-    chunk = sequence_length // (2 * ring)
-    back = 2 * ring - 1 - rank
-    return [Run(0, rank * chunk, (rank + 1) * chunk), Run(chunk, back * chunk, (back + 1) * chunk)]
-
-
-def own_pieces(rank: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
+def own_pieces(rank: int, documents: Documents) -> list[Piece]:
     """Causal squares over the rank's own tokens, one a document; every token is in exactly one."""
-    runs = rank_runs(rank, ring, sequence_length)
 
-    def squares(row: list[Span]) -> list[tuple[Span, Span]]:
-        spans = [span for document in row for span in _held(runs, document)]
-        return [(span, span) for span in spans]
+    def squares(row: int) -> list[Rectangle]:
+        held: dict[Span, Span] = {}
+        for offset, start, stop in documents.runs(rank, row):
+            for document in documents.within(row, (start, stop)):
+                first, last = max(start, document[0]) - start + offset, min(stop, document[1]) - start + offset
+                held[document] = held.get(document, (first, last))[0], last
+        return [(each, each) for each in held.values()]
 
     return documents.pieces(True, squares)
 
 
-def ring_pieces(rank: int, source: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
-    """The pieces that `rank` computes against the keys of another rank of the ring, which are in that rank's own order."""
-    queries, keys = rank_runs(rank, ring, sequence_length), rank_runs(source, ring, sequence_length)
-    if source < rank:
-        return _rectangles(queries, keys[:1], documents)
-    return _rectangles(queries[1:], keys, documents)
+def ring_pieces(rank: int, source: int, documents: Documents) -> list[Piece]:
+    """The pieces that `rank` computes against the keys of another rank of the ring, which are in that rank's own order. The
+    pieces of a document have keys that begin alike, each no fewer than the one before."""
+    return documents.pieces(False, lambda row: _rectangles(rank, source, row, documents))
 
 
-def gathered_pieces(
-    rank: int, ring: int, sequence_length: int, documents: Documents
-) -> tuple[list[Piece], list[Piece]]:
-    """A rank's pieces against the other ranks' front chunks, and against their back chunks, each in rank order."""
-    queries = rank_runs(rank, ring, sequence_length)
-    chunk = sequence_length // (2 * ring)
-    front = [Run(j * chunk, *rank_runs(j, ring, sequence_length)[0][1:]) for j in range(ring)]
-    back = [Run(j * chunk, *rank_runs(j, ring, sequence_length)[1][1:]) for j in range(ring)]
-    before = _rectangles(queries, front[:rank], documents)
-    after = _rectangles(queries[1:], front[rank + 1 :], documents)
-    return before + after, _rectangles(queries[1:], back[rank + 1 :], documents)
+def gathered_pieces(rank: int, documents: Documents) -> tuple[list[Piece], list[Piece]]:
+    """A rank's pieces against the first halves of the other ranks' tokens, and against their second halves, each in rank order."""
+    half = documents.length // (2 * documents.ring)
+    others = [source for source in range(documents.ring) if source != rank]
+
+    def of_half(number: int) -> list[Piece]:
+        def of_row(row: int) -> list[Rectangle]:
+            found = []
+            for source in others:
+                for queries, keys in _rectangles(rank, source, row, documents):
+                    first, last = max(keys[0] - number * half, 0), min(keys[1] - number * half, half)
+                    if first < last:
+                        found.append((queries, (source * half + first, source * half + last)))
+            return _joined(found, 1)
+
+        return documents.pieces(False, of_row)
+
+    return of_half(0), of_half(1)
 
 
-def _rectangles(queries: list[Run], keys: list[Run], documents: Documents) -> list[Piece]:
-    """All pairs of `queries` and `keys` within a document, where every key comes before every query. The document that has
-    both holds the first query too, for documents are intervals."""
-    if not keys:
-        return []
+def _rectangles(rank: int, source: int, row: int, documents: Documents) -> list[Rectangle]:
+    """All pairs of the rank's queries and the source's keys within a document, where every key comes before every query: keys
+    before a run are of the document that its first token goes on with."""
+    keys, found = documents.runs(source, row), []
+    for offset, start, stop in documents.runs(rank, row):
+        document = documents.within(row, (start, start + 1))[0]
+        seen = _held(keys, (document[0], start))
+        if seen[0] < seen[1]:
+            found.append(((offset, offset + min(stop, document[1]) - start), seen))
+    return _joined(found, 0)
 
-    def of_row(row: list[Span]) -> list[tuple[Span, Span]]:
-        document = next(span for span in row if span[0] <= queries[0].start < span[1])
-        return [(q, k) for q in _held(queries, document) for k in _held(keys, document)]
 
-    return documents.pieces(False, of_row)
+def _joined(rectangles: Iterable[Rectangle], side: int) -> list[Rectangle]:
+    """Neighbours made one where they are alike but for one side's spans, which touch. `side`: 0 queries, 1 keys."""
+    found: list[Rectangle] = []
+    for each in rectangles:
+        if found and found[-1][1 - side] == each[1 - side] and found[-1][side][1] == each[side][0]:
+            spans = [*each]
+            spans[side] = found.pop()[side][0], each[side][1]
+            found.append((spans[0], spans[1]))
+        else:
+            found.append(each)
+    return found
 
 
-def _held(runs: list[Run], document: Span) -> list[Span]:
-    """Where tokens of a document lie, as few spans as possible."""
-    spans: list[Span] = []
-    for run in runs:
-        start, stop = max(run.start, document[0]), min(run.stop, document[1])
-        if start >= stop:
-            continue
-        first, last = run.offset + start - run.start, run.offset + stop - run.start
-        if spans and spans[-1][1] == first:
-            first = spans.pop()[0]
-        spans.append((first, last))
-    return spans
+def _held(runs: Sequence[Run], span: Span) -> Span:
+    """Where the tokens of a span of the sequence lie, side by side; a span of no width where there are none."""
+    first, last = 0, 0
+    for offset, start, stop in runs:
+        if start >= span[1]:
+            break
+        if stop > span[0]:
+            if first == last:
+                first = max(start, span[0]) - start + offset
+            last = min(stop, span[1]) - start + offset
+    return first, last
