@@ -24,8 +24,9 @@ from fourfold.rehearse.pretend import DEVICE, PretendedDevice
 from fourfold.rehearse.shapes import KnownShapes
 from fourfold.rehearse.streams import Streams
 from fourfold.runtime.collectives import bind_groups
-from fourfold.runtime.executor import Executor, StepTimeout
+from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.step import StepTimeout
 from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train.feed import RowFeed, feed_tables, own_positions
 

@@ -2,17 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fourfold.config import RunFailure
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model import torch_operations
-from fourfold.model.environment import Microbatch
 from fourfold.model.operations import Operations
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.instruction import STARTS
@@ -27,43 +24,8 @@ from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
+from fourfold.runtime.step import Observer, StepData, StepResult, StepTimeout
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
-
-Observer = Callable[[int, Instruction], None]
-
-
-class StepData(Protocol):
-    """This rank's part of one global batch."""
-
-    @property
-    def num_targets(self) -> int | tuple[int, ...]:
-        """Valid target tokens among this rank's microbatches; with multi-token prediction, of the head and of every module."""
-        ...
-
-    def load(self, microbatch: int) -> Microbatch: ...
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step. `loss`: mean over the valid targets of the full global batch, in nats; `auxiliary_loss`: the sum
-    of the routers' balance and z losses; `expert_imbalance`: the worst router's largest load of an expert over the mean;
-    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
-
-    loss: float
-    grad_norm: float
-    skipped: bool
-    num_targets: int
-    auxiliary_loss: float = 0.0
-    expert_imbalance: float | None = None
-    mtp_loss: float | None = None
-
-
-class StepTimeout(RunFailure):
-    """A collective did not finish; `index` is the instruction that waited."""
-
-    def __init__(self, index: int, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.index = index
 
 
 class Executor:
