@@ -22,7 +22,7 @@ from fourfold.huggingface import resolve_model
 from fourfold.layout import Layout, resolve_layout
 from fourfold.model.environment import Microbatch
 from fourfold.program import lower_step, rank_view, resolve_step
-from fourfold.runtime import compute, norm, optimizer, units
+from fourfold.runtime import compute, norm, optimizer
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import bind_groups
 from fourfold.runtime.executor import Executor

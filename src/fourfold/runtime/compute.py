@@ -87,7 +87,7 @@ class SegmentRunner:
         return SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
 
     def _balancing(self, segment: Segment) -> Balancing | None:
-        return self._routers.balancing(segment.name, self.loss[1:3])
+        return self._routers.balancing(segment.name, self.loss) if segment.moe else None
 
     def recompute(self, step: Instruction) -> None:
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)
