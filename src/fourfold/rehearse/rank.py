@@ -35,7 +35,8 @@ from fourfold.train.feed import RowFeed, feed_tables, own_positions
 class RankRehearsal:
     """One rank's step. `resident_bytes`: allocated before the step; `peak_bytes`: the most allocated within it, and
     as the program predicts it. `launches`: operations given to the device; a collective is none. `joins`: by instruction, how
-    often the computing stream waits for a communicator. `sent_bytes`: by axes."""
+    often the computing stream waits for a communicator. `num_calls`: of communicators; `calls`: those of the step that
+    ran, which may have had fewer microbatches. `sent_bytes`: by axes."""
 
     rank: int
     pp_rank: int
@@ -46,6 +47,7 @@ class RankRehearsal:
     launches: int
     copies: int
     copied_bytes: int
+    num_calls: int
     waits: tuple[Wait, ...]
     calls: tuple[GroupCall, ...]
     joins: Mapping[str, int]
@@ -106,6 +108,7 @@ def rehearse_rank(
         launches=sum(journal.launches.values()) - start.launches,
         copies=journal.copies - start.copies,
         copied_bytes=journal.copied_bytes - start.copied_bytes,
+        num_calls=len(journal.calls) - start.calls,
         waits=tuple(journal.waits[start.waits :]),
         calls=tuple(journal.calls[start.calls :]),
         joins=dict(journal.joins),
