@@ -35,7 +35,7 @@ class SoftwareProfile:
     # The host
 
     host_instruction_seconds: float = 0.0
-    """Seconds of the host for an instruction of a program, beside its launches. Where it is known, a host's instructions follow each
+    """Seconds of the host for an instruction of a program, beside its launches. Where it is known, its instructions follow each
     other ahead of the device (`simulate.host`); 0: not known, and the host is looked at pass by pass."""
     host_launch_seconds: float = 5e-6
     """Seconds to start a kernel. A pass over a segment takes at least the sum of what the host needs for it."""
