@@ -36,8 +36,9 @@ from fourfold.plan.space import block_shapes
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.timeline import timeline
+from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.run_prices import prices_for, transport_on
-from fourfold.simulate.step import StepPrediction, predict_step, simulate
+from fourfold.simulate.step import simulate
 from planner_peers import LlmAnalysis, Ran, command
 
 MODEL, RUN, CLUSTER, LENGTH, BATCH, NODE = "llama3-405b", "preset:llama3-405b-16k", "h100-24576", 8192, 2048, 8

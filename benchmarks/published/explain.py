@@ -6,7 +6,7 @@ from typing import Any
 from as_case import as_case
 from case import PublishedCase
 from fourfold.cost.fitted import Fitted, fitted
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.prediction import predict_step
 from fourfold.validate import case_prices, case_spec
 from settle import settle
 

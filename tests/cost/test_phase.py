@@ -15,7 +15,7 @@ from fourfold.hardware import load_cluster
 from fourfold.model.work import Collective, Elementwise, Gemm, Join, Start, Work
 from fourfold.program import StepSpec, lower_pipeline, rank_view
 from fourfold.program.liveness import memory_peak
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.prediction import predict_step
 from tests.support.priced import SOFTWARE, forward_of, lowered, prices_of
 
 H100 = load_cluster("dgx-h100:64")

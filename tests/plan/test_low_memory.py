@@ -12,7 +12,7 @@ from fourfold.plan.pricing import Pricer
 from fourfold.plan.request import Request
 from fourfold.plan.search import search
 from fourfold.plan.space import block_shapes
-from fourfold.simulate.step import StepPrediction
+from fourfold.simulate.prediction import StepPrediction
 from tests.plan.test_bounds import request
 
 

@@ -12,7 +12,7 @@ from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.prediction import predict_step
 from tests.plan.test_bounds import drawn, request
 from tests.plan.test_pricer import LAYOUT
 from tests.support.programs import by_rank

@@ -9,7 +9,7 @@ import pytest
 from fourfold.program import StepSpec, compiled, footprints, lower_pipeline, verify
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.lower import each_program
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.prediction import predict_step
 from tests.support.programs import QWEN3_MOE, by_rank, make_spec
 from tests.support.simulated import real_prices
 

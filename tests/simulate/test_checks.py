@@ -6,7 +6,7 @@ import pytest
 
 from fourfold.config.schema import FaultsSection
 from fourfold.simulate.checks import CheckPrice, check_prices
-from fourfold.simulate.step import predict_step
+from fourfold.simulate.prediction import predict_step
 from tests.simulate.test_what_is_priced import PRICES as DEFAULT
 from tests.simulate.test_what_is_priced import SPEC
 

@@ -15,7 +15,8 @@ from fourfold.program.compiled import CompiledStages
 from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.schedule import StageTimes
 from fourfold.program.timeline import timeline
-from fourfold.simulate.step import IDLE, predict_memory, predict_step, simulate, simulated_microbatches
+from fourfold.simulate.prediction import predict_memory, predict_step, simulated_microbatches
+from fourfold.simulate.step import IDLE, simulate
 from tests.support.combinations import OWN
 from tests.support.programs import by_rank, make_spec, moved, positions, wait_of
 from tests.support.schedules import FIXED, least_stages, stages_of

@@ -12,7 +12,8 @@ from fourfold.program.instruction import COMPUTE_OPS
 from fourfold.program.liveness import ledger
 from fourfold.simulate.critical_path import critical_path
 from fourfold.simulate.memory import memory_over_time
-from fourfold.simulate.step import Simulation, StepPrediction, predict_step, simulate
+from fourfold.simulate.prediction import StepPrediction, predict_step
+from fourfold.simulate.step import Simulation, simulate
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import COMPUTE_TRACK, trace_events, write_trace
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic

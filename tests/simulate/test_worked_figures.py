@@ -19,8 +19,9 @@ from fourfold.program.schedule import StageTimes, schedule_orders, stage_ranks
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.timeline import timeline
 from fourfold.simulate.campaign import Assumptions, campaign
+from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import prices_for, transport_on
-from fourfold.simulate.step import predict_step, simulate
+from fourfold.simulate.step import simulate
 from fourfold.simulate.summary import StepSummary
 from tests.support.programs import make_spec
 from tests.support.simulated import free_prices, one_block_a_stage, unit_blocks

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fourfold.launch.resolve import resolve_run
+from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import prices_for
-from fourfold.simulate.step import predict_step
 from fourfold.validate import Case, MeasuredStep, Software, checked_prediction, predict_case, read_cases
 
 CASES = {case.name: case for case in read_cases(Path(__file__).parent / "cases.toml")}

@@ -30,9 +30,9 @@ from fourfold.simulate.campaign import REPAIR_SECONDS, RESTART_SECONDS, Assumpti
 from fourfold.simulate.campaign import checkpoint_seconds as usual_checkpoint_seconds
 from fourfold.simulate.checks import CheckPrice, check_prices
 from fourfold.simulate.collection import without_collection
+from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.published import PublishedStep, published_step
 from fourfold.simulate.run_prices import SoftwareOverrides, check_devices, idle_devices, prices_for, transport_on
-from fourfold.simulate.step import predict_step
 from fourfold.simulate.summary import StepSummary
 from fourfold.simulate.trace import write_trace
 from fourfold.simulate.whole import check_layers, check_size, step_for_trace

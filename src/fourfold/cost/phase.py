@@ -14,7 +14,7 @@ KINDS = {Gemm: "matmuls", Attention: "attention", Elementwise: "memory-bound ker
 class PhaseCost:
     """`seconds` from start to end. `busy`: of kernels, by kind. `communication`: of its collectives by axes, overlapped or not;
     `exposed`: of that, what kernels did not hide; `network`: of that too, while the device's port to the network is full. `host`:
-    what a slow host adds."""
+    what a slow host adds, where passes are all that is known of it; `issue`: seconds in which the host issues the pass."""
 
     seconds: float
     busy: dict[str, float] = field(default_factory=dict)
@@ -22,6 +22,7 @@ class PhaseCost:
     exposed: float = 0.0
     host: float = 0.0
     network: float = 0.0
+    issue: float = 0.0
 
     def delay(self, beside: float) -> float:
         """Seconds that the pass takes longer while collectives started before it hold the network for another `beside` seconds:
@@ -79,7 +80,8 @@ def phase_cost(phase: Work, prices: Prices) -> PhaseCost:
     host += started * software.host_launch_seconds
     if software.host_route_seconds and is_routed(phase):
         host += software.host_route_seconds
-    return PhaseCost(max(now, host), busy, communication, exposed, max(0.0, host - now), network)
+    least = 0.0 if software.host_instruction_seconds else host
+    return PhaseCost(max(now, least), busy, communication, exposed, max(0.0, least - now), network, host)
 
 
 def is_routed(phase: Work) -> bool:

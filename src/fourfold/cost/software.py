@@ -34,6 +34,9 @@ class SoftwareProfile:
 
     # The host
 
+    host_instruction_seconds: float = 0.0
+    """Seconds of the host for an instruction of a program, beside its launches. Where it is known, its instructions follow each
+    other ahead of the device (`simulate.host`); 0: not known, and the host is looked at pass by pass."""
     host_launch_seconds: float = 5e-6
     """Seconds to start a kernel. A pass over a segment takes at least the sum of what the host needs for it."""
     host_collective_seconds: float = 20e-6
@@ -133,6 +136,7 @@ class SoftwareProfile:
         """The same with all of a step's kernels started as one graph: the host has nothing to do."""
         return replace(
             self,
+            host_instruction_seconds=0.0,
             host_launch_seconds=0.0,
             host_collective_seconds=0.0,
             host_crowded_seconds=0.0,

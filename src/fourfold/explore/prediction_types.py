@@ -168,6 +168,7 @@ class StepDocument(TypedDict):
     device_memory_bytes: int
     fits: bool
     verdict: list[str]
+    host_bound: NotRequired[dict[str, float]]
     memory_over_time: NotRequired[list[MemoryCurve]]
     run: NotRequired[CampaignDocument]
 

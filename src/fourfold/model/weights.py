@@ -149,7 +149,8 @@ class FlatUnit(WeightUnit):
 
     def begin_gradients(self) -> None:
         """The gradient buffer is new: its padding is cleared, the rest is assigned by the first gradients."""
-        self.gradients[self.numel :].zero_()
+        if self.numel < len(self.gradients):
+            self.gradients[self.numel :].zero_()
         for weight in self._weights.values():
             weight.fresh = True
 

@@ -13,8 +13,8 @@ from fourfold.plan.outlook import TIGHT, Outlook
 from fourfold.plan.request import Request
 from fourfold.program.compiled import CompiledStages
 from fourfold.program.spec import StepSpec, resolve_step
+from fourfold.simulate.prediction import StepPrediction, predict_memory, predict_step, simulated_microbatches
 from fourfold.simulate.stage_times import estimate_makespan
-from fourfold.simulate.step import StepPrediction, predict_memory, predict_step, simulated_microbatches
 
 KEPT = 200_000
 """Instructions of programs that are kept for others of their kind."""

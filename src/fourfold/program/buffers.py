@@ -18,23 +18,23 @@ def mark(microbatch: int) -> str:
 
 
 def hidden(segment: str, microbatch: int) -> str:
-    return f"hidden/{segment}{mark(microbatch)}"
+    return f"hidden/{segment}/m{microbatch}"
 
 
 def dhidden(segment: str, microbatch: int) -> str:
-    return f"dhidden/{segment}{mark(microbatch)}"
+    return f"dhidden/{segment}/m{microbatch}"
 
 
 def saved(segment: str, microbatch: int) -> str:
-    return f"saved/{segment}{mark(microbatch)}"
+    return f"saved/{segment}/m{microbatch}"
 
 
 def deferred(segment: str, microbatch: int) -> str:
-    return f"deferred/{segment}{mark(microbatch)}"
+    return f"deferred/{segment}/m{microbatch}"
 
 
 def batch(microbatch: int) -> str:
-    return f"batch{mark(microbatch)}"
+    return f"batch/m{microbatch}"
 
 
 def values(flat: FlatLayout) -> str:

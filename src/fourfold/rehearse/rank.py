@@ -24,8 +24,9 @@ from fourfold.rehearse.pretend import DEVICE, PretendedDevice
 from fourfold.rehearse.shapes import KnownShapes
 from fourfold.rehearse.streams import Streams
 from fourfold.runtime.collectives import bind_groups
-from fourfold.runtime.executor import Executor, StepTimeout
+from fourfold.runtime.executor import Executor
 from fourfold.runtime.parallel import groups_of
+from fourfold.runtime.step import StepTimeout
 from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed
 
@@ -34,7 +35,8 @@ from fourfold.train.feed import RowFeed, feed_tables, rank_feed
 class RankRehearsal:
     """One rank's step. `resident_bytes`: allocated before the step; `peak_bytes`: the most allocated within it, and
     as the program predicts it. `launches`: operations given to the device; a collective is none. `joins`: by instruction, how
-    often the computing stream waits for a communicator. `sent_bytes`: by axes."""
+    often the computing stream waits for a communicator. `num_calls`: of communicators; `calls`: those of the step that
+    ran, which may have had fewer microbatches. `sent_bytes`: by axes."""
 
     rank: int
     pp_rank: int
@@ -45,6 +47,7 @@ class RankRehearsal:
     launches: int
     copies: int
     copied_bytes: int
+    num_calls: int
     waits: tuple[Wait, ...]
     calls: tuple[GroupCall, ...]
     joins: Mapping[str, int]
@@ -105,6 +108,7 @@ def rehearse_rank(
         launches=sum(journal.launches.values()) - start.launches,
         copies=journal.copies - start.copies,
         copied_bytes=journal.copied_bytes - start.copied_bytes,
+        num_calls=len(journal.calls) - start.calls,
         waits=tuple(journal.waits[start.waits :]),
         calls=tuple(journal.calls[start.calls :]),
         joins=dict(journal.joins),

@@ -1,15 +1,19 @@
 """Every class of a layout's ranks, rehearsed, and compared with each other: what they call, and in which order."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout import Layout
 from fourfold.layout.mesh import VIEWS
 from fourfold.program import lower_pipeline
+from fourfold.program.compiled import CompiledStages
+from fourfold.program.lower import each_program
 from fourfold.program.spec import StepSpec
-from fourfold.program.view import rank_views
-from fourfold.rehearse.journal import GroupCall, RehearsalFault
+from fourfold.program.view import RankView, rank_views
+from fourfold.rehearse.journal import GroupCall, RehearsalFault, Wait
 from fourfold.rehearse.rank import RankRehearsal, rehearse_rank
 from fourfold.rehearse.shapes import KnownShapes
 
@@ -20,18 +24,72 @@ _TRANSFERS = ("send", "receive")
 def rehearse(
     spec: StepSpec, optimizer: OptimizerSection, report: Callable[[RankRehearsal], None] = lambda result: None
 ) -> list[RankRehearsal]:
-    """Rehearses a full step of the first rank of every pipeline rank; and, with few microbatches, one rank of each class, and an
-    evaluation. Compares their calls. Returns the full steps. Raises `RehearsalFault` at the first fault."""
+    """Rehearses a full step of one pipeline rank of each kind; and, with few microbatches, the first rank of every pipeline rank,
+    one rank of each class, and an evaluation. Compares their calls. Returns a full step of every pipeline rank: see `extended`.
+    Raises `RehearsalFault` at the first fault."""
     if spec.transport != "native":
         raise ValueError("a rehearsal is of CUDA devices: resolve the step with the transport `native`")
     short, shapes = shortened(spec), KnownShapes()
     firsts, others = class_ranks(spec)
-    full = list(_rehearse(spec, optimizer, firsts, shapes, report=report))
-    check_agreement(spec.layout, full)
-    beside = full if short is spec else list(_rehearse(short, optimizer, firsts if others else [], shapes))
-    check_agreement(spec.layout, [*beside, *_rehearse(short, optimizer, others, shapes)])
+    few = list(_rehearse(short, optimizer, [*firsts, *others], shapes, report=report))
+    check_agreement(spec.layout, few)
     check_agreement(spec.layout, list(_rehearse(short, optimizer, firsts, shapes, "evaluate")))
-    return full
+    if short is spec:
+        return few[: len(firsts)]
+    kinds = [_kinds(view) for view in rank_views(spec)]
+    examples = {kind: kinds.index(kind) for kind in kinds}
+    full = dict(
+        zip(
+            examples,
+            _rehearse(spec, optimizer, [firsts[i] for i in examples.values()], shapes, report=report),
+            strict=True,
+        )
+    )
+    check_agreement(spec.layout, list(full.values()))
+    return [
+        full[kind] if examples[kind] == pp_rank else extended(few[pp_rank], few[examples[kind]], full[kind])
+        for pp_rank, kind in enumerate(kinds)
+    ]
+
+
+def extended(short: RankRehearsal, example: RankRehearsal, full: RankRehearsal) -> RankRehearsal:
+    """A rank's full step from its `short` one: each further microbatch adds what it adds to a rank that holds the same kinds of
+    segments, whose short step is `example`. Memory does not grow with further microbatches where the program's does not."""
+
+    def grown(count: Callable[[RankRehearsal], int]) -> int:
+        return count(short) + count(full) - count(example)
+
+    waits = _waits(short)
+    waits.update(_waits(full))
+    waits.subtract(_waits(example))
+    return replace(
+        short,
+        instructions=grown(lambda each: each.instructions),
+        peak_bytes=grown(lambda each: each.peak_bytes),
+        predicted_peak_bytes=grown(lambda each: each.predicted_peak_bytes),
+        launches=grown(lambda each: each.launches),
+        num_calls=grown(lambda each: each.num_calls),
+        copies=grown(lambda each: each.copies),
+        copied_bytes=grown(lambda each: each.copied_bytes),
+        waits=tuple(waits.elements()),
+        sent_bytes={
+            axes: size + full.sent_bytes[axes] - example.sent_bytes[axes] for axes, size in short.sent_bytes.items()
+        },
+    )
+
+
+def _waits(result: RankRehearsal) -> Counter[Wait]:
+    """Waits of the host, those in instructions of a microbatch without the instruction."""
+    return Counter(wait._replace(instruction="") if " m" in wait.instruction else wait for wait in result.waits)
+
+
+def _kinds(view: RankView) -> Hashable:
+    """Equal for pipeline ranks that hold the same kinds of segments, as many of each."""
+    return tuple(sorted(Counter(map(str, _segment_kinds(view))).items())), view.tied_unit
+
+
+def _segment_kinds(view: RankView) -> list[tuple[str, bool, bool, str]]:
+    return [(each.kind, each.moe, each.depth > 0, view.stages.policies[each.name]) for each in view.segments]
 
 
 def _rehearse(
@@ -42,9 +100,13 @@ def _rehearse(
     kind: str = "train",
     report: Callable[[RankRehearsal], None] = lambda result: None,
 ) -> Iterator[RankRehearsal]:
-    views, programs = rank_views(spec), lower_pipeline(spec, kind)
+    compiled = CompiledStages(spec)
+    views = compiled.views(spec)
+    programs = dict(enumerate(lower_pipeline(spec, kind, compiled))) if kind != "train" else {}
     for rank in ranks:
         pp_rank = spec.layout.coordinates(rank)["pp"]
+        if pp_rank not in programs:
+            programs[pp_rank] = next(each_program(compiled, [views[pp_rank]]))
         result = rehearse_rank(views[pp_rank], programs[pp_rank], rank, optimizer, shapes)
         report(result)
         yield result
@@ -69,8 +131,7 @@ def class_ranks(spec: StepSpec) -> tuple[list[int], list[int]]:
     for view in rank_views(spec):
         first = {"pp": view.pp_rank, **dict.fromkeys(_AXES, 0)}
         firsts.append(layout.rank_of(first))
-        kinds = {(each.kind, each.moe, each.depth > 0, view.stages.policies[each.name]) for each in view.segments}
-        held = (frozenset(kinds), view.tied_unit)
+        held = (frozenset(_segment_kinds(view)), view.tied_unit)
         if held in seen:
             continue
         seen.add(held)

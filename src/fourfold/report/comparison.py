@@ -12,8 +12,9 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.program import Program, digest, lower_pipeline, memory_peak
 from fourfold.program.kinds import instruction_kinds, seconds_by_kind
 from fourfold.program.liveness import ledger
+from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.run_prices import prices_for
-from fourfold.simulate.step import Simulation, StepPrediction, predict_step
+from fourfold.simulate.step import Simulation
 from fourfold.simulate.whole import check_size
 from fourfold.train.measured import KindTime, RankMeasured, read_measured
 

@@ -41,7 +41,7 @@ def rehearsal_lines(results: Sequence[RankRehearsal], world_size: int) -> list[s
 
 
 def _cells(result: RankRehearsal) -> tuple[str, ...]:
-    counts = (result.instructions, result.launches, len(result.calls), len(result.waits))
+    counts = (result.instructions, result.launches, result.num_calls, len(result.waits))
     sizes = (result.resident_bytes, result.peak_bytes, result.predicted_peak_bytes, sum(result.sent_bytes.values()))
     return (*map(str, counts), *map(format_bytes, sizes))
 

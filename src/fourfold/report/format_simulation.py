@@ -63,6 +63,10 @@ def step_lines(summary: StepSummary) -> list[str]:
         f"(step x devices x peak)",
         f"bubble     {per_cent(summary.bubble_fraction)} of the step, mean over pipeline ranks",
     ]
+    if summary.host_bound:
+        most = ", ".join(f"{name} {per_cent(share)}" for name, share in list(summary.host_bound.items())[:3])
+        total = per_cent(sum(summary.host_bound.values()))
+        lines.append(f"host-bound {total} of the step, in which devices wait for their hosts to issue: {most}")
     if not summary.step.is_full:
         lines.append(
             f"           simulated with {simulated} and with fewer microbatches, and extrapolated linearly to "

@@ -9,7 +9,7 @@ from typing import Any
 from fourfold.program import Op
 from fourfold.report.comparison import Comparison, RankComparison
 from fourfold.simulate.flows import TracePoint, arrows, joins, transfers
-from fourfold.simulate.state import Place
+from fourfold.simulate.rank import Place
 from fourfold.simulate.trace import (
     COMPUTE_TRACK,
     category,

@@ -83,6 +83,8 @@ def simulation_document(summary: StepSummary, run: Campaign | None, with_curves:
         "fits": summary.fits,
         "verdict": verdict_lines(summary),
     }
+    if summary.host_bound:
+        document["host_bound"] = summary.host_bound
     if with_curves:
         document["memory_over_time"] = [
             curve_document(rank, memory_over_time(simulation, rank)) for rank in range(layout.pp)

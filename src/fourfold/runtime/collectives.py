@@ -117,11 +117,11 @@ class AxisGroup:
         return parts.pop(self.index), parts
 
     def _all_gather(self, full: Tensor, shard: Tensor) -> Phases:
-        own, others = self._parts(full)
         if self._native:
             self._count("all_gather", full)
             yield [self._link.all_gather(full, shard)]
         else:
+            own, others = self._parts(full)
             flat = shard.view(-1)
             works = self._exchange([flat] * (self.size - 1), others)
             if own.data_ptr() != shard.data_ptr():
@@ -130,8 +130,7 @@ class AxisGroup:
 
     def reduce_scatter_phases(self, full: Tensor, staging: Tensor | None, into: Tensor, first: bool) -> Phases:
         """`reduce_scatter`, as a part of a collective of several phases."""
-        own, others = self._parts(full)
-        in_place = own.data_ptr() == into.data_ptr()
+        in_place = into.data_ptr() == full.data_ptr() + self.index * into.numel() * into.element_size()
         if self._native:
             self._count("reduce_scatter", full)
             target = into if in_place or first else staging
@@ -141,6 +140,7 @@ class AxisGroup:
                 into.add_(target)
             return
         assert staging is not None
+        own, others = self._parts(full)
         received = list(staging[: own.numel() * (self.size - 1)].view(self.size - 1, -1).unbind(0))
         yield self._exchange(others, received)
         if not in_place:

@@ -71,8 +71,9 @@ class SegmentRunner:
     def _record(self, sums: Tensor) -> None:
         """Adds the sums of the token losses, [1 + depths of multi-token prediction]."""
         if self._records_loss:
-            self.loss[0] += sums[0]
-            self.loss[len(self.loss) - len(sums) + 1 :] += sums[1:]
+            self.loss[0].add_(sums[0])
+            if len(sums) > 1:
+                self.loss[len(self.loss) - len(sums) + 1 :].add_(sums[1:])
 
     def _run_block(self, segment: Segment, m: int, kept: str | None) -> Tensor:
         """A block's forward. Keeps its activations under the name, if one is given."""
@@ -87,7 +88,7 @@ class SegmentRunner:
         return SELECTIVE if self._stages.policies[segment.name] == "selective" else ()
 
     def _balancing(self, segment: Segment) -> Balancing | None:
-        return self._routers.balancing(segment.name, self.loss[1:3])
+        return self._routers.balancing(segment.name, self.loss) if segment.moe else None
 
     def recompute(self, step: Instruction) -> None:
         segment, m = self._stages.segments[step.segment or ""], _microbatch(step)

@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
-from fourfold.config import RunFailure
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.layout.mesh import axes_name
 from fourfold.model import torch_operations
-from fourfold.model.environment import Microbatch
 from fourfold.model.operations import Operations
+from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import Instruction, Op, Program, buffers
 from fourfold.program.instruction import STARTS
 from fourfold.program.totals import num_losses
@@ -27,43 +25,11 @@ from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
 from fourfold.runtime.routers import Routers
+from fourfold.runtime.step import Observer, StepData, StepResult, StepTimeout
 from fourfold.runtime.units import Unit, bind_segments, flat_units, is_live, set_storage
 
-Observer = Callable[[int, Instruction], None]
-
-
-class StepData(Protocol):
-    """This rank's part of one global batch."""
-
-    @property
-    def num_targets(self) -> int | tuple[int, ...]:
-        """Valid target tokens among this rank's microbatches; with multi-token prediction, of the head and of every module."""
-        ...
-
-    def load(self, microbatch: int) -> Microbatch: ...
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """The result of one step. `loss`: mean over the valid targets of the full global batch, in nats; `auxiliary_loss`: the sum
-    of the routers' balance and z losses; `expert_imbalance`: the worst router's largest load of an expert over the mean;
-    `mtp_loss`: the mean of the losses of MTP modules, each a mean over its own valid targets."""
-
-    loss: float
-    grad_norm: float
-    skipped: bool
-    num_targets: int
-    auxiliary_loss: float = 0.0
-    expert_imbalance: float | None = None
-    mtp_loss: float | None = None
-
-
-class StepTimeout(RunFailure):
-    """A collective did not finish; `index` is the instruction that waited."""
-
-    def __init__(self, index: int, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.index = index
+_Bound = tuple[Callable[[Instruction], None], Instruction, tuple[str, ...], tuple[UntypedStorage, ...]]
+"""Handler, instruction, buffers of the step that it drops, storages of units that it frees."""
 
 
 class Executor:
@@ -88,6 +54,8 @@ class Executor:
         self.groups = groups
         self.updates = 0
         """Optimizer updates made so far; skipped steps do not count."""
+        self._hidden_shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
+        self._compute_dtype = torch_dtype(spec.compute)
         self._optimizer = optimizer
         self._device = device
         self._side = side if side is not None else side_stream(device)
@@ -104,6 +72,7 @@ class Executor:
         self._rank = rank
         self.own_gradients = OwnGradients(spec.segments, units) if locate_nan else None
         self.replicas = ReplicaChecks(view, units, groups, rank)
+        self._programs: dict[int, tuple[Program, list[_Bound]]] = {}
         self._handlers: dict[Op, Callable[[Instruction], None]] = {
             Op.LOAD: self._load,
             Op.COUNT: self._count,
@@ -133,24 +102,39 @@ class Executor:
     def run(self, program: Program, data: StepData, lr: float = 0.0, observer: Observer | None = None) -> StepResult:
         """Runs one program. `observer(index, instruction)` is called after each instruction. Raises `StepTimeout`."""
         self._begin(data, lr)
+        record = self._record_progress
         with torch.no_grad():
-            for counter, step in enumerate(program.instructions):
-                self._record_progress(counter)
+            for counter, (handler, step, dropped, freed) in enumerate(self._bound(program)):
+                record(counter)
                 try:
-                    self._handlers[step.op](step)
+                    handler(step)
                 except RuntimeError as error:
                     if step.op in STARTS or step.op is Op.WAIT or step.collectives:
                         raise StepTimeout(counter, error) from error
                     raise
-                for name in step.frees:
-                    self._free(name)
+                for name in dropped:
+                    del self._live[name]
+                for storage in freed:
+                    storage.resize_(0)
                 if observer is not None:
                     observer(counter, step)
-        self._record_progress(len(program.instructions))
+        record(len(program.instructions))
         result = self._result(program.kind == "train")
         if program.kind == "train" and not result.skipped:
             self.updates += 1
         return result
+
+    def _bound(self, program: Program) -> list[_Bound]:
+        """The instructions with what the interpreter needs of each. Found once for each of the few programs that a run has."""
+        known = self._programs.get(id(program))
+        if known is None:
+            known = self._programs[id(program)] = program, [self._bind(step) for step in program.instructions]
+        return known[1]
+
+    def _bind(self, step: Instruction) -> _Bound:
+        units = {name: tensor for name in step.frees if (tensor := self._unit_buffer(name)) is not None}
+        dropped = tuple(name for name in step.frees if name not in units)
+        return self._handlers[step.op], step, dropped, tuple(tensor.untyped_storage() for tensor in units.values())
 
     def _result(self, training: bool) -> StepResult:
         """Reads what the step left on the device: the one time that the host waits for it."""
@@ -192,13 +176,6 @@ class Executor:
         tensor = self._unit_buffer(name)
         return self._live.get(name) if tensor is None else tensor
 
-    def _free(self, name: str) -> None:
-        tensor = self._unit_buffer(name)
-        if tensor is None:
-            del self._live[name]
-        else:
-            set_storage(tensor, live=False)
-
     def _unit_buffer(self, name: str) -> Tensor | None:
         kind, _, unit = name.partition("/")
         if kind in ("params", "grad", "grad_shard", "reduce"):
@@ -235,9 +212,7 @@ class Executor:
 
     def _receive(self, step: Instruction) -> None:
         assert step.peer is not None
-        spec = self.view.spec
-        shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
-        buffer = torch.empty(shape, dtype=next(iter(self.units.values())).params.dtype, device=self._device)
+        buffer = torch.empty(self._hidden_shape, dtype=self._compute_dtype, device=self._device)
         self._live[step.writes[0]] = buffer
         self._start(step, self.groups["pp"].receive(buffer, step.peer))
 

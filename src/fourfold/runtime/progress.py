@@ -19,6 +19,8 @@ from fourfold.program import Instruction, Op, Program
 from fourfold.program.instruction import STARTS
 
 _RECORD = struct.Struct("<qqddiiq16x")
+_COUNTER = struct.Struct("<qdd")
+"""The part of a record that every instruction changes, after the step."""
 FILES = "progress*.bin"
 TRAINING, EVALUATING, SAVING, STARTING, READING, ENDED = range(6)
 ACTIVITIES = ("training", "evaluating", "saving", "starting", "reading the data of", "at the end,")
@@ -81,19 +83,21 @@ class ProgressBoard:
         finally:
             os.close(file)
         self._offset = offset - page
+        self._changing = self._offset + 8
         self._pid, self._host = os.getpid(), this_host()
         self._last = time.time()
         self._busy = 0.0
-        self._waits: Sequence[bool] = ()
+        self._known: tuple[Program | None, Sequence[bool]] = None, ()
         self._works = False
-        self.step = 0
-        self.kind = STARTING
-        self.record(0)
+        self.enter(STARTING, 0)
 
     def enter(self, kind: int, step: int, program: Program | None = None) -> None:
         """Begins something else. `program`: the one that runs now."""
         self.kind, self.step = kind, step
-        self._waits = waits_for_others(program) if program is not None else ()
+        if program is not None and program is not self._known[0]:
+            self._known = program, own_work(program)
+        self._own = self._known[1] if program is not None else ()
+        _RECORD.pack_into(self._map, self._offset, step, 0, self._last, self._busy, kind, self._pid, self._host)
         self.record(0)
 
     def record(self, counter: int) -> None:
@@ -102,15 +106,13 @@ class ProgressBoard:
         if self._works:
             self._busy += now - self._last
         self._last = now
-        self._works = self.kind == READING or (counter < len(self._waits) and not self._waits[counter])
-        _RECORD.pack_into(
-            self._map, self._offset, self.step, counter, now, self._busy, self.kind, self._pid, self._host
-        )
+        self._works = self._own[counter] if counter < len(self._own) else self.kind == READING
+        _COUNTER.pack_into(self._map, self._changing, counter, now, self._busy)
 
 
-def waits_for_others(program: Program) -> tuple[bool, ...]:
-    """For each instruction whether it waits for other ranks."""
-    return tuple(s.op is Op.WAIT or (bool(s.collectives) and s.op not in STARTS) for s in program.instructions)
+def own_work(program: Program) -> tuple[bool, ...]:
+    """For each instruction whether it waits for no other rank."""
+    return tuple(s.op is not Op.WAIT and (s.op in STARTS or not s.collectives) for s in program.instructions)
 
 
 def clear_positions(folder: Path, ranks: int, machine: int = 0) -> None:

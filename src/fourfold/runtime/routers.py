@@ -25,10 +25,8 @@ class Routers:
         self._device = device
         self.imbalance: Tensor | None = None
 
-    def balancing(self, segment: str, losses: Tensor) -> Balancing | None:
-        """The balancing state of a block's router; None where a block has none. `losses` [2]: the step's auxiliary losses."""
-        if segment not in self.biases:
-            return None
+    def balancing(self, segment: str, loss: Tensor) -> Balancing:
+        """The balancing state of a block's router. `loss`: the step's recorded losses, whose second and third are the routers'."""
         layout = self._view.spec.layout
         return Balancing(
             sequences=layout.microbatch_sequences,
@@ -37,7 +35,7 @@ class Routers:
             groups=self._groups,
             bias=self.biases[segment] if self._view.spec.model.router == "sigmoid" else None,
             load=self._loads[segment],
-            losses=losses,
+            losses=loss[1:3],
         )
 
     def balance(self, groups: Iterable[AxisGroup]) -> None:

@@ -7,8 +7,9 @@ from fourfold.program.instruction import Op
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
+from fourfold.simulate.prediction import StepPrediction, predict_step
 from fourfold.simulate.run_prices import OWN_SOFTWARE
-from fourfold.simulate.step import Simulation, StepPrediction, predict_step
+from fourfold.simulate.step import Simulation
 
 
 @dataclass(frozen=True)

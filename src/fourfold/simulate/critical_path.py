@@ -14,7 +14,7 @@ from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.simulate.step import Simulation
 
-QUEUE = "links that were taken"
+QUEUE, HOST = "links that were taken", "host"
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,16 @@ class _Walk:
             start = times.starts[index]
             if start >= time:
                 index -= 1
-            elif index in times.causes:
+                continue
+            if index in times.causes:
                 ran = times.causes[index]
-            elif step.op not in COMPUTE_OPS and index in times.streams:
+                continue
+            late = min(times.host.get(index, 0.0), time - start)
+            if step.op not in COMPUTE_OPS and index in times.streams and late < time - start:
                 ran = rank, index
             else:
-                yield PathLink(rank, index, start, time, self._reasons(step, time - start))
+                reasons = self._reasons(step, time - start - late)
+                yield PathLink(rank, index, start, time, ((HOST, late), *reasons) if late else reasons)
                 index, time = index - 1, start
 
     def _end(self, rank: int) -> float:
@@ -115,7 +119,8 @@ class _Walk:
         if before is not None:
             return (rank, before), PathLink(rank, index, begin, until, parts)
         if asked < begin:
-            parts = ((QUEUE, begin - asked), *parts)
+            late = min(times.host.get(index, 0.0), begin - asked)
+            parts = (*((kind, s) for kind, s in ((QUEUE, begin - asked - late), (HOST, late)) if s > 0), *parts)
         return None, PathLink(rank, index, min(asked, begin), until, parts)
 
     def _before_on_stream(self, rank: int, index: int, begin: float) -> int | None:
@@ -152,7 +157,7 @@ class _Walk:
         if step.op is Op.RECOMPUTE:
             parts = {"recomputation": sum(parts.values())}
         parts[f"exposed {'+'.join(cost.communication) or 'other'} communication"] = cost.exposed * share
-        parts["host"] = cost.host * share
+        parts[HOST] = cost.host * share
         parts["compute/communication contention"] = seconds - cost.seconds * share
         return tuple((kind, part) for kind, part in parts.items() if part > 0)
 

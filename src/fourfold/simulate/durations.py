@@ -42,10 +42,10 @@ class Durations:
         return self.phase(step).seconds
 
     def collectives(self, step: Instruction | Pattern) -> float:
-        """The collectives of one instruction, one after the other."""
-        found = step.work.collectives
+        """The collectives of one instruction, one after the other, and the host's start of them where no lane has it."""
+        found, software = step.work.collectives, self.prices.software
         seconds = sum(self.prices.collective(c.kind, c.axes, c.bytes) for c in found)
-        return seconds + (self.prices.software.host_collective_seconds if found else 0.0)
+        return seconds + (software.host_collective_seconds if found and not software.host_instruction_seconds else 0.0)
 
     def local(self, step: Instruction | Pattern) -> float:
         """An instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""

@@ -7,20 +7,24 @@ last of them.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 from fourfold.config import UserError
 from fourfold.program.instruction import COMPUTE_OPS
-from fourfold.simulate.state import Rank, SimulationState, Times
+from fourfold.simulate.host import HostLane
+from fourfold.simulate.rank import Rank, Times
+from fourfold.simulate.state import SimulationState
 
 
-def simulate_times(state: SimulationState) -> Times:
-    """Runs the programs of all pipeline ranks to their end. Raises `UserError` where they wait for each other for ever."""
+def simulate_times(state: SimulationState, hosts: Sequence[HostLane] = ()) -> Times:
+    """Runs the programs of all pipeline ranks to their end. `hosts`: of every rank, where they are known apart from passes. Raises
+    `UserError` where they wait for each other for ever."""
     ready = deque(state.ranks)
     idle = 0
     while ready:
         rank = ready.popleft()
         before = rank.at
-        _advance(rank, state)
+        _advance(rank, state, hosts[rank.index] if hosts else None)
         if rank.at < len(rank.steps):
             ready.append(rank)
         idle = idle + 1 if rank.at == before else 0
@@ -30,15 +34,19 @@ def simulate_times(state: SimulationState) -> Times:
     return state.times()
 
 
-def _advance(rank: Rank, state: SimulationState) -> None:
+def _advance(rank: Rank, state: SimulationState, host: HostLane | None) -> None:
     """Runs the rank until it must wait for another. Kernels lose `contention` of the time that a collective runs beside them, and
     collectives of a pass what they share of the network."""
     steps, contention, take = rank.steps, state.prices.software.contention, state.take
     starts, ends, number = rank.times.starts, rank.times.ends, len(steps)
     while rank.at < number:
+        turn = rank.now
+        if host is not None:
+            host.gate(rank)
         start = rank.now
         seconds = take(rank)
         if seconds is None:
+            rank.now = turn
             return
         if seconds:
             beside = rank.in_flight - start
@@ -46,6 +54,8 @@ def _advance(rank: Rank, state: SimulationState) -> None:
                 lost = contention * min(seconds, beside)
                 seconds += lost + state.share_network(rank, pattern)
             rank.now = start + seconds
-        starts.append(start)
+        if host is not None:
+            host.issue(rank, turn, start)
+        starts.append(turn)
         ends.append(rank.now)
         rank.at += 1

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fourfold.layout import Layout
 from fourfold.program import Program
 from fourfold.program.instruction import RECEIVES, SENDS, STARTS, Op
-from fourfold.simulate.state import Place
+from fourfold.simulate.rank import Place
 
 MOST_NAMED = 16
 """Ranks of a group that are named one by one."""

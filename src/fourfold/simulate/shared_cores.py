@@ -7,7 +7,8 @@ pace that was measured for as many ranks as compute at that moment.
 from collections.abc import Sequence
 
 from fourfold.config import UserError
-from fourfold.simulate.state import Rank, SimulationState, Times
+from fourfold.simulate.rank import Rank, Times
+from fourfold.simulate.state import SimulationState
 
 ROUNDING = 1e-12
 

@@ -12,7 +12,7 @@ from fourfold.program.schedule.execution import execute
 from fourfold.program.sizes import hidden_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.durations import Durations
-from fourfold.simulate.step import LONG_PIPELINE, simulated_microbatches
+from fourfold.simulate.prediction import LONG_PIPELINE, simulated_microbatches
 
 
 def stage_seconds(spec: StepSpec, prices: Prices, compiled: CompiledStages) -> StageTimes:

@@ -6,10 +6,13 @@ from functools import cached_property
 from fourfold.hardware import Device, Level
 from fourfold.model.counts import step_flops_per_token
 from fourfold.simulate.critical_path import CriticalPath, critical_path
-from fourfold.simulate.step import IDLE, StepPrediction, exposed_axes
+from fourfold.simulate.prediction import StepPrediction
+from fourfold.simulate.step import IDLE, exposed_axes, mean_seconds
 from fourfold.simulate.traffic import BUSY, BYTES, EXPOSED, level_bytes, traffic
 
 ONCE = "the software, once a step"
+HOST_BOUND_SHARE = 0.01
+"""Share of a step from which a device's wait for its host is worth a word."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,15 @@ class StepSummary:
         """Shares of all devices' time, which sum to 1: computing, waiting for collectives by axes, the pipeline bubble."""
         exposed, bubble = self.exposed_shares, self.bubble_fraction
         return {"compute": 1 - sum(exposed.values()) - bubble, "exposed": exposed, "bubble": bubble}
+
+    @cached_property
+    def host_bound(self) -> dict[str, float]:
+        """Shares of all devices' time that they wait for their hosts, by the operation that they wait for, most first; none of
+        a hundredth of the step or less in all."""
+        mean = mean_seconds(self.step.along(lambda simulation: simulation.host_bound))
+        if sum(mean.values()) <= HOST_BOUND_SHARE * self.seconds:
+            return {}
+        return {name: seconds / self.seconds for name, seconds in sorted(mean.items(), key=lambda item: -item[1])}
 
     @cached_property
     def communication(self) -> list[AxesTraffic]:

@@ -13,7 +13,7 @@ from fourfold.config import RunFailure
 from fourfold.config.whole_file import whole_file
 from fourfold.program.instruction import COMPUTE_OPS, SENDS, Instruction, Op
 from fourfold.simulate.flows import TracePoint, arrows, meetings, members, transfers
-from fourfold.simulate.state import Place
+from fourfold.simulate.rank import Place
 from fourfold.simulate.step import Simulation
 
 COMPUTE_TRACK = 1

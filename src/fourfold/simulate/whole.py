@@ -2,7 +2,8 @@
 
 from fourfold.config import ModelConfig, UserError
 from fourfold.program.spec import StepSpec
-from fourfold.simulate.step import Simulation, StepPrediction, simulate, simulated_microbatches
+from fourfold.simulate.prediction import StepPrediction, simulated_microbatches
+from fourfold.simulate.step import Simulation, simulate
 
 MAX_SEGMENT_PASSES = 400_000
 """Segments x microbatches of one simulation: some five million instructions."""

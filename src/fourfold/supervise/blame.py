@@ -17,9 +17,9 @@ from fourfold.runtime.progress import (
     Position,
     entry_of,
     join_of,
+    own_work,
     peers_of,
     start_of,
-    waits_for_others,
 )
 
 _ORDER = {STARTING: -1, EVALUATING: 0, SAVING: 1, READING: 2, TRAINING: 3, ENDED: 4}
@@ -123,7 +123,7 @@ class Blame:
         program = self._program(place, rank)
         if program is None or place.counter >= len(program.instructions):
             return []
-        if not waits_for_others(program)[place.counter]:
+        if own_work(program)[place.counter]:
             return []
         start = start_of(program, place.counter)
         layout, programs = self._layouts[place.kind], self._programs(place)

@@ -9,7 +9,7 @@ import torch
 
 from fourfold.config import RunConfig
 from fourfold.program import Program, digest
-from fourfold.runtime.executor import StepResult
+from fourfold.runtime.step import StepResult
 
 
 def extend(chain: str, step: int, result: StepResult) -> str:

@@ -23,7 +23,7 @@ from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
-from fourfold.runtime.executor import Executor, Observer, StepResult, StepTimeout
+from fourfold.runtime.executor import Executor
 from fourfold.runtime.finite import FirstBadTensor
 from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
@@ -38,6 +38,7 @@ from fourfold.runtime.progress import (
     describe_wait,
     read_positions,
 )
+from fourfold.runtime.step import Observer, StepResult, StepTimeout
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state

@@ -10,8 +10,8 @@ from fourfold.cost.software import SoftwareProfile
 from fourfold.layout import resolve_layout
 from fourfold.program.spec import StepSpec, resolve_step
 from fourfold.program.view import rank_views
+from fourfold.simulate.prediction import predict_step
 from fourfold.simulate.run_prices import check_devices, document_share, fitted_prices, prices_for
-from fourfold.simulate.step import predict_step
 from fourfold.simulate.whole import check_layers, check_size
 from fourfold.validate.case import Case, MeasuredStep, Prediction
 

@@ -817,6 +817,7 @@ export interface SimulationDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
   model_parameters: number;
@@ -874,6 +875,7 @@ export interface StepDocument {
   device_memory_bytes: number;
   fits: boolean;
   verdict: string[];
+  host_bound?: Record<string, number>;
   memory_over_time?: MemoryCurve[];
   run?: CampaignDocument;
 }

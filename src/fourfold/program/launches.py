@@ -1,0 +1,55 @@
+"""Operations that the runtime gives a device for an instruction beside those of its work, and the host's waits for the device.
+
+They are small, and take the device no time to speak of; the host starts each of them all the same. A rehearsed step counts them.
+"""
+
+from fourfold.model.work import Elementwise, Join, Start, Work
+from fourfold.program.instruction import BACKWARD_OPS, Instruction, Op
+from fourfold.program.pattern import Pattern
+from fourfold.program.program import Program
+from fourfold.program.view import RankView
+
+_ONCE = 3
+"""The count of targets goes to the device; a step's results are read in one copy."""
+_NORM, _NORM_OF_UNIT = 14, 8
+_BALANCE, _BALANCE_OF_ROUTER, _BIAS = 6, 1, 5
+
+
+def work_launches(work: Work) -> int:
+    """Kernels of some work, as the runtime's own."""
+    kernels = (item for item in work.items if not isinstance(item, Start | Join))
+    return sum(item.launches if isinstance(item, Elementwise) else 1 for item in kernels)
+
+
+def launches_beside(step: Instruction | Pattern, view: RankView) -> int:
+    """Copies of a microbatch, sums for the record, the norm's parts, what the optimizer does beside its kernel."""
+    spec, op = view.spec, step.op
+    if op is Op.LOAD:
+        if spec.layout.cp > 1 or spec.document_mask:
+            return 5  # positions, and the rotary tables at them
+        return 3 if spec.model.family == "gpt2" else 2
+    if step.segment == "head" and (op is Op.FORWARD or op in BACKWARD_OPS):
+        return 1 + (spec.model.mtp_layers > 0)
+    if op is Op.CLIP_NORM:
+        return _NORM + _NORM_OF_UNIT * len(view.flats) - 1
+    if op is Op.BALANCE:
+        of_router = _BALANCE_OF_ROUTER + (_BIAS if spec.model.balance_bias_speed else 0)
+        return _BALANCE + of_router * len(view.moe_segments)
+    if op is Op.UPDATE and step.segment is not None:
+        flat = view.flats[step.segment]
+        return int(spec.mixed) + (0 < flat.decayed_numel < flat.shard_numel)
+    if op is Op.REDUCE:
+        return int(any(str(name).startswith("reduce/") for name in step.writes))
+    return 0
+
+
+def step_launches(program: Program, view: RankView) -> int:
+    """All of a training step: what is issued for each of its instructions, and once."""
+    issued = sum(work_launches(each.work) + launches_beside(each, view) for each in program.instructions)
+    cleared = (program.kind == "train") * any(segment.kind == "embedding" for segment in view.segments)
+    return issued + _ONCE + cleared
+
+
+def waits_of_host(step: Instruction | Pattern, view: RankView) -> int:
+    """A dispatcher must know how many rows each rank gets before it goes on: once in a forward that routes tokens."""
+    return int(step.op in (Op.FORWARD, Op.RECOMPUTE) and any(s.name == step.segment for s in view.moe_segments))

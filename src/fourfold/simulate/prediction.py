@@ -1,0 +1,123 @@
+"""A step of any number of microbatches, predicted from one or two steps as simulated.
+
+A step of many microbatches is in a steady state for most of them: its time and its peak of memory are linear in their number from
+some number on. `predict_step` simulates two such numbers and goes on in a straight line, so that a step of 1,000
+microbatches costs what one of some 3 x pp does.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from fourfold.cost.memory import device_bytes, held_program
+from fourfold.cost.prices import Prices
+from fourfold.program.compiled import CompiledStages
+from fourfold.program.liveness import highest_bytes, peak_bytes
+from fourfold.program.lower import each_program
+from fourfold.program.schedule import find_schedule
+from fourfold.program.spec import StepSpec
+from fourfold.simulate.step import Simulation, simulate
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """Seconds of a step; `simulation`: what they were found from.
+
+    Where that has fewer microbatches than the step, `earlier` has a period less, and the step lies on the straight line through
+    both, `periods` of them beyond `earlier`.
+    """
+
+    seconds: float
+    simulation: Simulation
+    earlier: Simulation | None = None
+    periods: float = 0.0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every microbatch of the step was simulated."""
+        return self.earlier is None
+
+    @cached_property
+    def device_bytes(self) -> tuple[int, ...]:
+        """Peak memory of the devices of every pipeline rank. Each instruction's memory lies on a line of its own, and the peak on
+        the highest of them."""
+        if self.earlier is None:
+            return self.simulation.device_bytes
+        ratio, software = self.periods, self.simulation.prices.software
+        found = []
+        short, long = (map(highest_bytes, each.held, each.curves) for each in (self.earlier, self.simulation))
+        for before, after in zip(short, long, strict=True):
+            lines = (before[key] + ratio * max(0, b - before[key]) for key, b in after.items() if key in before)
+            found.append(device_bytes(round(max(lines)), software))
+        return tuple(found)
+
+    def along(self, sums: Callable[[Simulation], Sequence[Mapping[Key, float]]]) -> list[dict[Key, float]]:
+        """Sums that grow linearly with the number of microbatches, one mapping a pipeline rank, for the whole step."""
+        last = sums(self.simulation)
+        if self.earlier is None:
+            return [dict(each) for each in last]
+        first = sums(self.earlier)
+        return [
+            {key: a.get(key, 0.0) + self.periods * (b.get(key, 0.0) - a.get(key, 0.0)) for key in {**a, **b}}
+            for a, b in zip(first, last, strict=True)
+        ]
+
+
+def predict_step(spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None) -> StepPrediction:
+    """The full step, or two shorter ones and the straight line through them. `compiled`: as in `simulate`."""
+    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    most, compiled = simulated_microbatches(spec), compiled or CompiledStages(spec)
+    if most == wanted:
+        simulation = simulate(spec, prices, compiled=compiled)
+        return StepPrediction(simulation.seconds, simulation)
+    fewer = most - period
+    first, second = (simulate(spec.with_microbatches(n), prices, compiled=compiled) for n in (fewer, most))
+    ratio = (wanted - fewer) / period
+    return StepPrediction(first.seconds + ratio * (second.seconds - first.seconds), second, first, ratio)
+
+
+def predict_memory(
+    spec: StepSpec, prices: Prices, compiled: CompiledStages | None = None, ranks: Collection[int] | None = None
+) -> Iterator[int]:
+    """Peak memory of the devices of every pipeline rank, or of some `ranks`, as in `predict_step`, from programs alone, each
+    lowered when it is asked for. A rank's memory does not grow with the number of microbatches from the steady state on, unless
+    the schedule has ever more of them in flight, as GPipe."""
+    compiled = compiled or CompiledStages(spec)
+    layout, schedule, steady = spec.layout, find_schedule(spec.layout.schedule), steady_microbatches(spec)
+    wanted = layout.num_microbatches
+    few = wanted if steady is None else min(steady, wanted)
+    held_few, held = (schedule.in_flight(layout.pp, layout.virtual_stages, number) for number in (few, wanted))
+    if held > held_few:
+        every = predict_step(spec, prices, compiled).device_bytes
+        yield from (each for rank, each in enumerate(every) if ranks is None or rank in ranks)
+        return
+    short = spec.with_microbatches(few)
+    views = [view for view in compiled.views(short) if ranks is None or view.pp_rank in ranks]
+    for view, program in zip(views, each_program(compiled, views), strict=True):
+        yield device_bytes(peak_bytes(held_program(program, view, prices.software)), prices.software)
+
+
+def simulated_microbatches(spec: StepSpec) -> int:
+    """How many of a step's microbatches `predict_step` simulates at most: all of few, and of a schedule that need not repeat
+    itself."""
+    wanted, period = spec.layout.num_microbatches, max(1, spec.layout.pp)
+    steady = steady_microbatches(spec)
+    if steady is None or wanted <= steady + period:
+        return wanted
+    return steady + (wanted - steady) % period + period
+
+
+LONG_PIPELINE, LONG_ROUNDS = 16, 3
+"""From so many ranks on, so many rounds of pp microbatches suffice for every schedule that repeats itself."""
+
+
+def steady_microbatches(spec: StepSpec) -> int | None:
+    """From so many microbatches on, every further round of pp of them adds the same time, and the same memory where it grows at
+    all. None: the schedule need not repeat itself."""
+    pp, rounds = spec.layout.pp, find_schedule(spec.layout.schedule).steady_rounds
+    if rounds is None:
+        return None
+    return pp * (min(rounds, LONG_ROUNDS) if pp >= LONG_PIPELINE else rounds)
