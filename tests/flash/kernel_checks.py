@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fourfold.flash import triton_kernels
+from fourfold.flash import triton_attention
 from fourfold.flash.visible import Visible
 from tests.support.attention_by_mask import SCALE, Problem, intervals, problem
 
@@ -18,9 +18,9 @@ HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 
 def check(case: Problem, blocks: tuple[int, int]) -> None:
     grad, q, k, v = (x.transpose(1, 2).to(DEVICE) for x in (case.grad, case.q, case.k, case.v))
-    out, lse = triton_kernels.attend(q, k, v, case.visible, SCALE, triton_kernels.Blocks(*blocks))
-    gradients = triton_kernels.attend_backward(
-        grad, q, k, v, out, lse, case.visible, SCALE, triton_kernels.Blocks(*blocks)
+    out, lse = triton_attention.attend(q, k, v, case.visible, SCALE, triton_attention.Blocks(*blocks))
+    gradients = triton_attention.attend_backward(
+        grad, q, k, v, out, lse, case.visible, SCALE, triton_attention.Blocks(*blocks)
     )
     bound = BOUNDS[q.dtype]
     for ours, expected in zip((out, *gradients), (case.out, *case.gradients), strict=True):
@@ -56,9 +56,9 @@ def test_awkward_lengths_with_heads_8_to_1(visible: Visible) -> None:
 def test_half_precision_keeps_its_format() -> None:
     case = problem(Visible.documents([9, 21]), torch.float32, group=2)
     grad, q, k, v = (x.transpose(1, 2).to(DEVICE, HALF) for x in (case.grad, case.q, case.k, case.v))
-    out, lse = triton_kernels.attend(q, k, v, case.visible, SCALE)
+    out, lse = triton_attention.attend(q, k, v, case.visible, SCALE)
     assert (out.dtype, lse.dtype) == (HALF, torch.float32)
-    gradients = triton_kernels.attend_backward(grad, q, k, v, out, lse, case.visible, SCALE)
+    gradients = triton_attention.attend_backward(grad, q, k, v, out, lse, case.visible, SCALE)
     for ours, expected in zip((out, *gradients), (case.out, *case.gradients), strict=True):
         assert ours.dtype == HALF
         torch.testing.assert_close(ours.transpose(1, 2).float().cpu(), expected, rtol=0.1, atol=0.1)

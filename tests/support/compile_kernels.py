@@ -13,7 +13,7 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fourfold.flash import triton_kernels
+from fourfold.flash import triton_attention, triton_kernels
 
 FORMATS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 IN_FORMAT = {"q", "k", "v", "out", "grad", "d_q", "d_k", "d_v"}
@@ -21,14 +21,14 @@ KINDS = {"lse": "*fp32", "shared": "*fp32", **dict.fromkeys(("first", "last", "b
 
 
 def main(capability: int, dtype: str, width: int, value: int) -> None:
-    blocks = triton_kernels.blocks_of(FORMATS[dtype], width)
+    blocks = triton_attention.blocks_of(FORMATS[dtype], width)
     constants = {
-        "QUERIES": blocks.queries, "KEYS": blocks.keys, "WIDTH": triton_kernels.power_of_two(width),
-        "VALUE": triton_kernels.power_of_two(value), "SCALE": width**-0.5, "SUM_DTYPE": tl.float32,
+        "QUERIES": blocks.queries, "KEYS": blocks.keys, "WIDTH": triton_attention.power_of_two(width),
+        "VALUE": triton_attention.power_of_two(value), "SCALE": width**-0.5, "SUM_DTYPE": tl.float32,
         "LOWEST": torch.finfo(torch.float32).min,
     }  # fmt: skip
     shared = {}
-    for name in ("_forward_kernel", "_keys_kernel", "_queries_kernel"):
+    for name in ("forward_kernel", "keys_kernel", "queries_kernel"):
         kernel = getattr(triton_kernels, name)
         signature, fixed = {}, {}
         for index, argument in enumerate(kernel.arg_names):
