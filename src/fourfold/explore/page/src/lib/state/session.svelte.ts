@@ -5,20 +5,21 @@ import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
-/** Changes that follow one another sooner are a drag. */
-const QUICK_MS = 300;
+/** The address is written once changes rest so long: the browser takes longer over it than over a redraw. */
+const REST_MS = 200;
 
 class Session {
   #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
   #history = new History<Place>();
   #steps = $state(0);
-  #waits = false;
-  #written = Number.NEGATIVE_INFINITY;
+  #params = $derived(orStart(this.#place.params));
+  #timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
     addEventListener("hashchange", () => {
       if (location.hash !== writeHash(this.#place)) this.#show(readHash(location.hash), "");
     });
+    addEventListener("pagehide", () => this.#write(false));
   }
 
   get page(): PageName {
@@ -27,7 +28,7 @@ class Session {
 
   /** All parameters; those of the start where the address says nothing of a model. */
   get params(): Params {
-    return orStart(this.#place.params);
+    return this.#params;
   }
 
   /** One parameter. */
@@ -72,35 +73,28 @@ class Session {
     const moved = place.page !== this.#place.page;
     this.#place = place;
     this.#steps += 1;
-    if (moved) this.#write(true);
-    else this.#writeLater();
+    this.#note(moved);
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
     this.#place = place;
     this.#steps += 1;
-    this.#writeLater();
+    this.#note(false);
   }
 
-  /** While a control is dragged, after the next frame: the browser takes long over an address. */
-  #writeLater(): void {
-    if (this.#waits) return;
-    if (performance.now() - this.#written > QUICK_MS) {
-      this.#write(false);
-      return;
-    }
-    this.#waits = true;
-    requestAnimationFrame(() =>
-      setTimeout(() => {
-        this.#waits = false;
-        this.#write(false);
-      }),
-    );
+  /** The whole address as it is now. */
+  get href(): string {
+    return new URL(writeHash(this.#place), location.href).href;
+  }
+
+  #note(moved: boolean): void {
+    clearTimeout(this.#timer);
+    if (moved) this.#write(true);
+    else this.#timer = setTimeout(() => this.#write(false), REST_MS);
   }
 
   #write(moved: boolean): void {
-    this.#written = performance.now();
     const address = writeHash(this.#place);
     if (location.hash === address) return;
     if (moved) history.pushState(null, "", address);
