@@ -5,7 +5,7 @@ import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
-/** The address is written once changes rest so long: the browser takes longer over it than over a redraw. */
+/** While a control is dragged the address waits until it rests so long: the browser takes longer over it than over a redraw. */
 const REST_MS = 200;
 
 class Session {
@@ -69,32 +69,28 @@ class Session {
 
   #show(place: Place, control: string): void {
     if (writeHash(place) === writeHash(this.#place)) return;
-    this.#history.note(this.#place, control, performance.now());
+    const drags = this.#history.note(this.#place, control, performance.now());
     const moved = place.page !== this.#place.page;
     this.#place = place;
     this.#steps += 1;
-    this.#note(moved);
+    if (moved) this.#write(true);
+    else this.#writeAfter(drags ? REST_MS : 0);
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
     this.#place = place;
     this.#steps += 1;
-    this.#note(false);
+    this.#writeAfter(0);
   }
 
-  /** The whole address as it is now. */
-  get href(): string {
-    return new URL(writeHash(this.#place), location.href).href;
-  }
-
-  #note(moved: boolean): void {
+  #writeAfter(milliseconds: number): void {
     clearTimeout(this.#timer);
-    if (moved) this.#write(true);
-    else this.#timer = setTimeout(() => this.#write(false), REST_MS);
+    this.#timer = setTimeout(() => this.#write(false), milliseconds);
   }
 
   #write(moved: boolean): void {
+    clearTimeout(this.#timer);
     const address = writeHash(this.#place);
     if (location.hash === address) return;
     if (moved) history.pushState(null, "", address);
