@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from fourfold.explore.server import PAGE
 from tests.support.explore_server import CHROMIUM, FLAGS, running
 

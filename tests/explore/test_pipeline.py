@@ -1,6 +1,7 @@
 """The Pipeline page: every schedule that it draws is the program that runs, and is proved."""
 
 import json
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fourfold.api.programs import RunProgram
 from fourfold.config import UserError
 from fourfold.explore.documents import encoded
+from fourfold.explore.packed import unpacked
 from fourfold.explore.setup import Malformed
 from fourfold.program.schedule import SCHEDULES
 from tests.explore.test_documents import SMALL, silent
@@ -18,7 +20,34 @@ TIMES = {"F": 1, "I": 1, "W": 1, "transfer": 0}
 
 def document(name: str = "pipeline", **own: Any) -> Any:
     body = {"overrides": SMALL, "cluster": "dgx-h100:8", "ranks": 4, "microbatches": 8, **own}
-    return json.loads(encoded(name, body, silent))
+    found = json.loads(encoded(name, body, silent))
+    return by_rank(found) if name == "pipeline" else found
+
+
+def by_rank(found: Any) -> Any:
+    """A pipeline's document with its columns as rows of each rank: a slot is (start, end, operation, stage, microbatch)."""
+    slots, activations = found["slots"], found["activations"]
+    first = [0, *accumulate(slots["number"])]
+    places = [(rank, slot) for rank, number in enumerate(slots["number"]) for slot in range(number)]
+    start, end, operation, stage, microbatch, waits, critical = (
+        unpacked(slots[name]).tolist()
+        for name in ("start", "end", "operation", "stage", "microbatch", "waits", "critical")
+    )
+    events = list(zip(start, end, (found["operations"][each] for each in operation), stage, microbatch, strict=True))
+    live, idle = (
+        [activations["bytes"][each] for each in unpacked(activations[name]).tolist()] for name in ("live", "idle")
+    )
+    rows: dict[str, Any] = {
+        name: [column[begin:stop] for begin, stop in pairwise(first)]
+        for name, column in (("events", events), ("live_bytes", live), ("idle_bytes", idle))
+    }
+    rows["waits"] = [
+        [(slot, *places[waits[begin + slot]]) for slot in range(stop - begin) if waits[begin + slot] >= 0]
+        for begin, stop in pairwise(first)
+    ]
+    path = [place for place, on in zip(places, critical, strict=True) if on]
+    rows["critical"] = sorted(path, key=lambda place: rows["events"][place[0]][place[1]][:2])
+    return {**found, **rows}
 
 
 @pytest.mark.parametrize("schedule", [each.name for each in SCHEDULES])
@@ -103,7 +132,7 @@ def test_a_shallow_model_is_drawn_deeper() -> None:
 def test_a_run_of_the_literature_is_drawn_with_other_stages() -> None:
     for run, ranks in (("llama3-405b-16k", 4), ("llama3-405b-16k", 64), ("deepseek-v3-2k", 8)):
         found = json.loads(encoded("pipeline", {"run": f"preset:{run}", "ranks": ranks, "microbatches": 8}, silent))
-        assert len(found["events"]) == ranks
+        assert len(by_rank(found)["events"]) == ranks
 
 
 def test_a_pipeline_that_cannot_be_drawn_is_refused() -> None:

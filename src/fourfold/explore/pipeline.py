@@ -3,16 +3,22 @@
 Both are of the run that a person set up, with the pipeline that the page states: what is drawn is what `fourfold train` executes.
 """
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from fourfold.api.inputs import readable_config
 from fourfold.api.programs import compiled_run
 from fourfold.api.simulation import priced_run
 from fourfold.api.software import software_overrides_of
 from fourfold.config import UserError
+from fourfold.explore.packed import Kind, packed
 from fourfold.explore.setup import Malformed, Setup
 from fourfold.hardware import THIS, load_cluster, named_with
 from fourfold.huggingface import resolve_model
@@ -20,11 +26,10 @@ from fourfold.launch.resolve import ResolvedRun, stated_vocab_size
 from fourfold.program.compiled import stage_flops
 from fourfold.program.expand import expand_segments
 from fourfold.program.schedule import StageTimes, find_schedule
-from fourfold.program.schedule.execution import activation_levels, live_activations
-from fourfold.program.timeline import timeline
+from fourfold.program.schedule.compute import SCHEDULED_OPS
+from fourfold.program.slots import Slots
 from fourfold.program.view import rank_view
-from fourfold.program.waits import critical_entries, waits
-from fourfold.report.format_timeline import timeline_document
+from fourfold.report.format_timeline import timeline_figures
 from fourfold.report.program_table import program_rows
 from fourfold.report.timeline_trace import timeline_trace
 from fourfold.simulate.stage_times import stage_seconds
@@ -32,6 +37,7 @@ from fourfold.simulate.stage_times import stage_seconds
 OWN = {"schedule": str, "ranks": int, "microbatches": int, "virtual_stages": int, "times": dict[str, float]}
 """Keys that the page adds to a setup. `times`: F, I and W of all stages of a rank together, so that schedules with several stages
 compare with those that have one, and a transfer, in any unit; left out: seconds on the cluster."""
+_SHAPE = ("schedule", "ranks", "microbatches", "virtual_stages")
 _TIMES = ("F", "I", "W", "transfer")
 _MOST_SLOTS = 65_536
 _MOST_RANKS = 128
@@ -45,10 +51,43 @@ class Drawn:
     resolved: ResolvedRun
     stated_layers: int
 
+    @cached_property
+    def slots(self) -> Slots:
+        """The slots of the schedule."""
+        return Slots.of(self.resolved.compiled.orders(self.resolved.spec), self.resolved.layout.stage_ranks)
+
+    @cached_property
+    def sizes(self) -> StageTimes:
+        """Bytes of activations of every stage, with its FLOPs as times."""
+        return stage_flops(self.resolved.compiled.stages, self.resolved.compiled.footprints)
+
+    @cached_property
+    def activations(self) -> dict[str, Any]:
+        """`ActivationColumns`: no time changes it."""
+        levels = [row.astype(np.int64) for row in self.slots.activation_levels(self.sizes)]
+        live, idle = [np.maximum(row[:-1], row[1:]) for row in levels], [row[:-1] for row in levels]
+        sizes, found = np.unique(np.concatenate([*live, *idle]), return_inverse=True)
+        kind: Kind = "uint16" if len(sizes) <= 1 << 16 else "int32"
+        half = len(found) // 2
+        return {
+            "bytes": sizes.tolist(),
+            "live": packed(found[:half], kind),
+            "idle": packed(found[half:], kind),
+            "peak_bytes": [int(row.max()) for row in levels],
+        }
+
 
 def drawn_run(setup: Setup, own: Mapping[str, Any]) -> Drawn:
     """The run with the page's pipeline: one rank a stage group, other degrees as they are stated, data parallelism 1 where it is
     not. A model with fewer layers than the pipeline has stages is drawn deeper. Raises `UserError`."""
+    shape = {key: value for key, value in own.items() if key in _SHAPE}
+    return _drawn_run(setup.model_dump_json(), json.dumps(shape))
+
+
+@lru_cache(maxsize=4)
+def _drawn_run(stated_setup: str, shape: str) -> Drawn:
+    """Kept, since what a person drags is often a time."""
+    setup, own = Setup.model_validate_json(stated_setup), json.loads(shape)
     ranks, microbatches = own.get("ranks", 4), own.get("microbatches", 8)
     schedule = find_schedule(own.get("schedule", "1f1b"))
     stages = max(schedule.min_virtual_stages, own.get("virtual_stages", 1))
@@ -87,29 +126,32 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     """The document of `fourfold show --timeline --json`, for times that are set or those of the cluster. With it: what every
     rank waits for, the critical path, and the activations that are live in every slot. Raises `UserError`."""
     drawn = drawn_run(setup, own)
-    resolved, layout = drawn.resolved, drawn.resolved.layout
-    orders, stages = resolved.compiled.orders(resolved.spec), resolved.compiled.stages
-    sizes = stage_flops(stages, resolved.compiled.footprints)
-    found = timeline(orders, layout.stage_ranks, _times(drawn, own, sizes))
-    cluster = drawn.setup.cluster
-    levels = [list(map(int, row)) for row in activation_levels(orders, sizes)]
-    waited = waits(found)
-    rows: list[list[tuple[int, int, int]]] = [[] for _ in orders]
-    for (rank, index), maker in waited.items():
-        rows[rank].append((index, *maker))
+    layout, slots, cluster = drawn.resolved.layout, drawn.slots, drawn.setup.cluster
+    found = slots.timed(_times(drawn, own, drawn.sizes))
+    starts, ends = (np.fromiter(chain.from_iterable(each), float) for each in (found.run.starts, found.run.ends))
+    waits = slots.waits(starts, ends)
+    critical = np.zeros(len(ends))
+    critical[slots.critical(ends, waits)] = 1
     return {
-        **timeline_document(found, layout.schedule),
+        **timeline_figures(found, layout.schedule),
         "transfer": found.transfer_time,
         "virtual_stages": layout.virtual_stages,
         "num_microbatches": layout.num_microbatches,
-        "num_layers": resolved.model.num_layers,
+        "num_layers": drawn.resolved.model.num_layers,
         "stated_layers": drawn.stated_layers,
-        "stages": [[segment.name for segment in stage] for stage in stages.stages],
-        "waits": rows,
-        "critical": list(map(tuple, critical_entries(found, waited))),
-        "live_bytes": list(map(live_activations, levels)),
-        "idle_bytes": [row[:-1] for row in levels],
-        "peak_bytes": list(map(max, levels)),
+        "stages": [[segment.name for segment in stage] for stage in drawn.resolved.compiled.stages.stages],
+        "operations": [op.value for op in SCHEDULED_OPS],
+        "slots": {
+            "number": np.diff(slots.first).tolist(),
+            "start": packed(starts, "float64"),
+            "end": packed(ends, "float64"),
+            "operation": packed(slots.operation, "uint8"),
+            "stage": packed(slots.stage, "uint16"),
+            "microbatch": packed(slots.microbatch, "uint16"),
+            "waits": packed(waits, "int32"),
+            "critical": packed(critical, "uint8"),
+        },
+        "activations": drawn.activations,
         "device_memory_bytes": None if cluster is None else load_cluster(cluster).device.memory_bytes,
         "setup": drawn.setup.model_dump(include={"run", "overrides", "cluster"}, exclude_none=True),
     }
@@ -118,10 +160,7 @@ def pipeline_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
 def trace_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
     """The timeline as a trace for Perfetto. Raises `UserError`."""
     drawn = drawn_run(setup, own)
-    layout, compiled = drawn.resolved.layout, drawn.resolved.compiled
-    sizes = stage_flops(compiled.stages, compiled.footprints)
-    found = timeline(compiled.orders(drawn.resolved.spec), layout.stage_ranks, _times(drawn, own, sizes))
-    return timeline_trace(found, layout.schedule)
+    return timeline_trace(drawn.slots.timed(_times(drawn, own, drawn.sizes)), drawn.resolved.layout.schedule)
 
 
 def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:

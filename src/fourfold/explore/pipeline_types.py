@@ -4,21 +4,44 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from fourfold.explore.packed import Packed
 from fourfold.explore.prediction_types import exact
 
-Event = tuple[float, float, str, int, int]
-"""Start, end, operation (F, B, I, W), stage, microbatch."""
-Wait = tuple[int, int, int]
-"""A slot of the rank before which it idles; the rank and the slot that it waits for."""
+
+@exact
+class SlotColumns(TypedDict):
+    """By slot, counted over all ranks: those of rank 0 come first. `number`: by rank, how many it has. `operation`: a place in the
+    document's `operations`. `waits`: the slot that it waits for, where its rank idles before it; else -1. `critical`: 1 on the
+    critical path.
+    """
+
+    number: list[int]
+    start: Packed
+    end: Packed
+    operation: Packed
+    stage: Packed
+    microbatch: Packed
+    waits: Packed
+    critical: Packed
+
+
+@exact
+class ActivationColumns(TypedDict):
+    """Activations of the ranks. `live`: by slot, those while it runs, as a place in `bytes`; `idle`: those before it. `peak_bytes`:
+    the most of each rank."""
+
+    bytes: list[int]
+    live: Packed
+    idle: Packed
+    peak_bytes: list[int]
 
 
 @exact
 class PipelineDocument(TypedDict):
-    """`fourfold show --timeline --json`, and what the page shows with it.
+    """`fourfold show --timeline --json` with its events as columns, and what the page shows with it.
 
-    By rank: `events`, `waits`, `live_bytes` (activations while each slot runs), `idle_bytes` (those before it), `peak_bytes`,
-    `busy`, `idle`, `inner_idle` and `peak_activations`. `critical`: (rank, slot) in order of time. `stages`: the segments of
-    each. `setup`: the request that gives this run's other documents.
+    By rank: `busy`, `idle`, `inner_idle` and `peak_activations`. `stages`: the segments of each. `setup`: the request that gives
+    this run's other documents.
     """
 
     schedule: str
@@ -32,18 +55,15 @@ class PipelineDocument(TypedDict):
     idle: list[float]
     inner_idle: list[float]
     peak_activations: list[float]
-    events: list[list[Event]]
     transfer: float
     virtual_stages: int
     num_microbatches: int
     num_layers: int
     stated_layers: int
     stages: list[list[str]]
-    waits: list[list[Wait]]
-    critical: list[tuple[int, int]]
-    live_bytes: list[list[int]]
-    idle_bytes: list[list[int]]
-    peak_bytes: list[int]
+    operations: list[str]
+    slots: SlotColumns
+    activations: ActivationColumns
     device_memory_bytes: int | None
     setup: dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from fourfold.config import UserError
 from fourfold.program.instruction import Op
 from fourfold.program.schedule import Compute, StageTimes, check_orders
-from fourfold.program.schedule.execution import execute, peak_activations
+from fourfold.program.schedule.execution import Execution, execute, peak_activations
 
 
 class Event(NamedTuple):
@@ -35,19 +35,32 @@ class StageTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """`events`: per rank, in order. `makespan`: from 0 to the end of the last. `busy`: per rank, the time it computes.
+    """`orders`: of every rank; `run`: when their entries start and end. `busy`: per rank, the time it computes.
     `peak_activations`: per rank, in the units of the `StageTimes`, as `schedule.execution.peak_activations` counts them."""
 
-    events: tuple[tuple[Event, ...], ...]
+    orders: Sequence[Sequence[Compute]]
+    run: Execution
     stage_ranks: tuple[int, ...]
-    makespan: float
     busy: tuple[float, ...]
     peak_activations: tuple[float, ...]
     transfer_time: float
 
+    @cached_property
+    def events(self) -> tuple[tuple[Event, ...], ...]:
+        """Per rank, in order."""
+        return tuple(
+            tuple(map(Event._make, zip(starts, ends, *zip(*order, strict=True), strict=True))) if order else ()
+            for starts, ends, order in zip(self.run.starts, self.run.ends, self.orders, strict=True)
+        )
+
+    @property
+    def makespan(self) -> float:
+        """From 0 to the end of the last entry."""
+        return self.run.makespan
+
     @property
     def num_ranks(self) -> int:
-        return len(self.events)
+        return len(self.orders)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -80,17 +93,15 @@ class Timeline:
     def inner_idle(self) -> tuple[float, ...]:
         """Per rank, the idle time between its first entry and its last: without waiting for the first activation, and without
         waiting for the slowest rank at the end."""
-        return tuple(
-            events[-1].end - events[0].start - busy if events else 0.0
-            for events, busy in zip(self.events, self.busy, strict=True)
-        )
+        spans = zip(self.run.starts, self.run.ends, self.busy, strict=True)
+        return tuple(ends[-1] - starts[0] - busy if ends else 0.0 for starts, ends, busy in spans)
 
     @property
     def zero_bubble_fraction(self) -> float:
         """The bubble rate of Qi et al. 2023, (cost - m(F+I+W)) / cost with cost the longest time from a rank's first entry to
         its last: steps may overlap at their ends there, so that only `inner_idle` counts. Never above `bubble_fraction` where
         all ranks have the same work; zero for ZB-H2 and ZB-V where F = I = W."""
-        spans = [events[-1].end - events[0].start for events in self.events if events]
+        spans = [ends[-1] - starts[0] for starts, ends in zip(self.run.starts, self.run.ends, strict=True) if ends]
         cost = max(spans, default=0.0)
         return (cost - max(self.busy)) / cost if cost else 0.0
 
@@ -126,12 +137,9 @@ def timeline(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], ti
         raise UserError("schedule: the orders deadlock")
     durations = times.durations()
     return Timeline(
-        events=tuple(
-            tuple(map(Event._make, zip(starts, ends, *zip(*order, strict=True), strict=True))) if order else ()
-            for starts, ends, order in zip(run.starts, run.ends, orders, strict=True)
-        ),
+        orders=orders,
+        run=run,
         stage_ranks=tuple(stage_ranks),
-        makespan=run.makespan,
         busy=tuple(sum(durations[entry.op][entry.stage] for entry in order) for order in orders),
         peak_activations=peak_activations(orders, times),
         transfer_time=times.transfer,

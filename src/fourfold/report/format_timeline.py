@@ -71,6 +71,12 @@ def format_rank(timeline: Timeline, rank: int, format_activations: Format) -> tu
 def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
     """Everything, for JSON. Times and activations are in the units of the stage times."""
     words = {op: op.value for op in OP_NAMES}
+    rows = [[(start, end, words[op], *rest) for start, end, op, *rest in events] for events in timeline.events]
+    return {**timeline_figures(timeline, schedule), "events": rows}
+
+
+def timeline_figures(timeline: Timeline, schedule: str) -> dict[str, Any]:
+    """That document without its events."""
     return {
         "schedule": schedule,
         "stage_ranks": list(timeline.stage_ranks),
@@ -83,7 +89,6 @@ def timeline_document(timeline: Timeline, schedule: str) -> dict[str, Any]:
         "imbalance_fraction": timeline.imbalance_fraction,
         "inner_idle": list(timeline.inner_idle),
         "peak_activations": list(timeline.peak_activations),
-        "events": [[(start, end, words[op], *rest) for start, end, op, *rest in events] for events in timeline.events],
     }
 
 

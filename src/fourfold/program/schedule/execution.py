@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 
 from fourfold.program.instruction import Op
@@ -52,7 +52,8 @@ def execute(orders: Sequence[Sequence[Compute]], stage_ranks: Sequence[int], tim
         rank = runnable.pop()
         order, rank_starts, rank_ends = orders[rank], starts[rank], ends[rank]
         free = rank_ends[-1] if rank_ends else 0.0
-        for op, stage, m in islice(order, len(rank_starts), None):
+        for index in range(len(rank_starts), len(order)):
+            op, stage, m = order[index]
             at = stage * row + m
             if op is forward_op:
                 out, need, crossing, duration = at, at - row, late[stage - 1], forward[stage]

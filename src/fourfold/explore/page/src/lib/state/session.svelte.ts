@@ -5,20 +5,21 @@ import { History } from "./history.ts";
 import { orStart } from "./start.ts";
 import { type PageName, type Params, type Place, readHash, withChanges, writeHash } from "./url.ts";
 
-/** Changes that follow one another sooner are a drag. */
-const QUICK_MS = 300;
+/** While a control is dragged the address waits until it rests so long: the browser takes longer over it than over a redraw. */
+const REST_MS = 200;
 
 class Session {
   #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
   #history = new History<Place>();
   #steps = $state(0);
-  #waits = false;
-  #written = Number.NEGATIVE_INFINITY;
+  #params = $derived(orStart(this.#place.params));
+  #timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
     addEventListener("hashchange", () => {
       if (location.hash !== writeHash(this.#place)) this.#show(readHash(location.hash), "");
     });
+    addEventListener("pagehide", () => this.#write(false));
   }
 
   get page(): PageName {
@@ -27,7 +28,7 @@ class Session {
 
   /** All parameters; those of the start where the address says nothing of a model. */
   get params(): Params {
-    return orStart(this.#place.params);
+    return this.#params;
   }
 
   /** One parameter. */
@@ -68,39 +69,28 @@ class Session {
 
   #show(place: Place, control: string): void {
     if (writeHash(place) === writeHash(this.#place)) return;
-    this.#history.note(this.#place, control, performance.now());
+    const drags = this.#history.note(this.#place, control, performance.now());
     const moved = place.page !== this.#place.page;
     this.#place = place;
     this.#steps += 1;
     if (moved) this.#write(true);
-    else this.#writeLater();
+    else this.#writeAfter(drags ? REST_MS : 0);
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
     this.#place = place;
     this.#steps += 1;
-    this.#writeLater();
+    this.#writeAfter(0);
   }
 
-  /** While a control is dragged, after the next frame: the browser takes long over an address. */
-  #writeLater(): void {
-    if (this.#waits) return;
-    if (performance.now() - this.#written > QUICK_MS) {
-      this.#write(false);
-      return;
-    }
-    this.#waits = true;
-    requestAnimationFrame(() =>
-      setTimeout(() => {
-        this.#waits = false;
-        this.#write(false);
-      }),
-    );
+  #writeAfter(milliseconds: number): void {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#write(false), milliseconds);
   }
 
   #write(moved: boolean): void {
-    this.#written = performance.now();
+    clearTimeout(this.#timer);
     const address = writeHash(this.#place);
     if (location.hash === address) return;
     if (moved) history.pushState(null, "", address);

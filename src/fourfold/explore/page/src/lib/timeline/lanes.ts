@@ -8,6 +8,8 @@ export interface Lane {
   start: Float64Array;
   end: Float64Array;
   kind: Uint8Array;
+  /** 1 for spans of the critical path, which have a frame. */
+  marked?: Uint8Array;
   /** What stands in span i where there is room: a microbatch's number. */
   text?: (index: number) => string;
   /** Lanes with `thin` are drawn half as high: communication under its rank's computation. */
@@ -68,7 +70,6 @@ export function columnsOf(
   count: number,
   wide: number,
   apart = 1,
-  marked?: (index: number) => boolean,
 ): Columns {
   const found: Columns = {
     kind: new Uint8Array(count),
@@ -76,7 +77,7 @@ export function columnsOf(
     marked: new Uint8Array(count),
     wide: [],
   };
-  const { start, end, kind } = lane;
+  const { start, end, kind, marked } = lane;
   const scale = count / (to - from || 1);
   const most = new Float64Array(count);
   const spent = new Float64Array(256);
@@ -90,7 +91,6 @@ export function columnsOf(
     }
     if (last - first > 3 * apart) last -= apart;
     const own = kind[index] ?? 0;
-    const noted = marked?.(index) ?? false;
     for (let column = Math.max(0, Math.floor(first)); column < last && column < count; column += 1) {
       if (column !== open) spent.fill(0);
       open = column;
@@ -98,7 +98,7 @@ export function columnsOf(
       const sum = (spent[own] ?? 0) + part;
       spent[own] = sum;
       found.share[column] = (found.share[column] ?? 0) + part;
-      if (noted) found.marked[column] = 1;
+      if (marked?.[index]) found.marked[column] = 1;
       if (sum > (most[column] ?? 0)) {
         most[column] = sum;
         found.kind[column] = own;

@@ -22,7 +22,6 @@ interface Looks {
   /** Spans of at least so many pixels are drawn by `each`. */
   wide?: number;
   each?: (lane: number, index: number) => void;
-  marked?: ((lane: number, index: number) => boolean) | undefined;
 }
 
 const UNDERLINE = 3;
@@ -46,14 +45,8 @@ export function paintLanes(
   const picture = new ImageData(count, 2 * Math.max(1, lanes.length));
   const pixels = new Uint32Array(picture.data.buffer);
   const found = lanes.map((lane, number) => {
-    const noted = looks.marked && ((index: number) => looks.marked?.(number, index) ?? false);
     const wide = (looks.wide ?? Number.POSITIVE_INFINITY) * ratio;
-    const {
-      kind,
-      share,
-      marked,
-      wide: bars,
-    } = columnsOf(lane, area.from, area.to, count, wide, ratio, noted);
+    const { kind, share, marked, wide: bars } = columnsOf(lane, area.from, area.to, count, wide, ratio);
     for (let column = 0; column < count; column += 1) {
       const part = share[column] ?? 0;
       // little is still seen
@@ -72,7 +65,7 @@ export function paintLanes(
     context.fillStyle = looks.ground;
     context.fillRect(area.left, top, looks.end - area.left, tall);
     context.drawImage(sheet, 0, 2 * number, count, 1, area.left, top, area.width, tall);
-    if (looks.marked) {
+    if (lanes[number]?.marked) {
       const low = Math.min(UNDERLINE, tall / 2);
       context.drawImage(sheet, 0, 2 * number + 1, count, 1, area.left, top + tall - low, area.width, low);
     }

@@ -2,43 +2,86 @@
 
 import type { PipelineDocument } from "$generated/documents.ts";
 import { palette } from "$generated/palette.ts";
+import { unpacked } from "$lib/api/packed.ts";
 import { firstAfter, type Kind, type Lane, type Spot } from "$lib/timeline/lanes.ts";
 import { perCent } from "$lib/units.ts";
 
-export const OPERATIONS = ["F", "B", "I", "W"] as const;
-type Operation = (typeof OPERATIONS)[number];
+const OPERATIONS = ["F", "B", "I", "W"] as const;
 export const kinds: readonly Kind[] = OPERATIONS.map((op) => ({
   name: palette.operation[op].name,
   colour: `var(--operation-${op})`,
 }));
+type Numbers = ArrayLike<number>;
 
-/** One lane a rank: its slots, and its bubble beside them. */
-export function lanesOf(document: PipelineDocument): Lane[] {
-  const several = document.virtual_stages > 1;
-  return document.events.map((events, rank) => ({
-    name: `rank ${rank}`,
-    note: perCent((document.idle[rank] ?? 0) / (document.makespan || 1)),
-    start: Float64Array.from(events, ([start]) => start),
-    end: Float64Array.from(events, ([, end]) => end),
-    kind: Uint8Array.from(events, ([, , op]) => OPERATIONS.indexOf(op as Operation)),
-    text: (index) => {
-      const [, , op = "", stage = 0, microbatch = 0] = events[index] ?? [];
-      return several ? `${op}${stage}.${microbatch}` : `${microbatch}`;
-    },
-  }));
+/** A document with its columns read, by slot counted over all ranks. `first`: where each rank's slots begin. */
+export interface Schedule {
+  document: PipelineDocument;
+  lanes: readonly Lane[];
+  first: readonly number[];
+  stage: Numbers;
+  microbatch: Numbers;
+  waits: Numbers;
+  live: Numbers;
+  idle: Numbers;
 }
 
-/** By rank, 1 at these slots. */
-export function slotsOf(document: PipelineDocument, places: readonly [number, number][]): Uint8Array[] {
-  const found = document.events.map((events) => new Uint8Array(events.length));
-  for (const [rank, slot] of places) found[rank]?.fill(1, slot, slot + 1);
-  return found;
+/** A document drawn as one lane a rank: its slots, and its bubble beside them. `path`: with the critical path marked. */
+export function scheduleOf(document: PipelineDocument, path = true): Schedule {
+  const { slots, activations } = document;
+  let sum = 0;
+  const first = [0, ...slots.number.map((number) => (sum += number))];
+  const [start, end] = [slots.start, slots.end].map(unpacked) as [Float64Array, Float64Array];
+  const [kind, critical] = [slots.operation, slots.critical].map(unpacked) as [Uint8Array, Uint8Array];
+  // the page's kinds have another order than a document may have
+  const order = document.operations.map((op) => OPERATIONS.indexOf(op as "F"));
+  const kindOf = order.every((place, index) => place === index) ? kind : kind.map((each) => order[each] ?? 0);
+  const [stage, microbatch] = [unpacked(slots.stage), unpacked(slots.microbatch)];
+  const several = document.virtual_stages > 1;
+  const lanes = slots.number.map((number, rank): Lane => {
+    const [from, to] = [first[rank] ?? 0, (first[rank] ?? 0) + number];
+    return {
+      name: `rank ${rank}`,
+      note: perCent((document.idle[rank] ?? 0) / (document.makespan || 1)),
+      start: start.subarray(from, to),
+      end: end.subarray(from, to),
+      kind: kindOf.subarray(from, to),
+      ...(path ? { marked: critical.subarray(from, to) } : {}),
+      text: (index) =>
+        several
+          ? `${OPERATIONS[kindOf[from + index] ?? 0]}${stage[from + index]}.${microbatch[from + index]}`
+          : `${microbatch[from + index]}`,
+    };
+  });
+  const [live, idle, waits] = [unpacked(activations.live), unpacked(activations.idle), unpacked(slots.waits)];
+  return { document, lanes, first, stage, microbatch, waits, live, idle };
+}
+
+/** A slot, counted over all ranks; undefined where the rank has none there. */
+function slotOf({ lanes, first }: Schedule, { lane, index }: Spot): number | undefined {
+  return index >= 0 && index < (lanes[lane]?.start.length ?? 0) ? (first[lane] ?? 0) + index : undefined;
 }
 
 /** `F2.5`: operation, stage, microbatch. */
-export function slotName(document: PipelineDocument, { lane, index }: Spot): string {
-  const event = document.events[lane]?.[index];
-  return event ? `${event[2]}${event[3]}.${event[4]}` : "";
+export function slotName(schedule: Schedule, spot: Spot): string {
+  const slot = slotOf(schedule, spot);
+  if (slot === undefined) return "";
+  const op = OPERATIONS[schedule.lanes[spot.lane]?.kind[spot.index] ?? 0];
+  return `${op}${schedule.stage[slot]}.${schedule.microbatch[slot]}`;
+}
+
+/** What runs in a slot. */
+export function slotAt(schedule: Schedule, spot: Spot) {
+  const slot = slotOf(schedule, spot);
+  const lane = schedule.lanes[spot.lane];
+  if (slot === undefined || !lane) return undefined;
+  return {
+    start: lane.start[spot.index] ?? 0,
+    end: lane.end[spot.index] ?? 0,
+    kind: kinds[lane.kind[spot.index] ?? 0]?.name ?? "",
+    stage: schedule.stage[slot] ?? 0,
+    microbatch: schedule.microbatch[slot] ?? 0,
+    bytes: schedule.document.activations.bytes[schedule.live[slot] ?? 0] ?? 0,
+  };
 }
 
 /** The slot that a rank runs at a time, or the next one where it idles; -1 where none follows. */
@@ -47,17 +90,32 @@ export function slotNear(lane: Lane, time: number): number {
   return index < lane.start.length ? index : -1;
 }
 
-/** The slot that rank `lane` waits for before its slot `index`. */
-export function waitedFor(document: PipelineDocument, lane: number, index: number): Spot | undefined {
-  const found = document.waits[lane]?.find(([slot]) => slot === index);
-  return found && { lane: found[1], index: found[2] };
+/** The slot that a rank waits for before a slot. */
+export function waitedFor(schedule: Schedule, spot: Spot): Spot | undefined {
+  const found = schedule.waits[slotOf(schedule, spot) ?? -1] ?? -1;
+  if (found < 0) return undefined;
+  const lane = schedule.first.findLastIndex((begin) => begin <= found);
+  return { lane, index: found - (schedule.first[lane] ?? 0) };
 }
 
 /** Activations that a rank holds at a time, in bytes. */
-export function heldAt(document: PipelineDocument, lane: Lane, rank: number, time: number): number {
-  const held = document.live_bytes[rank] ?? [];
-  const index = firstAfter(lane, time);
-  if (index >= held.length) return 0;
-  if ((lane.start[index] ?? 0) <= time) return held[index] ?? 0;
-  return document.idle_bytes[rank]?.[index] ?? 0;
+export function heldAt(schedule: Schedule, rank: number, time: number): number {
+  const lane = schedule.lanes[rank];
+  const index = lane ? slotNear(lane, time) : -1;
+  if (!lane || index < 0) return 0;
+  const column = (lane.start[index] ?? 0) <= time ? schedule.live : schedule.idle;
+  return schedule.document.activations.bytes[column[(schedule.first[rank] ?? 0) + index] ?? 0] ?? 0;
+}
+
+/** The document with its slots by rank, in words, to be given away. */
+export function plainOf(schedule: Schedule): object {
+  const { slots: _, activations, ...rest } = schedule.document;
+  const events = schedule.lanes.map((lane, rank) =>
+    Array.from(lane.start, (start, index) => {
+      const slot = (schedule.first[rank] ?? 0) + index;
+      const op = OPERATIONS[lane.kind[index] ?? 0];
+      return [start, lane.end[index], op, schedule.stage[slot], schedule.microbatch[slot]];
+    }),
+  );
+  return { ...rest, events, peak_bytes: activations.peak_bytes };
 }

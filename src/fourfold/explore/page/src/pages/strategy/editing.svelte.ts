@@ -12,13 +12,17 @@ const DEGREES = ["layout.tp", "layout.pp", "layout.cp", "cluster", "layout.dp_re
 const STAGES = ["layout.pp", "layout.virtual_stages", "layout.schedule", "model.preset", "model.num_layers"];
 type Changes = Readonly<Record<string, string | undefined>>;
 
-export const editing = {
+class Editing {
+  /** Everything that the first layout states, a run of the literature's keys too. */
+  #first = $derived(statedIn(session.params, presetOf(session.params)));
+  #second = $derived(this.comparing && session.get("strategy.edit") === "b");
+
   get comparing(): boolean {
     return session.page === "strategy" && session.get("strategy.compare") === "1";
-  },
+  }
   get second(): boolean {
-    return this.comparing && session.get("strategy.edit") === "b";
-  },
+    return this.#second;
+  }
 
   /** The value that a key has in the layout being edited: stated, or the preset run's. */
   value(key: string): string | undefined {
@@ -26,18 +30,18 @@ export const editing = {
       const own = session.get(SECOND + key);
       if (own !== undefined) return own;
     }
-    return statedIn(session.params, presetOf(session.params))[key];
-  },
+    return this.#first[key];
+  }
 
   differs(key: string): boolean {
     return this.second && session.get(SECOND + key) !== undefined;
-  },
+  }
 
   /** Changes keys of the layout being edited. */
   change(changes: Changes): void {
     const all = { ...freed(changes), ...changes };
     if (this.second) {
-      const first = statedIn(session.params, presetOf(session.params));
+      const first = this.#first;
       const prefixed = Object.entries(all).map(([key, value]) => {
         const same = value === first[key];
         return [SECOND + key, same ? undefined : value] as const;
@@ -51,25 +55,27 @@ export const editing = {
       session.replace(
         withChanges({ ...ofPages(session.params), ...unfolded(preset) }, { ...all, run: undefined }),
       );
-  },
+  }
 
   /** Takes the second layout's keys as the first's. */
   keepSecond(): void {
     const keys = secondKeys(session.params);
     this.leave();
     session.change(keys);
-  },
+  }
 
   begin(): void {
     session.change({ "strategy.compare": "1", "strategy.edit": "b" });
-  },
+  }
 
   leave(): void {
     const own = Object.keys(session.params).filter((key) => key.startsWith(SECOND));
     const changes = Object.fromEntries(own.map((key) => [key, undefined]));
     session.change({ ...changes, "strategy.compare": undefined, "strategy.edit": undefined });
-  },
-};
+  }
+}
+
+export const editing = new Editing();
 
 /** Whether a control stands for a key that may be changed: one of a few, or any. */
 export const isOpen = (only: readonly string[] | undefined, key: string): boolean =>
