@@ -58,7 +58,7 @@ def _too_small(original: Any) -> Any:
 def _freed_at_once(original: Any) -> Any:
     def reduce(self: Executor, step: Any) -> None:
         original(self, step)
-        self._free(f"grad/{step.segment}")
+        self._unit_buffer(f"grad/{step.segment}").untyped_storage().resize_(0)
 
     return reduce
 

@@ -1,4 +1,4 @@
-"""What a step is given and what comes of it: a rank's microbatches; the loss and the norm; the instruction that waited in vain."""
+"""A step's inputs and results: a rank's microbatches; the loss and the norm; the instruction that waited in vain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
