@@ -143,7 +143,7 @@ def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
     spec, layout = view.spec, view.spec.layout
     rows, length = layout.num_microbatches * layout.microbatch_sequences, layout.sequence_length
     tokens = np.zeros((rows, length), dtype=np.int64)
-    positions = np.broadcast_to(np.arange(length), (rows, length))
+    positions = np.tile(np.arange(length), (rows, 1))
     third = length // 3
     documents = ((third, third, length - 2 * third),) * rows if spec.document_mask else None
     batch = Batch(tokens, tokens, positions, documents)
