@@ -118,7 +118,7 @@ def test_a_run_that_fails_leaves_its_newest_copy_on_the_disk(run_file, out) -> N
 
 
 @pytest.mark.faults
-def test_full_memory_is_said_and_training_goes_on(run_file, undisturbed, out) -> None:
+def test_full_memory_is_reported_and_training_goes_on(run_file, undisturbed, out) -> None:
     place = None
     try:
         with Supervised(run_file, out, *COPIES) as run:
