@@ -21,6 +21,21 @@ def test_a_page_opens_from_its_address(watched: Watched, name: str) -> None:
     assert watched.tab.locator("nav a[aria-current=page]").inner_text().lower() == name
 
 
+@pytest.mark.parametrize("wide", [390, 320])
+def test_a_phone_shows_which_page_is_open(watched: Watched, wide: int) -> None:
+    """From its address, and after another page was taken."""
+    watched.tab.set_viewport_size({"width": wide, "height": 800})
+    watched.open("#/tasks")
+    for key, name in (("", "tasks"), ("1", "strategy"), ("4", "cluster")):
+        if key:
+            watched.tab.keyboard.press(key)
+        link = watched.tab.locator("nav a[aria-current=page]")
+        link.get_by_text(name, exact=False).wait_for()
+        box = link.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= wide
+
+
 def violations(tab: Any) -> list[tuple[str, str]]:
     """Faults that axe-core finds: rules of WCAG 2.1 A and AA, contrast among them, and its best practices."""
     if not AXE.is_file():

@@ -1,6 +1,7 @@
 """Models and runs of the literature that come with fourfold, by name."""
 
 import tomllib
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -45,10 +46,16 @@ def run_preset_text(name: str) -> str:
 
 def names_in(package: str, folder: str) -> list[str]:
     """The TOML files that ship in a package's folder, without their ends."""
+    return list(_names_in(package, folder))
+
+
+@lru_cache(maxsize=16)
+def _names_in(package: str, folder: str) -> tuple[str, ...]:
     files = (resources.files(package) / folder).iterdir()
-    return sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml"))
+    return tuple(sorted(p.name.removesuffix(".toml") for p in files if p.name.endswith(".toml")))
 
 
+@lru_cache(maxsize=64)
 def text_in(package: str, folder: str, name: str) -> str:
     """One of `names_in`."""
     return (resources.files(package) / folder / f"{name}.toml").read_text(encoding="utf-8")

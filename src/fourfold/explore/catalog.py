@@ -15,6 +15,7 @@ from fourfold.config import ModelSection, RunConfig
 from fourfold.config.optimizers import AdamWSection
 from fourfold.config.schema import BatchSection, LayoutSection, PrecisionSection
 from fourfold.explore.glossary import glossary
+from fourfold.explore.setup import NOT_HERE
 from fourfold.report.listing import KINDS, rows
 
 SHOWN: dict[str, type[BaseModel]] = {
@@ -24,8 +25,6 @@ SHOWN: dict[str, type[BaseModel]] = {
     "precision": PrecisionSection,
     "optimizer": AdamWSection,
 }
-LEFT_OUT = ("model.hf", "model.initial", "model.block", "layout.auto")
-"""Keys that name files or code, or start a search: `setup.py` refuses them."""
 
 
 def catalog_document() -> dict[str, Any]:
@@ -47,7 +46,7 @@ def _keys() -> Iterator[dict[str, Any]]:
         schema, helps = model.model_json_schema(), _helps(model)
         for name, field in schema["properties"].items():
             key = f"{section}.{name}"
-            if key in LEFT_OUT:
+            if key in NOT_HERE:
                 continue
             kinds = [each for each in field.get("anyOf", [field]) if each.get("type") != "null"]
             plain = kinds[0]

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from fourfold.explore.cluster_types import MachineDevice
 from fourfold.explore.prediction_types import exact
 from fourfold.explore.task_types import TermDocument
 
@@ -39,18 +40,9 @@ class ClusterRow(TypedDict):
 
 
 @exact
-class DeviceRow(TypedDict):
+class DeviceRow(MachineDevice):
     """A row of `fourfold list devices --json`."""
 
-    key: str
-    name: str
-    source: str
-    memory_bytes: int
-    memory_bytes_per_second: float
-    peak_flops_per_second: dict[str, float]
-    units: int | None
-    unit_memory_bytes: int | None
-    power_watts: float | None
     kernels: dict[str, float]
     host_launch_seconds: float | None
     context_bytes: int | None

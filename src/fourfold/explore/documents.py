@@ -4,17 +4,15 @@ They run in the processes of `pool.py`; `report` tells how far a search is.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fourfold.api.inputs import readable_config
 from fourfold.api.planning import plan
 from fourfold.api.programs import RunProgram
-from fourfold.api.simulation import priced_run, simulate
-from fourfold.api.software import software_overrides_of
+from fourfold.api.simulation import simulate
 from fourfold.api.verification import Verification
 from fourfold.config import ModelSection
 from fourfold.config.errors import shortened
@@ -23,7 +21,7 @@ from fourfold.explore.block import OWN as BLOCK_KEYS
 from fourfold.explore.block import block_document
 from fourfold.explore.catalog import catalog_document
 from fourfold.explore.collective import collective_document
-from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document
+from fourfold.explore.machine import GROUPS_OWN, cluster_document, groups_document, priced_setup
 from fourfold.explore.pipeline import OWN, pipeline_document, slots_document, trace_document
 from fourfold.explore.roofline import roofline_document
 from fourfold.explore.run import run_comparison
@@ -60,15 +58,12 @@ def estimate(body: Body, report: Report) -> dict[str, Any]:
     """The time of the schedule alone, by which the planner sorts layouts. A person sees it at once while the step of a
     long pipeline is being simulated."""
     setup, _ = _divided(body, {})
-    options = setup.options
-    changed = software_overrides_of(*(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation")))
-    config = readable_config(setup.run_input, setup.stated, trust=False)
-    resolved, _, prices = priced_run(config, setup.cluster, None, setup.software, changed)
-    seconds, tokens = (
-        estimate_makespan(resolved.spec, prices),
-        config.batch.global_sequences * config.batch.sequence_length,
-    )
-    return {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
+    resolved, _, prices = priced_setup(setup)
+    seconds, batch = estimate_makespan(resolved.spec, prices), resolved.config.batch
+    return {
+        "step_seconds": seconds,
+        "tokens_per_second": batch.global_sequences * batch.sequence_length / seconds,
+    }
 
 
 def program(body: Body, report: Report) -> dict[str, Any]:
@@ -126,10 +121,8 @@ def model(body: Body, report: Report) -> dict[str, Any]:
 def collective(body: Body, report: Report) -> dict[str, Any]:
     """A collective step by step on the cluster's links."""
     setup, own = _divided(body, COLLECTIVE_KEYS)
-    missing = [key for key in COLLECTIVE_KEYS if key not in own and key != "algorithm"]
-    if missing or setup.cluster is None:
-        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: kind = all_reduce, ranks = 8, ...")
-    where = (setup.cluster, own["ranks"], own["per_node"])
+    name = _cluster(setup, [key for key in COLLECTIVE_KEYS if key not in own and key != "algorithm"], "ranks = 8, ...")
+    where = (name, own["ranks"], own["per_node"])
     return collective_document(own["kind"], own.get("algorithm"), *where, own["buffer_bytes"])
 
 
@@ -141,9 +134,7 @@ def block(body: Body, report: Report) -> dict[str, Any]:
 def cluster(body: Body, report: Report) -> dict[str, Any]:
     """The levels of a cluster."""
     setup, _ = _divided(body, {})
-    if setup.cluster is None:
-        raise Malformed('cluster is missing; what works: {"cluster": "dgx-h100:64"}')
-    return cluster_document(setup.cluster, setup.price)
+    return cluster_document(_cluster(setup, [], 'cluster = "dgx-h100:64"'), setup.price)
 
 
 def groups(body: Body, report: Report) -> dict[str, Any]:
@@ -160,9 +151,7 @@ def attention(body: Body, report: Report) -> dict[str, Any]:
     """Bytes that attention moves, tile by tile."""
     setup, own = _divided(body, ATTENTION_KEYS)
     missing = [key for key in ATTENTION_KEYS if key not in own and key != "fast_bytes"]
-    if missing or setup.cluster is None:
-        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: tokens = 8192, heads = 32, ...")
-    return attention_document(setup.cluster, own)
+    return attention_document(_cluster(setup, missing, "tokens = 8192, heads = 32, ..."), own)
 
 
 def tasks(body: Body, report: Report) -> dict[str, Any]:
@@ -221,6 +210,13 @@ def encoded(name: str, body: Body, report: Report) -> bytes:
 
 def _compiled(setup: Setup, kind: Any) -> RunProgram:
     return RunProgram.of(setup.run_input, setup.stated, cluster=setup.cluster, kind=kind)
+
+
+def _cluster(setup: Setup, missing: Sequence[str], example: str) -> str:
+    """The cluster's name. Raises `Malformed` where it or one of a document's own keys is missing."""
+    if missing or setup.cluster is None:
+        raise Malformed(f"{', '.join(missing) or 'cluster'} is missing; what works: {example}")
+    return setup.cluster
 
 
 def _divided(body: Body, own: Mapping[str, Any]) -> tuple[Setup, dict[str, Any]]:

@@ -15,9 +15,8 @@ import numpy as np
 
 from fourfold.api.inputs import readable_config
 from fourfold.api.programs import compiled_run
-from fourfold.api.simulation import priced_run
-from fourfold.api.software import software_overrides_of
 from fourfold.config import UserError
+from fourfold.explore.machine import priced_setup
 from fourfold.explore.packed import Kind, packed
 from fourfold.explore.setup import Malformed, Setup
 from fourfold.hardware import THIS, load_cluster, named_with
@@ -180,12 +179,7 @@ def slots_document(setup: Setup, own: Mapping[str, Any]) -> dict[str, Any]:
 def _times(drawn: Drawn, own: Mapping[str, Any], sizes: StageTimes) -> StageTimes:
     set_by_hand = own.get("times")
     if set_by_hand is None:
-        setup, options = drawn.setup, drawn.setup.options
-        changed = software_overrides_of(
-            *(options.get(name) for name in ("gemm_dtype", "context_bytes", "fragmentation"))
-        )
-        config = readable_config(setup.run_input, setup.stated, trust=False)
-        resolved, _, prices = priced_run(config, setup.cluster, None, setup.software, changed)
+        resolved, _, prices = priced_setup(drawn.setup)
         return stage_seconds(resolved.spec, prices, resolved.compiled)
     if set(set_by_hand) != set(_TIMES) or not all(
         0 <= each <= 1e9 and math.isfinite(each) for each in set_by_hand.values()

@@ -1,6 +1,6 @@
 """A few warm processes that compute documents. A newer request of one owner (a window and its view) ends the older one.
 
-A computation is cancelled by ending its process; the next one is a fork of a process that has imported everything.
+A computation is cancelled by ending its process; the next one is a fork of a process that has answered before.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any
 from fourfold.config import RunFailure, UserError
 from fourfold.explore.setup import Malformed
 
-MOST_WAITING = 64
+MOST_WAITING, MOST_OWNERS = 64, 256
 DEADLINE_SECONDS = 120.0
 """A document that takes longer is given up; a search has no deadline, since a person watches and may stop it."""
 _DONE, _PROGRESS, _REFUSED, _MALFORMED, _BROKEN = b"d", b"p", b"r", b"m", b"b"
@@ -53,10 +53,12 @@ class WorkerPool:
 
     def __init__(self, size: int) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["fourfold.explore.documents"])
+        self._context.set_forkserver_preload(["fourfold.explore.warm"])
         self._size = size
-        self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[Worker] = []
         self._owners: dict[str, asyncio.Task[bytes]] = {}
+        self._last: dict[str, Worker] = {}
         self._waiting = 0
         self._workers: set[Worker] = set()
 
@@ -67,12 +69,22 @@ class WorkerPool:
     def _add(self) -> None:
         worker = Worker(self._context)
         self._workers.add(worker)
-        self._idle.put_nowait(worker)
+        self._idle.append(worker)
 
     def stop(self) -> None:
         for worker in self._workers:
             worker.end()
         self._workers.clear()
+
+    def _take(self, owner: str) -> Worker:
+        """The idle worker that answered the owner last, which knows parts of the answer; else the one that rests longest."""
+        last = self._last.pop(owner, None)
+        worker = last if last in self._idle else self._idle[0]
+        self._idle.remove(worker)
+        self._last[owner] = worker
+        while len(self._last) > MOST_OWNERS:
+            del self._last[next(iter(self._last))]
+        return worker
 
     def supersede(self, owner: str) -> None:
         """Ends what the owner asked for before."""
@@ -87,7 +99,7 @@ class WorkerPool:
         many wait."""
         if self._waiting >= MOST_WAITING:
             raise RunFailure(f"{self._waiting} requests wait already; ask again in a moment")
-        task = asyncio.ensure_future(self._computed(name, body, report))
+        task = asyncio.ensure_future(self._computed(name, body, owner, report))
         self.supersede(owner)
         self._owners[owner] = task
         try:
@@ -101,13 +113,15 @@ class WorkerPool:
             if self._owners.get(owner) is task:
                 del self._owners[owner]
 
-    async def _computed(self, name: str, body: Mapping[str, Any], report: Callable[[str, float], None] | None) -> bytes:
+    async def _computed(
+        self, name: str, body: Mapping[str, Any], owner: str, report: Callable[[str, float], None] | None
+    ) -> bytes:
         self._waiting += 1
         try:
-            worker = await self._idle.get()
+            await self._free.acquire()
         finally:
             self._waiting -= 1
-        complete = False
+        worker, complete = self._take(owner), False
         try:
             worker.here.send_bytes(json.dumps([name, body]).encode())
             async with asyncio.timeout(None if report is not None else DEADLINE_SECONDS):
@@ -123,11 +137,12 @@ class WorkerPool:
             raise RunFailure("the computation ended before its time; there may be too little memory") from None
         finally:
             if complete:
-                self._idle.put_nowait(worker)
+                self._idle.append(worker)
             else:
                 self._workers.discard(worker)
                 worker.end()
                 self._add()
+            self._free.release()
         kind, content = message[:1], message[1:]
         if kind == _MALFORMED:
             raise Malformed(content.decode())

@@ -16,7 +16,7 @@ Stated = Text | float
 Value = bool | int | float | Text | None | list[bool | int | float | Text] | dict[str, bool | int | float | Text]
 _SECTIONS = ("model", "batch", "layout", "precision", "optimizer")
 _KEYS = ("data.document_mask", "data.document_tokens", "data.tokenizer", "cluster.gemm_dtype", "cluster.software")
-_NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")
+NOT_HERE = ("model.hf", "model.initial", "model.block", "layout.auto")
 """Keys that name files or code, or start a search."""
 _NAME = re.compile(r"[a-z][a-z_]{0,40}(\.[a-z][a-z_]{0,40})?")
 _TOKENIZER = re.compile(r"bytes|bpe:[0-9]{1,7}")
@@ -86,7 +86,7 @@ def read_setup(body: Mapping[str, Any]) -> Setup:
 def _check_key(key: str, value: Any) -> None:
     section, _, name = key.partition(".")
     known = (section in _SECTIONS and _NAME.fullmatch(name)) or key in _KEYS
-    if not known or key in _NOT_HERE:
+    if not known or key in NOT_HERE:
         raise Malformed(
             f"{shortened(key)}: cannot be stated here; allowed: keys of {', '.join(_SECTIONS)}, and {', '.join(_KEYS)}; for "
             "example layout.zero"

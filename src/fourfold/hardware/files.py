@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -73,6 +74,7 @@ def named_with(name: str, devices: int) -> str:
     return f"{_split(name)[0]}:{devices}"
 
 
+@lru_cache(maxsize=64)
 def parse_cluster(text: str, where: str, devices: int | None = None) -> Cluster:
     """The cluster that TOML `text` describes. `where`: the file it is from, for messages; its stem is the cluster's key.
     `devices`: another number of them than the file's. Raises `UserError`, each line beginning with `where`."""
@@ -103,6 +105,7 @@ def parse_cluster(text: str, where: str, devices: int | None = None) -> Cluster:
     )
 
 
+@lru_cache(maxsize=64)
 def parse_device(text: str, where: str) -> Device:
     """The device that TOML `text` describes; `where` as in `parse_cluster`. Raises `UserError`."""
     table = check(DeviceTable, _FILES.table(text, where), where)

@@ -1,6 +1,7 @@
 """Computation and transfers of all pipeline ranks: the half of a step that data parallelism does not change."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import starmap
 
 from fourfold.model.footprint import Footprint, Halves
@@ -28,6 +29,7 @@ class CompiledStages:
         self.footprints = Footprints(spec.model, spec.shape)
         self._orders: dict[int, Orders] = {}
         self._instructions: dict[tuple[int, int], list[Step]] = {}
+        self._views: tuple[RankView, ...] = ()
 
     @property
     def num_instructions(self) -> int:
@@ -35,8 +37,11 @@ class CompiledStages:
         return sum(map(len, self._instructions.values()))
 
     def views(self, spec: StepSpec) -> tuple[RankView, ...]:
-        """The step as every pipeline rank sees it."""
-        return rank_views(spec, self.stages, self.footprints)
+        """The step as every pipeline rank sees it. Those of the last step are kept, which another number of microbatches changes
+        in nothing else."""
+        if not self._views or self._views[0].spec.with_microbatches(1) != spec.with_microbatches(1):
+            self._views = rank_views(spec, self.stages, self.footprints)
+        return tuple(replace(view, spec=spec) for view in self._views)
 
     def orders(self, spec: StepSpec) -> Orders:
         """The compute order of every pipeline rank."""

@@ -21,9 +21,10 @@ from fourfold.program.view import RankView
 def insert_reductions(steps: list[Step], view: RankView) -> list[Step]:
     """Reduce after the last writer of `grad/U` (of the step, or of each microbatch), Wait as soon as overlap allows."""
     last_writer = _last_writers(steps, view)
-    made = {
-        each: _reduction(view.spec, view.flats[each[0]], each[1]) for found in last_writer.values() for each in found
-    }
+    made = view.reductions
+    for each in (each for found in last_writer.values() for each in found):
+        if each not in made:
+            made[each] = _reduction(view.spec, view.flats[each[0]], each[1])
     begin = min(last_writer, default=len(steps))
     result = steps[:begin]
     in_flight: list[tuple[Name, Step]] = []

@@ -1,12 +1,13 @@
 """A step as one pipeline rank sees it. The compiler passes and the runtime read it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fourfold.layout import FlatLayout, flat_layout
 from fourfold.model.footprint import Footprint, Halves
 from fourfold.model.spec import Segment
 from fourfold.program.footprints import Footprints
+from fourfold.program.pattern import Pattern
 from fourfold.program.spec import StepSpec
 from fourfold.program.stage_map import StageMap, stage_map
 
@@ -17,7 +18,7 @@ class RankView:
 
     `segments`: its own, in model order. `flats`: the units that they read, by name, their own first. `tied_unit`: the unit that two
     pipeline ranks share, where this is one of them: the embedding's, which tied heads and MTP modules read too. `stages`,
-    `footprints`: those of the full pipeline, shared by its ranks.
+    `footprints`: those of the full pipeline, shared by its ranks. `reductions`: a cache of the patterns that reduce its gradients.
     """
 
     spec: StepSpec
@@ -27,6 +28,7 @@ class RankView:
     segments: tuple[Segment, ...]
     flats: Mapping[str, FlatLayout]
     tied_unit: str | None
+    reductions: dict[tuple[str, bool], tuple[Pattern, Pattern] | None] = field(default_factory=dict, compare=False)
 
     @property
     def moe_segments(self) -> tuple[Segment, ...]:

@@ -1,5 +1,7 @@
 /** What the person looks at. The address holds all of it; `change` is the only way to change it. */
 
+import { untrack } from "svelte";
+import { SvelteMap } from "svelte/reactivity";
 import { isFile } from "../api/embedded.ts";
 import { History } from "./history.ts";
 import { orStart } from "./start.ts";
@@ -12,7 +14,10 @@ class Session {
   #place = $state.raw<Place>(readHash(location.hash, isFile ? "run" : "strategy"));
   #history = new History<Place>();
   #steps = $state(0);
+  #page = $derived(this.#place.page);
   #params = $derived(orStart(this.#place.params));
+  /** The same by key: who reads one is told of its changes alone. */
+  #values = new SvelteMap(Object.entries(orStart(this.#place.params)));
   #timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor() {
@@ -23,7 +28,7 @@ class Session {
   }
 
   get page(): PageName {
-    return this.#place.page;
+    return this.#page;
   }
 
   /** All parameters; those of the start where the address says nothing of a model. */
@@ -33,7 +38,7 @@ class Session {
 
   /** One parameter. */
   get(key: string): string | undefined {
-    return this.params[key];
+    return this.#values.get(key);
   }
 
   get canUndo(): boolean {
@@ -71,17 +76,25 @@ class Session {
     if (writeHash(place) === writeHash(this.#place)) return;
     const drags = this.#history.note(this.#place, control, performance.now());
     const moved = place.page !== this.#place.page;
-    this.#place = place;
-    this.#steps += 1;
+    this.#put(place);
     if (moved) this.#write(true);
     else this.#writeAfter(drags ? REST_MS : 0);
   }
 
   #restore(place: Place | undefined): void {
     if (place === undefined) return;
+    this.#put(place);
+    this.#writeAfter(0);
+  }
+
+  #put(place: Place): void {
     this.#place = place;
     this.#steps += 1;
-    this.#writeAfter(0);
+    const params = orStart(place.params);
+    untrack(() => {
+      for (const key of [...this.#values.keys()]) if (params[key] === undefined) this.#values.delete(key);
+      for (const [key, value] of Object.entries(params)) this.#values.set(key, value);
+    });
   }
 
   #writeAfter(milliseconds: number): void {

@@ -14,7 +14,8 @@ type Changes = Readonly<Record<string, string | undefined>>;
 
 class Editing {
   /** Everything that the first layout states, a run of the literature's keys too. */
-  #first = $derived(statedIn(session.params, presetOf(session.params)));
+  #preset = $derived(presetOf(session.get("run")));
+  #first = $derived(statedIn(session.params, this.#preset));
   #second = $derived(this.comparing && session.get("strategy.edit") === "b");
 
   get comparing(): boolean {
@@ -30,7 +31,7 @@ class Editing {
       const own = session.get(SECOND + key);
       if (own !== undefined) return own;
     }
-    return this.#first[key];
+    return this.#preset === undefined ? session.get(key) : this.#first[key];
   }
 
   differs(key: string): boolean {
@@ -49,7 +50,7 @@ class Editing {
       session.change(Object.fromEntries(prefixed));
       return;
     }
-    const preset = presetOf(session.params);
+    const preset = this.#preset;
     if (preset === undefined) session.change({ ...startKeys(), ...all }, Object.keys(changes).join());
     else
       session.replace(
@@ -86,8 +87,8 @@ function startKeys(): Changes {
   return Object.fromEntries(Object.entries(session.params).filter(([key]) => !key.startsWith(SECOND)));
 }
 
-function presetOf(params: Params): PresetRow | undefined {
-  return catalog.document?.presets.find((each) => each.name === params.run);
+function presetOf(run: string | undefined): PresetRow | undefined {
+  return run === undefined ? undefined : catalog.document?.presets.find((each) => each.name === run);
 }
 
 /** Everything that a run of the literature states, as parameters. */
