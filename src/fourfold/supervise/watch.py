@@ -13,7 +13,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.generation import Generation
-from fourfold.supervise.observation import Observation
+from fourfold.supervise.observation import Observation, is_stopped
 
 _LOOK_SECONDS = 0.1
 _MOST_SECONDS = 0.5
@@ -94,11 +94,11 @@ class Watch:
         return replace(found, still_seconds=own.still)
 
     def _follow(self, own: _WatchedRank, seen: Observation, passed: float) -> None:
-        position, state, used = seen.position, seen.state, seen.processor_seconds
+        position, used = seen.position, seen.processor_seconds
         if not seen.is_fresh:
             return
         if not position.pid:
-            own.still = own.still + passed if state in ("T", "t") else 0.0
+            own.still = own.still + passed if is_stopped(seen.state) else 0.0
             return
         if position.place != own.place:
             if own.place[1] >= 0 and own.place[1] != ENDED:
@@ -108,14 +108,14 @@ class Watch:
                     self.longest.setdefault(kind, 0.0)
             own.place, own.still = position.place, 0.0
         elif position.kind != ENDED:
-            wants = state == "R" or used - own.processor > 0.05 * passed
+            wants = seen.state == "R" or used - own.processor > 0.05 * passed
             own.still += min(passed, used - own.processor) if wants else passed
         own.processor = used
 
     def _limit(self, seen: Observation) -> float:
         """How long a rank may stand still where it stands."""
         position, stall = seen.position, self.faults.stall_seconds
-        if seen.state in ("T", "t"):
+        if is_stopped(seen.state):
             return _SHARE * stall
         is_step = position.kind in (TRAINING, READING)
         if position.kind not in self.longest:
