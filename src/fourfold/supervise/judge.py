@@ -27,8 +27,8 @@ _ECHO_SECONDS = 1.0
 
 
 class Judge:
-    """Watches one generation of ranks after another, and says what follows. `received`: the signals so far. `last_message`: of the
-    failure before which the present generation was started."""
+    """Watches one generation of ranks after another, and says what follows. `received`: the signals of this process, which grow.
+    `last_message`: of the failure before which the present generation was started."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class Judge:
         grace_seconds: float,
         fleet: Fleet,
     ) -> None:
-        self.received = received
+        self._received = received
+        self._elsewhere: list[int] = []
         self.newest = newest
         self.last_message = ""
         self._folder = folder
@@ -55,10 +56,15 @@ class Judge:
         self._fleet = fleet
         self._ticked = 0.0
 
+    @property
+    def received(self) -> list[int]:
+        """The signals so far. A request that reaches several supervisors, as Slurm's does, is one."""
+        return self._received or self._elsewhere[:1]
+
     def tick(self) -> None:
         """Sleeps a little, listens to other machines, and lets the display go on."""
         self._fleet.poll()
-        self.received += self._fleet.take_signals()
+        self._elsewhere += self._fleet.take_signals()
         if time.monotonic() - self._ticked >= _TICK_SECONDS:
             self._on_tick()
             self._ticked = time.monotonic()
