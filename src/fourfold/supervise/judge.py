@@ -1,5 +1,6 @@
 """Watches the ranks of a generation and judges their failures: which rank is at fault, and whether all are to start again."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.05
 _ECHO_SECONDS = 1.0
 """How long a rank that lost its connection is taken for an echo of a failure still to come."""
+_GONE_SECONDS = 5.0
+"""How long the run's folder may be away: a network's file system may lose it for a moment."""
 
 
 class Judge:
@@ -55,6 +58,7 @@ class Judge:
         self._grace_seconds = grace_seconds
         self._fleet = fleet
         self._ticked = 0.0
+        self._there = time.monotonic() if folder.run_file.exists() else math.inf
 
     @property
     def received(self) -> list[int]:
@@ -83,6 +87,13 @@ class Judge:
         while generation.alive():
             self._pass_signals_on(generation)
             generation.collect()
+            if self._folder_gone_for() > (0.0 if generation.failures else _GONE_SECONDS):
+                generation.kill()
+                return LaunchOutcome(
+                    1,
+                    f"{self._folder.path}: the run's folder was removed or renamed while the run went on, which could save "
+                    f"nothing there; put it back in its place and give the same command",
+                )
             if self._watch is not None and not generation.failures:
                 self._look(self._watch, generation)
             if generation.failures and not restarts and not generation.is_ending:
@@ -106,6 +117,17 @@ class Judge:
             self.note("restart", step=self.newest(), generation=number + 1)
             return None
         return None if restarts else self._outcome(generation)
+
+    def _folder_gone_for(self) -> float:
+        """Seconds since the run's folder was last seen; 0 while it is there."""
+        try:
+            self._folder.run_file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return time.monotonic() - self._there
+        except OSError:  # another reason not to see it, which may pass
+            pass
+        self._there = time.monotonic()
+        return 0.0
 
     def _pass_signals_on(self, generation: Generation) -> None:
         for number in self.received[self._handled :]:
@@ -138,9 +160,10 @@ class Judge:
         self.last_message = cause.message
         positions = read_positions(self._folder.path)
         place = positions[cause.rank] if cause.rank < len(positions) and positions[cause.rank].pid else None
-        step, saved = place.step if place is not None else -1, self.newest()
+        saved = self.newest()
+        step, index = (place.step, place.counter) if place is not None and place.kind != STARTING else (None, 0)
         again = self._budget.allows(step, saved, cause.message) and not cause.is_final
-        where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
+        where: dict[str, object] = {"step": step if step is not None else saved, "index": index}
         if cause.instruction:
             where = {**where, "instruction": cause.instruction}
         if cause.still_seconds:
@@ -148,7 +171,7 @@ class Judge:
         self.note("failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=number)
         if again:
             alone = len({failure.rank for failure in generation.failures if not failure.only_noticed}) == 1
-            starts = alone and cause.cause != "machine" and (place is None or place.kind == STARTING)
+            starts = alone and cause.cause not in ("machine", "server") and step is None
             if places.judge(generation.slots[cause.rank], starts, cause.message):
                 self._budget.forget()
             self.note("restart", step=saved, generation=number + 1)
@@ -169,6 +192,8 @@ class Judge:
             return LaunchOutcome(exit_code, message if received else self._budget.why_stopped(message))
         if all(code == FINISHED for code in generation.exit_codes.values()):
             return LaunchOutcome(0)
+        if not received:
+            self._on_notice("a rank got SIGTERM or SIGINT from outside, which all take for a request to save and stop")
         return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
 
 

@@ -80,16 +80,19 @@ class Watch:
         seen = generation.observe()
         for rank, each in enumerate(seen):
             self._follow(self._ranks.setdefault(rank, _WatchedRank()), each, passed)
-        late = any(self._ranks[rank].still > self._limit(each) for rank, each in enumerate(seen))
+        late = [rank for rank, each in enumerate(seen) if self._ranks[rank].still > self._limit(rank, each)]
         if not late or now - self._judged < _RETRY_SECONDS:
             return None
         self._judged = now
+        if gone := [rank for rank in late if self._has_vanished(rank, seen[rank])]:
+            message = f"rank {gone[0]} no longer says where it is: somebody removed or replaced progress.bin in the run's folder"
+            return Verdict(gone[0], "hung", message, "", self._ranks[gone[0]].still)
         calls = generation.tracebacks()
         found = self.blame.verdict(
             [Sighting(each.position, each.state, calls.get(rank, ())) for rank, each in enumerate(seen)]
         )
         own = self._ranks[found.rank]
-        if own.still <= self._limit(seen[found.rank]):
+        if own.still <= self._limit(found.rank, seen[found.rank]):
             return None
         return replace(found, still_seconds=own.still)
 
@@ -98,7 +101,8 @@ class Watch:
         if not seen.is_fresh:
             return
         if not position.pid:
-            own.still = own.still + passed if is_stopped(seen.state) else 0.0
+            is_late = is_stopped(seen.state) or (own.place[1] >= 0 and seen.state)
+            own.still = own.still + passed if is_late else 0.0
             return
         if position.place != own.place:
             if own.place[1] >= 0 and own.place[1] != ENDED:
@@ -112,11 +116,17 @@ class Watch:
             own.still += min(passed, used - own.processor) if wants else passed
         own.processor = used
 
-    def _limit(self, seen: Observation) -> float:
+    def _has_vanished(self, rank: int, seen: Observation) -> bool:
+        """Whether a rank that had a place, and was not stopped, has none any more."""
+        return not seen.position.pid and self._ranks[rank].place[1] >= 0 and not is_stopped(seen.state)
+
+    def _limit(self, rank: int, seen: Observation) -> float:
         """How long a rank may stand still where it stands."""
         position, stall = seen.position, self.faults.stall_seconds
         if is_stopped(seen.state):
             return _SHARE * stall
+        if self._has_vanished(rank, seen):
+            return _LENIENT * stall
         is_step = position.kind in (TRAINING, READING)
         if position.kind not in self.longest:
             return _LENIENT * stall if is_step else self.timeout_seconds
