@@ -1,6 +1,8 @@
-"""Recovery on this machine, with real ranks and real signals: kill to next step, detection, hangs of four kinds, a kill storm.
+"""Recovery on this machine, with real ranks and real signals: kill to next step, detection, hangs of four kinds, a kill storm; and
+runs without a fault on a loaded machine, of which no rank may be said to have failed.
 
 python benchmarks/faults.py [--kills 10] [--stops 10] [--hangs 100] [--storm-steps 2000] [--mean 5] [--ranks 2]
+                            [--clean-minutes 0] [--load 4]
 """
 
 import argparse
@@ -8,6 +10,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +23,18 @@ from tests.support.hangs_in_turn import CAUSES, hang_in_turn
 from tests.support.supervised import Supervised, left_by, write_run
 
 FOR_EVER = "batch.steps=1000000"
+CLEAN = (
+    (2, ("layout.zero=1",)),
+    (4, ("layout.zero=3",)),
+    (4, ("layout.tp=2", "layout.zero=2")),
+    (4, ("layout.pp=2", "layout.zero=1", "layout.microbatch_sequences=1")),
+    (3, ("layout.zero=0", "faults.checksum_every_steps=5", "faults.replay_every_steps=5")),
+    (2, ("layout.cp=2", "layout.zero=1")),
+    (2, ("layout.zero=2", "model.hidden_size=512", "model.ffn_size=1376", "batch.sequence_length=256")),
+    (4, ("layout.zero=3", "model.hidden_size=512", "model.ffn_size=1376", "checkpoint.every_steps=2")),
+)
+"""Ranks and layouts of the runs without a fault; the last two with instructions that take long on a loaded machine."""
+CLEAN_SECONDS = 90.0
 
 
 def server_of(run: Supervised) -> int:
@@ -107,6 +122,39 @@ def storm(run_file: Path, folder: Path, steps: int, mean: float, ranks: int) -> 
     )
 
 
+def clean(run_file: Path, folder: Path, minutes: float, load: int) -> None:
+    """Runs without a fault, one after another beside `load` processes that compute, and what was said of them."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"]) for _ in range(load)]
+    begun, runs, steps, slow, loads, verdicts = time.monotonic(), 0, 0, 0, [], []
+    try:
+        while time.monotonic() - begun < 60 * minutes:
+            ranks, changes = CLEAN[runs % len(CLEAN)]
+            with Supervised(
+                run_file, folder / f"clean-{runs}", FOR_EVER, *changes, "run.evaluate_every=20", ranks=ranks
+            ) as run:
+                run.wait_for_step(0, 600)
+                until = time.monotonic() + CLEAN_SECONDS
+                while run.process.poll() is None and time.monotonic() < until:
+                    time.sleep(1)
+                loads.append(os.getloadavg()[0])
+                steps += max((place.step for place in run.positions), default=0)
+                run.process.terminate()
+                run.finish()
+                slow += len(run.events("straggler"))
+                verdicts += [f"{changes}: {event['message']}" for event in run.events("failure")]
+            runs += 1
+    finally:
+        for process in busy:
+            process.kill()
+    print(
+        f"{(time.monotonic() - begun) / 60:.0f} minutes without a fault: {runs} runs, {steps} steps, load average "
+        f"{min(loads):.1f} to {max(loads):.1f}: {len(verdicts)} false verdicts, {slow} ranks flagged as slow",
+        *verdicts,
+        sep="\n",
+        flush=True,
+    )
+
+
 def run_lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
@@ -123,6 +171,8 @@ def main() -> None:
     parser.add_argument("--storm-steps", type=int, default=2000)
     parser.add_argument("--mean", type=float, default=5.0)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--clean-minutes", type=float, default=0.0)
+    parser.add_argument("--load", type=int, default=4, help="processes that compute beside the runs without a fault")
     options = parser.parse_args()
     print(f"load average at the start: {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -140,6 +190,8 @@ def main() -> None:
             hangs(run_file, folder / "hangs", options.hangs, options.ranks)
         if options.storm_steps:
             storm(run_file, folder, options.storm_steps, options.mean, options.ranks)
+        if options.clean_minutes:
+            clean(run_file, folder, options.clean_minutes, options.load)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ def test_progress_in_between_starts_the_count_again() -> None:
         assert budget.allows(step, step, "killed")
 
 
+def test_a_run_that_cannot_start_says_so() -> None:
+    budget = RestartBudget(FaultsSection())
+    assert [budget.allows(None, 5, "no such device") for _ in range(3)] == [True, True, False]
+    assert "failed while it started 3 times" in budget.why_stopped("no such device")
+
+
 def test_one_attempt_means_no_restart_and_the_message_alone() -> None:
     for faults in (FaultsSection(attempts=1), FaultsSection(restarts=0)):
         budget = RestartBudget(faults)

@@ -92,11 +92,15 @@ def test_a_rank_of_another_machine_that_hangs_is_named(run_file: Path, undisturb
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("asked", [0, 1])
-def test_sigterm_on_either_machine_saves_and_stops_all(run_file: Path, undisturbed, tmp_path: Path, asked: int) -> None:
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1), (1, 0)])
+def test_sigterm_on_any_machine_saves_and_stops_all(
+    run_file: Path, undisturbed, tmp_path: Path, asked: tuple[int, ...]
+) -> None:
+    """A batch system asks all supervisors at once."""
     with two_machines(run_file, tmp_path / "run") as machines:
         machines[0].wait_for_step(6)
-        machines[asked].process.send_signal(signal.SIGTERM)
+        for machine in asked:
+            machines[machine].process.send_signal(signal.SIGTERM)
         assert [machine.finish(10) for machine in machines] == [143, 143], machines[0].printed
         assert machines[0].events("stop")
         assert "--nodes 2 --node-rank 0 --master 127.0.0.1:" in machines[0].printed, "the command that goes on"

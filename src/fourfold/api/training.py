@@ -1,8 +1,9 @@
 """`fourfold.train`: prepares a run, starts its ranks on this machine, and returns what the run left behind."""
 
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -229,11 +230,17 @@ def _display(state: RunState) -> Iterator[LiveDisplay | PlainDisplay]:
 
 
 def write_plain(text: str) -> None:
-    """A line at once, also into a pipe or a file. A terminal that is gone, or a file on a full disk, does not end a run."""
+    """A line at once, also into a pipe or a file. A terminal or a reader that is gone, or a full disk, ends no run."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError):
+            print(
+                "nobody reads the output any more; the run goes on (Ctrl-C saves and stops)",
+                file=sys.stderr,
+                flush=True,
+            )
     except OSError:
         return
 
@@ -279,6 +286,8 @@ def how_it_stopped(
     resume = "nothing was saved: the same command begins again"
     if saved:
         resume = f"the same command goes on from step {saved[-1]}"
+    elif not folder.run_file.exists():
+        resume = "once the folder is back, the same command goes on"
     elif state.refused_steps:
         resume = "when a checkpoint can be read again, the same command goes on from it"
     if outcome.stopped:

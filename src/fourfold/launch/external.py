@@ -6,7 +6,7 @@ supervisors starts and watches its own ranks; the first leads.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fourfold.config import RunConfig, UserError, dump_run
@@ -51,15 +51,15 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
     """
     if nodes is None and "RANK" in environment and "WORLD_SIZE" in environment:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        slots, here, cpus = 1, _number(environment, "LOCAL_WORLD_SIZE", 0), 0
+        here, cpus = _number(environment, "LOCAL_WORLD_SIZE", 0), 0
         launch = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     elif nodes is None and _is_slurm_task(environment):
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
         if environment.get(tasks, "1") == "1":
             return None
         names = ("SLURM_PROCID", tasks, "SLURM_LOCALID")
-        slots, here, cpus = 1, _tasks_on_node(environment), _number(environment, "SLURM_CPUS_PER_TASK", 0)
-        launch = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "")
+        here, cpus = _tasks_on_node(environment), _number(environment, "SLURM_CPUS_PER_TASK", 0)
+        launch = (*_SLURM_LAUNCH, "")
     else:
         return _of_machines(environment, nodes, node_rank)
     index, count = _number(environment, names[0]), _number(environment, names[1])
@@ -68,20 +68,21 @@ def member_of(environment: Mapping[str, str], nodes: int | None = None, node_ran
     return Member(
         index=index,
         count=count,
-        slots=slots,
+        slots=1,
         local_index=_number(environment, names[2], index % (here or count)),
         local_count=here or count,
         is_alone=here == count,
         cpus=cpus or None,
         master_address=environment.get("MASTER_ADDR") or _first_host(environment),
         master_port=_port(environment),
-        launch="/".join(environment.get(name, "") for name in launch),
+        launch=_values(environment, launch),
         is_restarted=True,
     )
 
 
 _COUNTS = ("NNODES", "PET_NNODES")
 _INDICES = ("NODE_RANK", "PET_NODE_RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
+_SLURM_LAUNCH = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 def _of_machines(environment: Mapping[str, str], nodes: int | None, node_rank: int | None) -> Member | None:
@@ -109,8 +110,22 @@ def _of_machines(environment: Mapping[str, str], nodes: int | None, node_rank: i
             "--nodes needs the address of the machine with --node-rank 0; what works: --master ADDRESS:29500, or MASTER_ADDR and "
             "MASTER_PORT in the environment"
         )
-    launch = "/".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
-    return Member(node_rank, nodes, None, 0, 1, False, None, address, _port(environment), f"machines/{launch}")
+    return Member(
+        index=node_rank,
+        count=nodes,
+        slots=None,
+        local_index=0,
+        local_count=1,
+        is_alone=False,
+        cpus=None,
+        master_address=address,
+        master_port=_port(environment),
+        launch=f"machines/{_values(environment, _SLURM_LAUNCH)}",
+    )
+
+
+def _values(environment: Mapping[str, str], names: Sequence[str]) -> str:
+    return "/".join(environment.get(name, "") for name in names)
 
 
 def with_master(environment: Mapping[str, str], master: str | None) -> dict[str, str]:

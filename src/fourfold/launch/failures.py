@@ -23,8 +23,8 @@ MISTAKEN, FINAL = 2, 4
 @dataclass(frozen=True)
 class RankFailure:
     """One rank that ended badly, or was judged. `exit_code` as subprocess gives it: negative for a signal. `cause`:
-    `killed` by a signal, `exit`, `log` that cannot be written, or a watch's word. `instruction`: where, as far as it is
-    known. `still_seconds`: how long the rank had stood still."""
+    `killed` by a signal, out of `memory`, `server` (what forks ranks ended), `exit`, `log` that cannot be written, or a watch's
+    word. `instruction`: where, as far as it is known. `still_seconds`: how long the rank had stood still."""
 
     rank: int
     exit_code: int
@@ -44,18 +44,42 @@ class RankFailure:
         return self.exit_code in (MISTAKEN, FINAL) or self.cause == "log"
 
 
-def describe_failure(rank: int, exit_code: int, log: Path, since: int = 0) -> RankFailure:
-    """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on."""
+_LESS_MEMORY = "smaller microbatches, more recompute or a higher layout.zero"
+_REASONS = {
+    signal.SIGBUS: "a file that it reads became shorter, or there is no room under one that it writes (the disk, /dev/shm)",
+    signal.SIGSEGV: "a defect in compiled code, or bad memory",
+    signal.SIGILL: "compiled code for another processor, or bad memory",
+    signal.SIGFPE: "a defect in compiled code",
+    signal.SIGABRT: "compiled code gave up",
+}
+
+
+def describe_signal(who: str, number: int, out_of_memory: bool | None, log: Path) -> str:
+    """One line on a process that a signal killed. `out_of_memory`: whether the kernel killed one for want of memory at that time;
+    None where it does not say."""
+    try:
+        name = f" ({signal.Signals(number).name})"
+    except ValueError:
+        name = ""
+    if number == signal.SIGKILL and out_of_memory:
+        return f"{who} was killed by the kernel{name}, whose memory was exhausted; what helps: {_LESS_MEMORY}"
+    text = f"{who} was killed by signal {number}{name}"
+    if number == signal.SIGKILL and out_of_memory is None:
+        return f"{text}; the usual cause is too little memory: use {_LESS_MEMORY}"
+    if number == signal.SIGKILL:
+        return f"{text} from outside: memory was not exhausted, so a person, a batch system or another program did it"
+    reason = _REASONS.get(signal.Signals(number)) if name else None
+    return f"{text}: {reason}; its calls are in {log}" if reason else text
+
+
+def describe_failure(
+    rank: int, exit_code: int, log: Path, since: int = 0, out_of_memory: bool | None = None
+) -> RankFailure:
+    """The failure of a rank that ended with `exit_code`, in the words of its log from byte `since` on. `out_of_memory`: as
+    `describe_signal` has it."""
     if exit_code < 0:
-        try:
-            name = f" ({signal.Signals(-exit_code).name})"
-        except ValueError:
-            name = ""
-        hint = (
-            "; the usual cause is too little memory: use smaller microbatches, more recompute or a higher layout.zero"
-        )
-        message = f"rank {rank} was killed by signal {-exit_code}{name}{hint if exit_code == -signal.SIGKILL else ''}"
-        return RankFailure(rank, exit_code, message, "killed")
+        cause = "memory" if exit_code == -signal.SIGKILL and out_of_memory else "killed"
+        return RankFailure(rank, exit_code, describe_signal(f"rank {rank}", -exit_code, out_of_memory, log), cause)
     text = log_tail(log, since)
     stated = text.rpartition("\n" + _MARK)[2] if "\n" + _MARK in "\n" + text else ""
     if text.startswith(_MARK) and "\n" + _MARK not in text:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from fourfold.config import RunConfig, UserError
@@ -62,6 +63,13 @@ def memory_bytes() -> int | None:
         except (OSError, ValueError):  # no such limit: the file is missing or says "max"
             continue
     return min(limits)
+
+
+def oom_kills() -> int | None:
+    """How many processes this machine's kernel has killed for want of memory, in all its containers; None where it does not say."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path("/proc/vmstat").read_text().partition("oom_kill ")[2].split()[0])
+    return None
 
 
 def num_cores() -> int:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice
-from fourfold.launch.failures import RankFailure, describe_failure
+from fourfold.launch.failures import RankFailure, describe_failure, describe_signal
+from fourfold.launch.machine import oom_kills
 from fourfold.launch.rank_process import RankProcess, Spawner, kill_session, signal_process
 from fourfold.launch.run_folder import RunFolder
 
@@ -37,6 +38,7 @@ class LocalRanks:
         self._processes: dict[int, RankProcess] = {}
         self._log_begins: dict[int, int] = {}
         self._deadline: float | None = None
+        self._oom_kills = oom_kills()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -65,6 +67,11 @@ class LocalRanks:
                 with open(self._folder.log(rank), "ab" if generation else "wb") as log:
                     self._log_begins[rank] = log.tell()
                     self._processes[rank] = self._spawner.spawn(environment, log)
+            except RunFailure as error:
+                if self._spawner.exit_code is None:
+                    raise
+                self.failures.append(RankFailure(rank, 1, str(error), "server"))
+                return
             except OSError as error:
                 works = open_files_advice(error) or "use fewer ranks with --ranks, or free memory and disk"
                 raise RunFailure(f"rank {rank} of {world_size} cannot be started ({error}); {works}") from None
@@ -87,9 +94,19 @@ class LocalRanks:
             ended_by_us = self.was_killed or (self._was_asked and code == -signal.SIGTERM)
             fine = self._may_finish(rank) if code == FINISHED else code == STOPPED
             if not fine and not ended_by_us:
-                self.failures.append(describe_failure(rank, code, self._folder.log(rank), self._log_begins[rank]))
+                self.failures.append(self._describe(rank, code))
         if self._deadline is not None and time.monotonic() > self._deadline:
             self.kill()
+
+    def _describe(self, rank: int, code: int) -> RankFailure:
+        kills = oom_kills()
+        out_of_memory = None if kills is None or self._oom_kills is None else kills > self._oom_kills
+        server = self._spawner.exit_code if code == -signal.SIGKILL else None
+        if server is not None:
+            who, log = "the process that forks ranks", self._folder.log(rank)
+            how = describe_signal(who, -server, out_of_memory, log) if server < 0 else f"{who} ended"
+            return RankFailure(rank, code, f"{how}; its ranks ended with it", "server")
+        return describe_failure(rank, code, self._folder.log(rank), self._log_begins[rank], out_of_memory)
 
     def ask(self) -> None:
         """Asks all ranks to save and stop, those too that somebody has stopped."""

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Protocol
@@ -17,6 +18,7 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.train.fork_server import MESSAGE_BYTES, die_with_parent
 
 _ANSWER_SECONDS = 30.0
+_LOOK_SECONDS = 1.0
 
 
 class RankProcess(Protocol):
@@ -31,7 +33,11 @@ class RankProcess(Protocol):
 
 
 class Spawner(Protocol):
-    """Starts ranks. `ready`: whether `spawn` would start one at once. Both raise `RunFailure` and `OSError`."""
+    """Starts ranks. `ready`: whether `spawn` would start one at once. Both raise `RunFailure` and `OSError`. `exit_code`: of the
+    process that its ranks end with, where that has ended itself."""
+
+    @property
+    def exit_code(self) -> int | None: ...
 
     def ready(self) -> bool: ...
 
@@ -45,6 +51,7 @@ class CommandSpawner:
 
     def __init__(self, command: Sequence[str], folder: RunFolder) -> None:
         self._command = [*command, str(folder.path)]
+        self.exit_code = None
 
     def ready(self) -> bool:
         return True
@@ -75,6 +82,12 @@ class ForkServer:
         self._is_ready = False
         self._exit_codes: dict[int, int] = {}
         self._started: list[int] = []
+        self._has_ended = False
+        self._looked = 0.0
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.wait() if self._process is not None and self._has_ended else None
 
     def ready(self) -> bool:
         """Starts the server where there is none; whether it has imported everything. Raises `RunFailure` where it cannot."""
@@ -101,16 +114,18 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 preexec_fn=die_with_parent,
             )
-        self._is_ready = False
+        self._is_ready = self._has_ended = False
 
     def _read(self, timeout: float = 0.0) -> bool:
         """Takes in what the server said; whether it is still there."""
+        self._continue()
         while select.select([self._connection], [], [], timeout)[0]:
             try:
                 text = self._connection.recv(MESSAGE_BYTES)
             except ConnectionError:
                 text = b""
             if not text:
+                self._has_ended = True
                 return False
             message = json.loads(text)
             self._is_ready |= "ready" in message
@@ -121,18 +136,28 @@ class ForkServer:
             timeout = 0.0
         return True
 
+    def _continue(self) -> None:
+        """Continues the server once a second: while somebody has stopped it, nobody learns how its ranks end."""
+        if self._process is not None and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._process.send_signal(signal.SIGCONT)
+
     def spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> RankProcess:
         try:
             socket.send_fds(self._connection, [json.dumps({"environment": dict(environment)}).encode()], [log.fileno()])
-            while not self._started and self._read(_ANSWER_SECONDS):
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            while not self._started and time.monotonic() < deadline and self._read(_LOOK_SECONDS):
                 pass
         except ConnectionError:
-            pass
+            self._has_ended = True
         if not self._started:
-            raise RunFailure(f"the process that starts ranks ended while it started one; see {self._log}")
+            how = (
+                "ended while it started one" if self._has_ended else f"has not started one for {_ANSWER_SECONDS:.0f} s"
+            )
+            raise RunFailure(f"the process that forks ranks {how}; see {self._log}")
         return _ForkedRank(self, self._started.pop(0))
 
-    def exit_code(self, pid: int, timeout: float = 0.0) -> int | None:
+    def exit_code_of(self, pid: int, timeout: float = 0.0) -> int | None:
         """The exit code of a rank that ended; None while it lives. Ranks end with their server."""
         if pid not in self._exit_codes and not self._read(timeout):
             return self._exit_codes.get(pid, -signal.SIGKILL)
@@ -155,10 +180,10 @@ class _ForkedRank:
         self._server = server
 
     def poll(self) -> int | None:
-        return self._server.exit_code(self.pid)
+        return self._server.exit_code_of(self.pid)
 
     def wait(self) -> int:
-        while (code := self._server.exit_code(self.pid, timeout=1.0)) is None:
+        while (code := self._server.exit_code_of(self.pid, timeout=1.0)) is None:
             pass
         return code
 

@@ -140,9 +140,10 @@ def _last_written(position: Position) -> tuple[bool, float]:
 def _records(path: Path) -> list[Position]:
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return []
-    return [Position(*fields) for fields in _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])]
+    found = [Position(*fields) for fields in _RECORD.iter_unpack(raw[: len(raw) // _RECORD.size * _RECORD.size])]
+    return [each if each.kind in range(len(ACTIVITIES)) else NOWHERE for each in found]
 
 
 def describe_save_wait(rank: int, step: int, positions: Sequence[Position]) -> str:

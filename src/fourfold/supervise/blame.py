@@ -21,6 +21,7 @@ from fourfold.runtime.progress import (
     peers_of,
     start_of,
 )
+from fourfold.supervise.observation import is_stopped
 
 _ORDER = {STARTING: -1, EVALUATING: 0, SAVING: 1, READING: 2, TRAINING: 3, ENDED: 4}
 """The order in which a rank does these while its position names one step."""
@@ -112,7 +113,7 @@ class Blame:
         """For whom a rank waits, where it stands now. Empty: for nobody."""
         own = seen[rank]
         place = own.position
-        if own.state in ("T", "t") or own.is_in_communication is False:
+        if is_stopped(own.state) or own.is_in_communication is False:
             return []
         if place.kind == SAVING:
             return [
@@ -136,7 +137,7 @@ class Blame:
                 entry = start if other is program else entry_of(program.instructions[start], other)
                 end = join_of(other, entry) if entry < len(other.instructions) else entry
                 ours = (place.step, _ORDER[place.kind])
-                stopped_inside = seen[member].state in ("T", "t") and theirs <= (*ours, end)
+                stopped_inside = is_stopped(seen[member].state) and theirs <= (*ours, end)
                 is_behind = theirs < (*ours, entry) or stopped_inside
                 found.append(WaitingRank(rank, member, axes, is_behind, theirs > (*ours, end)))
         return found
@@ -145,7 +146,7 @@ class Blame:
         def first(ranks: Sequence[int]) -> int:
             return min(ranks, key=lambda rank: (seen[rank].key, rank))
 
-        if stopped := [rank for rank, each in enumerate(seen) if each.state in ("T", "t")]:
+        if stopped := [rank for rank, each in enumerate(seen) if is_stopped(each.state)]:
             return first(stopped), "stopped"
         if working := [rank for rank in waits if not waits[rank] and seen[rank].position.kind != ENDED]:
             own = [rank for rank in working if seen[rank].is_in_communication is not True] or working

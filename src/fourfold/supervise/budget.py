@@ -17,15 +17,17 @@ class RestartBudget:
     faults: FaultsSection
     first_cause: str = ""
     """Message of the first failure at this step; later ones may be its echoes."""
-    at_step: int = 0
+    at_step: int | None = 0
+    """None: while its ranks start."""
     failures: int = 0
     """In a row at one step."""
     since_saved: int = 0
     """Restarts since the newest checkpoint."""
     _saved: int | None = None
 
-    def allows(self, step: int, saved: int, message: str) -> bool:
-        """Counts a failure at `step`; whether the run may start again. `saved`: step of the newest checkpoint, 0 for none."""
+    def allows(self, step: int | None, saved: int, message: str) -> bool:
+        """Counts a failure at `step`, or while ranks start (None); whether the run may start again. `saved`: step of the newest
+        checkpoint, 0 for none."""
         same = self.failures > 0 and step == self.at_step
         self.failures = self.failures + 1 if same else 1
         self.first_cause = self.first_cause if same else message
@@ -42,8 +44,9 @@ class RestartBudget:
         """The first cause, and how often it was tried; for a failure that was not repeated its own message alone."""
         if self.failures >= self.faults.attempts > 1:
             again = "" if message == self.first_cause else f"; the last time: {message.splitlines()[0]}"
+            where = "while it started" if self.at_step is None else f"at step {self.at_step}"
             return (
-                f"{self.first_cause}\nthe run failed at step {self.at_step} {self.failures} times in a row and was not started "
+                f"{self.first_cause}\nthe run failed {where} {self.failures} times in a row and was not started "
                 f"again (faults.attempts = {self.faults.attempts}){again}"
             )
         if self.since_saved > self.faults.restarts > 0:

@@ -1,5 +1,6 @@
 """Watches the ranks of a generation and judges their failures: which rank is at fault, and whether all are to start again."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -24,11 +25,13 @@ _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.05
 _ECHO_SECONDS = 1.0
 """How long a rank that lost its connection is taken for an echo of a failure still to come."""
+_GONE_SECONDS = 5.0
+"""How long the run's folder may be away: a network's file system may lose it for a moment."""
 
 
 class Judge:
-    """Watches one generation of ranks after another, and says what follows. `received`: the signals so far. `last_message`: of the
-    failure before which the present generation was started."""
+    """Watches one generation of ranks after another, and says what follows. `received`: the signals of this process, which grow.
+    `last_message`: of the failure before which the present generation was started."""
 
     def __init__(
         self,
@@ -42,7 +45,8 @@ class Judge:
         grace_seconds: float,
         fleet: Fleet,
     ) -> None:
-        self.received = received
+        self._received = received
+        self._elsewhere: list[int] = []
         self.newest = newest
         self.last_message = ""
         self._folder = folder
@@ -54,11 +58,17 @@ class Judge:
         self._grace_seconds = grace_seconds
         self._fleet = fleet
         self._ticked = 0.0
+        self._there = time.monotonic() if folder.run_file.exists() else math.inf
+
+    @property
+    def received(self) -> list[int]:
+        """The signals so far. A request that reaches several supervisors, as Slurm's does, is one."""
+        return self._received or self._elsewhere[:1]
 
     def tick(self) -> None:
         """Sleeps a little, listens to other machines, and lets the display go on."""
         self._fleet.poll()
-        self.received += self._fleet.take_signals()
+        self._elsewhere += self._fleet.take_signals()
         if time.monotonic() - self._ticked >= _TICK_SECONDS:
             self._on_tick()
             self._ticked = time.monotonic()
@@ -77,6 +87,13 @@ class Judge:
         while generation.alive():
             self._pass_signals_on(generation)
             generation.collect()
+            if self._folder_gone_for() > (0.0 if generation.failures else _GONE_SECONDS):
+                generation.kill()
+                return LaunchOutcome(
+                    1,
+                    f"{self._folder.path}: the run's folder was removed or renamed while the run went on, which could save "
+                    f"nothing there; put it back in its place and give the same command",
+                )
             if self._watch is not None and not generation.failures:
                 self._look(self._watch, generation)
             if generation.failures and not restarts and not generation.is_ending:
@@ -100,6 +117,17 @@ class Judge:
             self.note("restart", step=self.newest(), generation=number + 1)
             return None
         return None if restarts else self._outcome(generation)
+
+    def _folder_gone_for(self) -> float:
+        """Seconds since the run's folder was last seen; 0 while it is there."""
+        try:
+            self._folder.run_file.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return time.monotonic() - self._there
+        except OSError:  # another reason not to see it, which may pass
+            pass
+        self._there = time.monotonic()
+        return 0.0
 
     def _pass_signals_on(self, generation: Generation) -> None:
         for number in self.received[self._handled :]:
@@ -132,9 +160,10 @@ class Judge:
         self.last_message = cause.message
         positions = read_positions(self._folder.path)
         place = positions[cause.rank] if cause.rank < len(positions) and positions[cause.rank].pid else None
-        step, saved = place.step if place is not None else -1, self.newest()
+        saved = self.newest()
+        step, index = (place.step, place.counter) if place is not None and place.kind != STARTING else (None, 0)
         again = self._budget.allows(step, saved, cause.message) and not cause.is_final
-        where: dict[str, object] = {"step": step, "index": place.counter} if place is not None else {}
+        where: dict[str, object] = {"step": step if step is not None else saved, "index": index}
         if cause.instruction:
             where = {**where, "instruction": cause.instruction}
         if cause.still_seconds:
@@ -142,7 +171,7 @@ class Judge:
         self.note("failure", **where, rank=cause.rank, cause=cause.cause, message=cause.message, generation=number)
         if again:
             alone = len({failure.rank for failure in generation.failures if not failure.only_noticed}) == 1
-            starts = alone and cause.cause != "machine" and (place is None or place.kind == STARTING)
+            starts = alone and cause.cause not in ("machine", "server") and step is None
             if places.judge(generation.slots[cause.rank], starts, cause.message):
                 self._budget.forget()
             self.note("restart", step=saved, generation=number + 1)
@@ -163,6 +192,8 @@ class Judge:
             return LaunchOutcome(exit_code, message if received else self._budget.why_stopped(message))
         if all(code == FINISHED for code in generation.exit_codes.values()):
             return LaunchOutcome(0)
+        if not received:
+            self._on_notice("a rank got SIGTERM or SIGINT from outside, which all take for a request to save and stop")
         return LaunchOutcome(128 + (received[0] if received else signal.SIGTERM))
 
 

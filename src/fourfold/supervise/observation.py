@@ -30,6 +30,11 @@ def observe(folder: Path, machine: int, pids: Mapping[int, int]) -> dict[int, Ob
     }
 
 
+def is_stopped(state: str) -> bool:
+    """Whether a process in this state goes on only when another continues it: after SIGSTOP, or under a debugger."""
+    return state in ("T", "t")
+
+
 def process_state(pid: int) -> str:
     """The letter of /proc: R runs, S sleeps, D waits for a device, T is stopped; empty where there is no such process."""
     try:

@@ -137,12 +137,12 @@ class _Launch:
 
     def _wait_for_slots(self, machines: Machines | None) -> list[Slot] | LaunchOutcome:
         """The slot of every rank of the next generation, all of which could start at once; or how the launch ended meanwhile."""
-        begun, told, received = time.monotonic(), False, self.judge.received
+        begun, told = time.monotonic(), False
         patience = machines.seconds if machines is not None else 0.0
         if machines is not None and machines.member.is_restarted and self.generation:
             patience = min(patience, RESTARTED_SECONDS)
         while True:
-            waited = time.monotonic() - begun
+            waited, received = time.monotonic() - begun, self.judge.received
             slots = self.places.choose(may_shrink=self.generation > 0 or waited > patience)
             ready = is_ready(self.spawner, self.folder, len(slots or ()))
             if slots is not None and ready and self.fleet.is_ready(slots):

@@ -13,7 +13,7 @@ from fourfold.config.schema import FaultsSection
 from fourfold.runtime.progress import ENDED, READING, SAVING, TRAINING, Position
 from fourfold.supervise.blame import Blame, Sighting, Verdict
 from fourfold.supervise.generation import Generation
-from fourfold.supervise.observation import Observation
+from fourfold.supervise.observation import Observation, is_stopped
 
 _LOOK_SECONDS = 0.1
 _MOST_SECONDS = 0.5
@@ -80,25 +80,29 @@ class Watch:
         seen = generation.observe()
         for rank, each in enumerate(seen):
             self._follow(self._ranks.setdefault(rank, _WatchedRank()), each, passed)
-        late = any(self._ranks[rank].still > self._limit(each) for rank, each in enumerate(seen))
+        late = [rank for rank, each in enumerate(seen) if self._ranks[rank].still > self._limit(rank, each)]
         if not late or now - self._judged < _RETRY_SECONDS:
             return None
         self._judged = now
+        if gone := [rank for rank in late if self._has_vanished(rank, seen[rank])]:
+            message = f"rank {gone[0]} no longer says where it is: somebody removed or replaced progress.bin in the run's folder"
+            return Verdict(gone[0], "hung", message, "", self._ranks[gone[0]].still)
         calls = generation.tracebacks()
         found = self.blame.verdict(
             [Sighting(each.position, each.state, calls.get(rank, ())) for rank, each in enumerate(seen)]
         )
         own = self._ranks[found.rank]
-        if own.still <= self._limit(seen[found.rank]):
+        if own.still <= self._limit(found.rank, seen[found.rank]):
             return None
         return replace(found, still_seconds=own.still)
 
     def _follow(self, own: _WatchedRank, seen: Observation, passed: float) -> None:
-        position, state, used = seen.position, seen.state, seen.processor_seconds
+        position, used = seen.position, seen.processor_seconds
         if not seen.is_fresh:
             return
         if not position.pid:
-            own.still = own.still + passed if state in ("T", "t") else 0.0
+            is_late = is_stopped(seen.state) or (own.place[1] >= 0 and seen.state)
+            own.still = own.still + passed if is_late else 0.0
             return
         if position.place != own.place:
             if own.place[1] >= 0 and own.place[1] != ENDED:
@@ -108,15 +112,21 @@ class Watch:
                     self.longest.setdefault(kind, 0.0)
             own.place, own.still = position.place, 0.0
         elif position.kind != ENDED:
-            wants = state == "R" or used - own.processor > 0.05 * passed
+            wants = seen.state == "R" or used - own.processor > 0.05 * passed
             own.still += min(passed, used - own.processor) if wants else passed
         own.processor = used
 
-    def _limit(self, seen: Observation) -> float:
+    def _has_vanished(self, rank: int, seen: Observation) -> bool:
+        """Whether a rank that had a place, and was not stopped, has none any more."""
+        return not seen.position.pid and self._ranks[rank].place[1] >= 0 and not is_stopped(seen.state)
+
+    def _limit(self, rank: int, seen: Observation) -> float:
         """How long a rank may stand still where it stands."""
         position, stall = seen.position, self.faults.stall_seconds
-        if seen.state in ("T", "t"):
+        if is_stopped(seen.state):
             return _SHARE * stall
+        if self._has_vanished(rank, seen):
+            return _LENIENT * stall
         is_step = position.kind in (TRAINING, READING)
         if position.kind not in self.longest:
             return _LENIENT * stall if is_step else self.timeout_seconds

@@ -21,7 +21,9 @@ from fourfold.runtime.allocator import keep_freed_memory
 
 TRACEBACKS = signal.SIGUSR2
 FINISHED, FAILED, MISTAKEN, STOPPED, FINAL = range(5)
-_WITHOUT_CURE = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE))
+_WITHOUT_CURE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EISDIR, errno.ENOTDIR)
+)
 """Errors of files that a new start would meet again."""
 
 
@@ -61,6 +63,8 @@ def _failed(is_final: bool) -> int:
 
 def _advice(error: Exception) -> str:
     cure = open_files_advice(error)
+    if isinstance(error, IsADirectoryError | NotADirectoryError):
+        cure = "somebody put a folder or file there since the run began; move it away"
     return f"; {cure}" if cure is not None else ""
 
 
@@ -69,6 +73,7 @@ def _train(out: Path) -> int:
     from fourfold.train.session import StopSignal, init_rank_context
 
     _exit_with_parent()
+    faulthandler.enable()  # a rank that dies of a fault in compiled code leaves its calls in its log
     _write_tracebacks_on_request(out)
     keep_freed_memory()
     early: list[int] = []

@@ -5,6 +5,7 @@ in the folder FOURFOLD_TEST_COUNTER. `device:NUMBER:::` is a device that does no
 With in_turn, every STEP steps something else hangs, on each of RANK ranks in turn.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -42,6 +43,17 @@ def fail(kind: str) -> None:
         case "loop":
             while True:
                 pass
+        case "gil":  # waits for a lock that it holds itself, and no other thread of Python's runs meanwhile
+            mutex, library = ctypes.create_string_buffer(64), ctypes.PyDLL(None)
+            while True:
+                library.pthread_mutex_lock(mutex)
+        case "memory":
+            _ = bytearray(b"\1") * (256 << 20)
+        case "fifo":
+            path = Path(os.environ["FOURFOLD_TEST_COUNTER"]) / "fifo"
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+            path.read_bytes()
 
 
 IN_TURN = ("skip", "loop", "sleep", "stop")
@@ -66,7 +78,9 @@ def install() -> None:
         here[0] = at
         if what == "slow" and os.environ.get("RANK") == rank:
             time.sleep(0.05)
-        elif kind := due(at, "exit", "leave", "error", "sleep"):
+        elif what == "crawl" and os.environ.get("RANK") == rank and crawls(at):
+            time.sleep(0.1)
+        elif kind := due(at, "exit", "leave", "error", "sleep", "gil", "fifo", "memory"):
             fail(kind)
         elif due(at, "stop"):
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -93,6 +107,16 @@ def install() -> None:
 
     GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward = batch, clip_norm, spoilt_backward
     Executor.run, session.choose_device = spoilt_run, choose_device
+
+
+began: list[float] = []
+
+
+def crawls(at: int) -> bool:
+    """Whether this is within 20 s of the step at which a rank becomes slow."""
+    if at == int(step):
+        began.append(time.monotonic())
+    return bool(began) and time.monotonic() - began[0] < 20
 
 
 def spoil(tensor, to_nan: bool) -> None:
