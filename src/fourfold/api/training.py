@@ -17,7 +17,6 @@ from fourfold.config.run_file import named_code
 from fourfold.launch.changes import begin_changes
 from fourfold.launch.external import Member, member_of, start_token
 from fourfold.launch.machine import require_packages
-from fourfold.launch.memory_copies import memory_copies
 from fourfold.launch.ready import ReadyRun, finished_at, prepare_run
 from fourfold.launch.run_folder import RunFolder, usual_folder
 from fourfold.launch.shares import all_ranks, check_spares, here_of, threads_of
@@ -172,11 +171,9 @@ def train_locally(
         folder.write(ready.resolved.config, ready.data_table(start))
         if not stands:
             locks.enter_context(folder.locked())
-        complete = ready.resolved.config
-        say = _ignore if quiet else write_plain
-        locks.enter_context(memory_copies(folder, complete, member is not None, say))
         state, count = RunState(run_info(ready, folder)), ready.resolved.layout.world_size
         begin_changes(folder, ready.changes, ready.step)
+        complete = ready.resolved.config
         seconds = complete.run.timeout_seconds
         launch = partial(
             supervise,

@@ -138,9 +138,6 @@ class CheckpointSection(Section):
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
     allocated."""
-    memory_every_steps: PositiveInt | None = None
-    """Steps between two copies of the state in the memory of the machine (`/dev/shm`), which outlives lost ranks. Left out: none.
-    It needs room for two copies; for runs on one machine."""
     directory: str | None = None
     """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. Left out: `checkpoints` in the
     run's folder."""

@@ -15,7 +15,6 @@ from fourfold.config import RunConfig, RunFailure, UserError, dump_run, load_run
 from fourfold.config.json_lines import read_jsonl
 from fourfold.config.remote_path import place
 from fourfold.config.whole_file import write_whole
-from fourfold.rendezvous.memory_folder import memory_folder
 
 RUN_FILE, DATA_FILE, METRICS, EVENTS, LOGS = "run.toml", "data.json", "metrics.jsonl", "events.jsonl", "logs"
 _LOCK = ".lock"
@@ -66,10 +65,9 @@ class RunFolder:
         return list(dict.fromkeys((self.checkpoint_root(config), *roots)))
 
     def saved_checkpoints(self, config: RunConfig) -> dict[int, Path]:
-        """The complete checkpoints by step, rising; those in memory too, where the disk has not the same."""
+        """The complete checkpoints by step, rising."""
         found = {}
-        in_memory = memory_folder(self.path)
-        for root in (*([in_memory] if in_memory is not None else []), *reversed(self.checkpoint_roots(config))):
+        for root in reversed(self.checkpoint_roots(config)):
             for path in root.glob("step-*/manifest.json"):
                 name = path.parent.name.removeprefix("step-")
                 if name.isdecimal():

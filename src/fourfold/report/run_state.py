@@ -70,9 +70,8 @@ class RunState:
 
     @property
     def new_events(self) -> list[dict[str, Any]]:
-        """Events of this launch but copies to memory, which are as many as steps."""
-        new = (event for event in self.events if _number(event.get("time"), 0.0) >= self.begun - 1)
-        return [event for event in new if event.get("event") != "copy"]
+        """Events of this launch."""
+        return [event for event in self.events if _number(event.get("time"), 0.0) >= self.begun - 1]
 
     @property
     def losses(self) -> list[float]:
@@ -157,7 +156,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "launch": "starting the ranks",
         "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
         "start": "training starts",
-        "resume": f"resumed{at}{' from memory' if event.get('in_memory') else ''}",
+        "resume": f"resumed{at}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",
         "evaluate": f"validation loss {loss:.4f}{at}" if loss is not None else f"evaluated{at}",
         "save": f"checkpoint saved{at}",
@@ -165,8 +164,6 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "skip": f"the gradients of step {step} are not finite: first {event.get('tensor') or 'that of no rank alone'}",
         "corruption": f"found{at}: {event.get('message', '')}",
         "save_failed": f"no checkpoint{at}: {event.get('message', '')}",
-        "copy": f"copied to memory{at}",
-        "copy_failed": f"no copy in memory{at}: {event.get('message', '')}",
         "stop": f"stopped{at}",
         "change": f"goes on{at} with {event.get('message', '')}",
         "wait": f"waiting for {event.get('message', '')}",

@@ -92,12 +92,11 @@ def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any
         later = [other.step for other in spans[index + 1 :] if other.run is not None]
         kept = sum(seconds for step, seconds in steps.items() if span.step <= step < min(later, default=step + 1))
         found.kept_seconds += kept
-        saving = sum(span.saves) + span.copies
-        found.seconds["saving"] += saving
+        found.seconds["saving"] += sum(span.saves)
         found.saves += span.saves
         found.seconds["evaluating"] += span.evaluating
         found.seconds["standing still"] += span.still
-        left = max(0.0, end - run - kept - saving - span.evaluating - span.still)
+        left = max(0.0, end - run - kept - sum(span.saves) - span.evaluating - span.still)
         found.seconds["lost steps" if span.failed else "other"] += left
     found.failures = sum(event.get("event") == "failure" for event in events)
     return found
@@ -113,7 +112,6 @@ class _Span:
     run: float | None = None
     step: int = 0
     saves: list[float] = field(default_factory=list)
-    copies: float = 0.0
     evaluating: float = 0.0
     still: float = 0.0
     failed: bool = False
@@ -134,8 +132,6 @@ def _spans(events: Sequence[Mapping[str, Any]], now: float) -> list[_Span]:
             span.run, span.step = time, int(event.get("step") or 0)
         elif kind == "save":  # beside training it holds the step up for less than it takes
             span.saves.append(float(event.get("held_seconds", event.get("seconds")) or 0.0))
-        elif kind == "copy":
-            span.copies += float(event.get("held_seconds") or 0.0)
         elif kind == "evaluate":
             span.evaluating += float(event.get("seconds") or 0.0)
         elif kind == "failure":

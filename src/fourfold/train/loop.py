@@ -20,7 +20,6 @@ from fourfold.model.counts import step_flops_per_token
 from fourfold.program import Program, digest, lower_evaluation, lower_pipeline
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
-from fourfold.rendezvous.memory_folder import memory_folder
 from fourfold.runtime.clock import StepClock
 from fourfold.runtime.collectives import make_groups
 from fourfold.runtime.corruption import Corruption
@@ -94,7 +93,6 @@ class Training:
         )
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
-        self.from_memory = False
         self.skips = SkippedSteps(self.config)
         self.chain = ""
         self.validation_loss: float | None = None
@@ -106,7 +104,6 @@ class Training:
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
             self.saved_step = self.step
-            self.from_memory = resumption.used.parent == memory_folder(out)
         else:
             state.initial_biases(released, self.view, self.executor.routers)
         share_parameters(self.spec, self.units, self.groups)
@@ -149,8 +146,7 @@ class Training:
 
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
-        where = {"in_memory": True} if self.from_memory else {}
-        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size, **where)
+        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
@@ -210,11 +206,8 @@ class Training:
                 self.saver.wait()
                 self._tell_saves(log)
                 raise self._diverged(lr)
-            saves, copies = config.checkpoint.every_steps, config.checkpoint.memory_every_steps
-            if last or (saves and self.step % saves == 0):
+            if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log, last)
-            elif copies and self.step % copies == 0 and self.saver.copies and not self.skips.in_a_row:
-                self._save_state(last=False, in_memory=True)
             self._tell_saves(log)
         self._finish(log)
         return True
@@ -288,7 +281,7 @@ class Training:
             measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
             write_measured(self.out, measured)
 
-    def _save_state(self, last: bool, in_memory: bool = False) -> None:
+    def _save_state(self, last: bool) -> None:
         self.skips.require_finite(self.units.values(), self.saved_step, self.context)
         if self.config.faults.checksum_every_steps:
             self.executor.replicas.compare()
@@ -300,8 +293,8 @@ class Training:
             **certificate(self.config, self.program, self.chain),
         }
         self.board.enter(SAVING, self.step)
-        if in_memory or (self.saver.beside_training and not last):
-            self.saver.begin(self.step, info, in_memory)
+        if self.saver.beside_training and not last:
+            self.saver.begin(self.step, info)
         else:
             self.saver.save(self.step, info, self._barrier)
 
@@ -309,9 +302,8 @@ class Training:
         """Records the saves that ended; the error of the newest, where it failed."""
         error = None
         for end in self.saver.ended():
-            _event(log, end.name, **end.event())
-            if not end.in_memory:
-                self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
+            _event(log, "save" if end.path is not None else "save_failed", **end.event())
+            self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
         return error
 
     def _barrier(self) -> None:

@@ -23,8 +23,6 @@ class Resumption:
         if context.rank == 0:  # one rank looks, so that all see the same folders
             context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
         self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
-        self.used = Path()
-        """The checkpoint that was restored."""
 
     @property
     def is_new(self) -> bool:
@@ -41,7 +39,6 @@ class Resumption:
         for path in self._paths:
             info, problem = self._attempt(path, restore)
             if info is not None:
-                self.used = path
                 return info
             refuse(step_of(path) or 0, problem)
             problems.append(f"  {problem}\n")

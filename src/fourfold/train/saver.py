@@ -15,7 +15,6 @@ from torch import Tensor
 from fourfold.checkpoint import SaveFailure
 from fourfold.config import RunConfig
 from fourfold.program.view import RankView
-from fourfold.rendezvous.memory_folder import memory_folder
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -32,16 +31,10 @@ class SaveEnd:
     held_seconds: float = 0.0
     waited_seconds: float = 0.0
     error: Exception | None = None
-    in_memory: bool = False
     begun: float = field(default_factory=time.perf_counter)
 
-    @property
-    def name(self) -> str:
-        """The event: `save` or `copy`, to memory; or that it failed."""
-        return ("copy" if self.in_memory else "save") + ("_failed" if self.path is None else "")
-
     def event(self) -> dict[str, Any]:
-        """The event's values."""
+        """The values of the event `save` or `save_failed`."""
         values = {key: getattr(self, key) for key in ("step", "seconds", "held_seconds", "waited_seconds")}
         if self.path is None:
             return {**values, "message": str(self.error)}
@@ -59,27 +52,22 @@ class Saver:
     ):
         self._config, self._out, self._view, self._units, self._routers = config, out, view, units, routers
         self._rank = rank
-        section = config.checkpoint
-        self.beside_training = section.asynchronous and section.every_steps is not None
-        self._memory = memory_folder(out) if section.memory_every_steps is not None else None
-        self.copies = self._memory is not None
+        self.beside_training = config.checkpoint.asynchronous and config.checkpoint.every_steps is not None
         self._group = None
-        if (
-            self.beside_training or self.copies
-        ) and view.spec.layout.world_size > 1:  # training's own collectives go on meanwhile
+        if self.beside_training and view.spec.layout.world_size > 1:  # training's own collectives go on meanwhile
             self._group = dist.new_group(timeout=timedelta(seconds=config.run.timeout_seconds), backend="gloo")
         self._host: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._pending: SaveEnd | None = None
         self._ended: list[SaveEnd] = []
         self._newest: int | None = None
-        if self.beside_training or self.copies:
+        if self.beside_training:
             self._thread = threading.Thread(target=self._prepare, daemon=True)
             self._thread.start()
 
-    def begin(self, step: int, info: Mapping[str, Any], in_memory: bool = False) -> None:
-        """Copies the state before step `step` and saves the copy beside training. `in_memory`: to the memory of the machine."""
-        end = SaveEnd(step, in_memory=in_memory)
+    def begin(self, step: int, info: Mapping[str, Any]) -> None:
+        """Copies the state before step `step` and saves the copy beside training."""
+        end = SaveEnd(step)
         self.wait()
         end.waited_seconds = time.perf_counter() - end.begun
         if not self._host:
@@ -148,10 +136,9 @@ class Saver:
         try:
             end.path = state.save(
                 self._config, self._out, self._view, self._units, self._routers, end.step, info, self._rank, synchronize,
-                tensors=copies, in_memory=self._memory if end.in_memory else None,
+                tensors=copies,
             )  # fmt: skip
-            if not end.in_memory:
-                self._newest = end.step
+            self._newest = end.step
         except Exception as error:
             end.error = error
         end.seconds = time.perf_counter() - end.begun

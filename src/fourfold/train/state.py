@@ -29,7 +29,6 @@ from fourfold.layout import FlatLayout, Layout
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
 from fourfold.rendezvous.fence import fenced
-from fourfold.rendezvous.memory_folder import memory_folder
 from fourfold.runtime.initialize import initialize_shard
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import FillShard, Unit
@@ -97,15 +96,13 @@ def checkpoint_root(config: RunConfig, out: Path) -> Path:
 
 
 def saved_steps(config: RunConfig, out: Path) -> list[Path]:
-    """The folders of saved steps, newest first: in memory, where the run saves, and where it saved before; of a replay its one."""
+    """The folders of saved steps, newest first, where the run saves and where it saved before; of a replay its one."""
     table = json.loads((out / "data.json").read_text(encoding="utf-8"))
     if "restore_from" in table:  # a replay
         return [place(table["restore_from"])]
     roots = [checkpoint_root(config, out), *map(place, table.get("former_checkpoints", []))]
-    in_memory = memory_folder(out)
-    roots += [in_memory] if in_memory is not None else []
     found = [path for root in roots for path in step_folders(root)]
-    return sorted(found, key=lambda path: (step_of(path) or 0, path.parent == in_memory), reverse=True)
+    return sorted(found, key=lambda path: step_of(path) or 0, reverse=True)
 
 
 def save(
@@ -119,19 +116,17 @@ def save(
     rank: int,
     synchronize: Callable[[], None],
     tensors: Mapping[str, Tensor] | None = None,
-    in_memory: Path | None = None,
 ) -> Path:
-    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead.
-    `in_memory`: a folder in memory to save to, which holds one."""
+    """Saves the state before step `step`. Called by every rank. `tensors`: copies of `written_tensors`, to be saved instead."""
     number = int(os.environ["FOURFOLD_FENCE"]) if "FOURFOLD_FENCE" in os.environ else None
     return save_checkpoint(
-        in_memory or checkpoint_root(config, out),
+        checkpoint_root(config, out),
         step,
         unit_shards(view.spec.layout, units, rank),
         {**info, _OPTIMIZER: view.spec.optimizer.name, **({"fence": number} if number is not None else {})},
         rank=rank,
         synchronize=synchronize,
-        keep=1 if in_memory is not None else config.checkpoint.keep,
+        keep=config.checkpoint.keep,
         units=unit_names(view.spec),
         extras=extra_tensors(view, routers) if is_first_of_stage(view.spec.layout, rank) else None,
         layout=view.spec.layout,
