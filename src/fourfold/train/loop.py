@@ -17,7 +17,7 @@ from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program import Program, digest, lower_evaluation, lower_pipeline
+from fourfold.program import Program, digest, lower_pipeline
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
@@ -29,7 +29,6 @@ from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
     ENDED,
-    EVALUATING,
     READING,
     SAVING,
     TRAINING,
@@ -43,6 +42,7 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
+from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
 from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
 from fourfold.train.metrics import RunLog, append_event, finite
@@ -51,6 +51,7 @@ from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal, generation
 from fourfold.train.step_programs import StepPrograms
+from fourfold.train.step_values import Rates, step_values
 
 
 class Training:
@@ -74,7 +75,8 @@ class Training:
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
-        self.evaluation, self.evaluation_feed = self._prepare_evaluation()
+        sequences = self.config.run.evaluate_sequences
+        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         names = groups_of(self.spec)
@@ -116,16 +118,6 @@ class Training:
         if self.context.rank == 0:
             append_event(self.out, "refuse", step=step, message=problem)
 
-    def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
-        """The forward-only program over the validation rows, and this rank's share of them."""
-        sequences = self.config.run.evaluate_sequences
-        spec = self.spec.for_evaluation(sequences)
-        layout = spec.layout
-        self.evaluation_microbatches = layout.num_microbatches
-        num_rows = layout.num_microbatches * layout.data_degree * layout.microbatch_sequences
-        rows = self.batches.validation(sequences, num_rows).select(rank_rows(layout, self.context.rank))
-        return lower_evaluation(rank_view(spec, self.view.pp_rank)), self._feed(rows)
-
     def _feed(self, rows: Batch) -> RowFeed:
         layout, modules = self.spec.layout, self.spec.model.mtp_layers
         positions = own_positions(layout, self.context.rank)
@@ -150,6 +142,7 @@ class Training:
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
+        rates = Rates(config.batch, flops, self.context.world_size, peak)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
         while self.step < self.steps:
@@ -176,25 +169,13 @@ class Training:
                 tensor = self.skips.locate(self.executor.own_gradients, self.context)
                 _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
-            tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
-            values: dict[str, Any] = {
-                "step": self.step - 1,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": lr,
-                "tokens": self.tokens,
-                "step_seconds": seconds,
-                "tokens_per_second": tokens_per_second,
-                "mfu": peak.share(tokens_per_second * flops / self.context.world_size, self.step),
+            counted = {
                 "peak_memory_bytes": self.peak_bytes,
                 "comm_bytes": self.sent_bytes,
                 "skipped_steps": self.skipped,
             }
-            if result.expert_imbalance is not None:
-                values["expert_load_max_over_mean"] = result.expert_imbalance
-                values["auxiliary_loss"] = result.auxiliary_loss
-            if result.mtp_loss is not None:
-                values["mtp_loss"] = result.mtp_loss
+            timed = rates.of(self.step, seconds)
+            values = step_values(self.step - 1, result, lr, self.tokens, timed, counted)
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
                 begun = time.perf_counter()
@@ -251,17 +232,14 @@ class Training:
         return result
 
     def _evaluate(self) -> float:
-        self.board.enter(EVALUATING, self.step, self.evaluation)
         try:
-            return self.executor.run(self.evaluation, self.evaluation_feed).loss
+            return self.evaluation.run(self.executor, self.board, self.step)
         except StepTimeout as error:
-            raise self._explain(error, self.evaluation) from error
+            raise self._explain(error, self.evaluation.program) from error
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
         positions = read_positions(self.out)
-        spec = self.programs.at(self.step).spec
-        if program is self.evaluation:
-            spec = self.spec.with_microbatches(self.evaluation_microbatches)
+        spec = self.evaluation.spec if program is self.evaluation.program else self.programs.at(self.step).spec
         programs = lower_pipeline(spec, program.kind)
         where = describe_wait(self.context.rank, error.index, self.step, programs, spec.layout, positions)
         cause = str(error).splitlines()[0]
