@@ -187,6 +187,7 @@ def train_locally(
             grace_seconds=grace_seconds,
             spares=spares,
             sizes=RunSizes(folder, ready, start),
+            keeps_memory=complete.checkpoint.memory_every_steps > 0,
             machines=Machines(member, start, seconds) if member is not None and start is not None else None,
         )
         if quiet:

@@ -3,10 +3,11 @@ file can be checked without reading the rest."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -23,7 +24,7 @@ from fourfold.checkpoint.digests import (
     hasher,
     num_chunks,
 )
-from fourfold.checkpoint.file_bytes import bytes_of, source_of
+from fourfold.checkpoint.file_bytes import ByteSource, bytes_of, source_of
 from fourfold.checkpoint.tensor_file import DTYPES, DamagedCheckpoint, TensorEntry, emit, header
 from fourfold.config.remote_path import is_remote
 
@@ -35,24 +36,45 @@ def write_tensors(
 ) -> FileDigest:
     """Writes a rank's file, with `metadata` in its header, waits until it is on disk, and returns its length and digest. Raises
     `OSError`."""
-    entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
-    chunk_hash = chunk_hash or default_hash()
-    digests = ChunkDigests(chunk_hash)
-    with path.open("wb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
-
-        def write(data: bytes | memoryview) -> None:
-            hashed = beside.submit(digests.update, data)
-            _write_all(file, data)
-            hashed.result()
-
-        write(_header(entries, metadata))
-        for tensor in tensors.values():
-            emit(tensor, write)
-        tail = digests.finish()
-        _write_all(file, tail)
+    with path.open("wb", buffering=0) as file:
+        result = emit_file(partial(_write_all, file), tensors, metadata, chunk_hash)
         if not is_remote(path):
             os.fsync(file.fileno())
-        return FileDigest(file.tell(), sha256(tail).hexdigest(), chunk_hash)
+        return result
+
+
+def emit_file(
+    write: Callable[[bytes | memoryview], None],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    chunk_hash: str | None = None,
+) -> FileDigest:
+    """Passes the bytes of a rank's file to `write`, in order; returns their length and digest."""
+    entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    chunk_hash = chunk_hash or default_hash()
+    digests, size = ChunkDigests(chunk_hash), 0
+    with ThreadPoolExecutor(1) as beside:
+
+        def pass_on(data: bytes | memoryview) -> None:
+            nonlocal size
+            hashed = beside.submit(digests.update, data)
+            write(data)
+            size += len(data)
+            hashed.result()
+
+        pass_on(_header(entries, metadata))
+        for tensor in tensors.values():
+            emit(tensor, pass_on)
+    tail = digests.finish()
+    write(tail)
+    return FileDigest(size + len(tail), sha256(tail).hexdigest(), chunk_hash)
+
+
+def file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
+    """The length of the file of these tensors."""
+    entries = [TensorEntry(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
+    body = len(_header(entries, metadata)) + sum(entry.size_bytes for entry in entries)
+    return body + DIGEST_BYTES * num_chunks(body)
 
 
 def _header(entries: list[TensorEntry], metadata: Mapping[str, str] | None) -> bytes:
@@ -90,10 +112,10 @@ def _named(path: Path, advice: str) -> Iterator[None]:
         raise DamagedCheckpoint(f"{path} is missing or unreadable ({reason})", advice) from None
 
 
-def check_length(path: Path, record: FileDigest, advice: str) -> None:
+def check_length(path: Path, source: ByteSource, record: FileDigest, advice: str) -> None:
     """Raises `DamagedCheckpoint` where a file is not as long as it was saved."""
     with _named(path, advice):
-        size_bytes = path.stat().st_size
+        size_bytes = source.size_bytes()
     if size_bytes != record.size_bytes:
         raise DamagedCheckpoint(f"{path} has {size_bytes} bytes, not the {record.size_bytes} saved", advice)
 
@@ -105,11 +127,12 @@ class CheckedFile:
     `DamagedCheckpoint` that ends with `advice`.
     """
 
-    def __init__(self, path: Path, record: FileDigest, advice: str) -> None:
+    def __init__(self, path: Path, record: FileDigest, advice: str, source: ByteSource | None = None) -> None:
+        """`source`: of its bytes, where that is not the file `path`."""
         self.path, self._record, self._advice = path, record, advice
         self._body = record.size_bytes - DIGEST_BYTES * -(-record.size_bytes // (CHUNK_BYTES + DIGEST_BYTES))
-        self._source = source_of(path)
-        check_length(path, record, advice)
+        self._source = source or source_of(path)
+        check_length(path, self._source, record, advice)
         self._digests = bytearray(max(0, record.size_bytes - self._body))
         self.read_into(memoryview(self._digests), self._body)
         if sha256(self._digests).hexdigest() != record.sha256:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -72,10 +71,9 @@ class Composer:
         self.extras: dict[str, ExtraRecord] = {}
         self._holders: dict[tuple[str, str], dict[int, str]] = {}
 
-    def add(self, path: Path) -> None:
-        """Takes one writer's record in."""
-        record = json.loads(path.read_text(encoding="utf-8"))
-        name = path.stem + ".safetensors"
+    def add(self, name: str, text: str) -> None:
+        """Takes one writer's record of its file in."""
+        record = json.loads(text)
         if record["attempt"] != self._attempt:
             raise RunFailure(f"{name} is of another save; do two runs share this folder?")
         self.files[name] = FileDigest(**record["file"])

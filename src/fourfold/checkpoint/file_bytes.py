@@ -29,6 +29,10 @@ class ByteSource(Protocol):
         """Frees chunks that are kept."""
         ...
 
+    def size_bytes(self) -> int:
+        """The length of the file. Raises `OSError`."""
+        ...
+
 
 def source_of(path: Path) -> ByteSource:
     """The bytes of a file."""
@@ -51,6 +55,26 @@ class LocalBytes:
 
     def forget(self) -> None:
         """Nothing is kept: the system has its cache."""
+
+    def size_bytes(self) -> int:
+        return self._path.stat().st_size
+
+
+class DescriptorBytes:
+    """A file that lies within an open one: `size` bytes from `start` on."""
+
+    def __init__(self, descriptor: int, start: int, size: int) -> None:
+        self._descriptor, self._start, self._size = descriptor, start, size
+
+    @contextmanager
+    def opened(self, chunks: Sequence[int] = (), keep: bool = False) -> Iterator[Read]:
+        yield lambda out, start: _read(self._descriptor, out, self._start + start)
+
+    def forget(self) -> None:
+        """Nothing is kept: it is memory."""
+
+    def size_bytes(self) -> int:
+        return self._size
 
 
 class RemoteBytes:
@@ -88,6 +112,9 @@ class RemoteBytes:
 
     def forget(self) -> None:
         self._kept.clear()
+
+    def size_bytes(self) -> int:
+        return self._path.stat().st_size
 
 
 def _runs(chunks: Iterable[int]) -> list[list[int]]:

@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint.boxes import box_numel
+from fourfold.checkpoint.file_bytes import ByteSource
 from fourfold.checkpoint.fit import check_extras, check_fits
-from fourfold.checkpoint.manifest import read_manifest
+from fourfold.checkpoint.manifest import Manifest, read_manifest
 from fourfold.checkpoint.saved_state import SavedState, TensorRead
 from fourfold.checkpoint.unit_shard import UnitShard
 
@@ -19,19 +20,22 @@ def load_checkpoint(
     *,
     units: Collection[str] | None = None,
     extras: Mapping[str, Tensor] | None = None,
+    manifest: Manifest | None = None,
+    sources: Mapping[str, ByteSource] | None = None,
 ) -> dict[str, Any]:
     """Fills the tensors of `shards` and `extras` in place and returns the `info` that was saved.
 
     `shards`: this rank's shard of its part of every unit that it holds, under whatever layout; replicas load the same shard. Only
     the chunks of 256 KiB that hold some of them are read. The roles asked for may be fewer than those saved. `units`: the names of
-    all units of the model; by default those in `shards`. Raises, with the tensors untouched, `DamagedCheckpoint` when the
+    all units of the model; by default those in `shards`. `manifest`, `sources`: of a state that
+    lies in no folder. Raises, with the tensors untouched, `DamagedCheckpoint` when the
     checkpoint is not whole, and another `RunFailure` when it was saved by another model.
     """
-    manifest = read_manifest(path)
+    manifest = manifest or read_manifest(path)
     extras = extras or {}
     check_fits(path, manifest, shards, set(shards) if units is None else set(units))
     check_extras(path, manifest, extras)
-    saved = SavedState(path, manifest)
+    saved = SavedState(path, manifest, sources)
     fill_shards(saved, shards, extras)
     return manifest.info
 

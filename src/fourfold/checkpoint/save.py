@@ -134,7 +134,7 @@ class _Failure:
         return f"rank {self.rank}: {type(self.error).__name__}: {self.error}"
 
 
-def _file_name(rank: int) -> str:
+def file_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -189,7 +189,7 @@ def write_part(
 ) -> None:
     """This rank's tensors, then the record of them."""
     tensors = rank_tensors(shards, extras) if tensors is None else tensors
-    path = folders.aside(folder) / _file_name(rank)
+    path = folders.aside(folder) / file_name(rank)
     try:
         held = {unit: (shard.part, shard.piece) for unit, shard in shards.items()}
         file = write_tensors(path, tensors, file_metadata(step, held))
@@ -213,7 +213,7 @@ def commit(
     composer = Composer(attempt)
     records = sorted(aside.glob("rank-*.json"))
     for path in records:
-        composer.add(path)
+        composer.add(path.stem + ".safetensors", path.read_text(encoding="utf-8"))
     manifest = composer.manifest(step, info, layout, units)
     for path in (*records, aside / _SOUND):
         path.unlink()
@@ -225,7 +225,7 @@ def commit(
 
 def _read_back(folder: Path, rank: int) -> None:
     """Checks this rank's file as the disk has it. Where it is not as it was written, the folder is no checkpoint any more."""
-    path = folder / _file_name(rank)
+    path = folder / file_name(rank)
     try:
         drop_from_cache(path)
         file = CheckedFile(path, read_manifest(folder).files[path.name], "it was written a moment ago")

@@ -1,6 +1,6 @@
 """A checkpoint's tensors by parameter and box, whatever the layout that saved them: which bytes hold them, checked, then read."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from torch import Tensor
 from fourfold.checkpoint.boxes import Box, blocks, box_numel, box_shape, box_slices, boxes_of_range, intersection
 from fourfold.checkpoint.checked_file import CheckedFile, check_length
 from fourfold.checkpoint.digests import CHUNK_BYTES
-from fourfold.checkpoint.file_bytes import bytes_of
+from fourfold.checkpoint.file_bytes import ByteSource, bytes_of, source_of
 from fourfold.checkpoint.manifest import Manifest, PartRecord, how_to_go_on
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
 from fourfold.checkpoint.unit_shard import extra_name, file_metadata, tensor_name
@@ -47,13 +47,15 @@ class SavedState:
     """The tensors of a checkpoint. `places`: by parameter, its unit and the boxes that were saved, each with its part and its
     first element there."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
-        """Checks the length of every file. Raises `DamagedCheckpoint`."""
+    def __init__(self, path: Path, manifest: Manifest, sources: Mapping[str, ByteSource] | None = None) -> None:
+        """Checks the length of every file. `sources`: of the bytes of some files, where they are not those in the folder `path`;
+        only these are then read. Raises `DamagedCheckpoint`."""
         self.path, self.manifest = path, manifest
+        self._sources = {name: source_of(path / name) for name in manifest.files} if sources is None else sources
         self._advice = how_to_go_on(path)
         self._files: dict[str, CheckedFile] = {}
-        for name, record in manifest.files.items():
-            check_length(path / name, record, self._advice)
+        for name, source in self._sources.items():
+            check_length(path / name, source, manifest.files[name], self._advice)
         self.places: dict[str, tuple[str, dict[Box, tuple[PartRecord, int]]]] = {}
         for unit, described in manifest.units.items():
             for index, parameter in enumerate(described.parameters):
@@ -102,7 +104,7 @@ class SavedState:
         """A file, opened and compared with the manifest. Raises `DamagedCheckpoint`."""
         if name in self._files:
             return self._files[name]
-        file = CheckedFile(self.path / name, self.manifest.files[name], self._advice)
+        file = CheckedFile(self.path / name, self.manifest.files[name], self._advice, self._sources[name])
         for tensor, shape, dtype in self._expected(name):
             if tensor not in file.tensors:
                 raise DamagedCheckpoint(f"{file.path} lacks the tensor {tensor}", self._advice)

@@ -43,6 +43,7 @@ def take_part(config: RunConfig, folder: RunFolder, command: Command, member: Me
         config.faults,
         seconds,
         write_plain,
+        config.checkpoint.memory_every_steps > 0,
     )
     if outcome.message:
         write_plain(f"machine 0 ended the run: {outcome.message}")

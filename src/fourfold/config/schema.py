@@ -138,6 +138,9 @@ class CheckpointSection(Section):
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written. A step is held up for a copy to host memory, which stays
     allocated."""
+    memory_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps between two copies of the state to memory, from which ranks that are started again go on. Each machine keeps two copies
+    of its ranks' state in /dev/shm, and two of another machine's. 0: none."""
     directory: str | None = None
     """Folder of the checkpoints, or an fsspec URL (`s3://bucket/folder`) whose package is installed. Left out: `checkpoints` in the
     run's folder."""

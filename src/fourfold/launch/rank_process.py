@@ -15,6 +15,7 @@ from typing import IO, Protocol
 from fourfold.config import RunFailure
 from fourfold.launch.failures import log_tail
 from fourfold.launch.run_folder import RunFolder
+from fourfold.runtime.memory_file import DESCRIPTOR
 from fourfold.train.fork_server import MESSAGE_BYTES, die_with_parent
 
 _ANSWER_SECONDS = 30.0
@@ -74,9 +75,12 @@ class CommandSpawner:
 class ForkServer:
     """The launcher's side of `fourfold.train.fork_server`, which it starts, and starts again where it died."""
 
-    def __init__(self, folder: RunFolder, threads: int) -> None:
-        self._folder = folder
-        self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    def __init__(self, folder: RunFolder, threads: int, memory: int | None = None) -> None:
+        """`memory`: the descriptor of a memory file, which ranks inherit."""
+        self._folder, self._shared = folder, () if memory is None else (memory,)
+        own = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        inherited = {DESCRIPTOR: str(memory)} if memory is not None else {}
+        self._environment = {**os.environ, **own, **inherited}
         self._log = folder.path / "logs" / "fork-server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -111,7 +115,7 @@ class ForkServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *self._shared),
                 preexec_fn=die_with_parent,
             )
         self._is_ready = self._has_ended = False

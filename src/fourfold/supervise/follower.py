@@ -28,7 +28,7 @@ from fourfold.rendezvous.values import OK
 from fourfold.supervise.messages import JOINED, ORDER, REPORT, Order, Report, order_key, report_key
 from fourfold.supervise.observation import observe
 from fourfold.supervise.signals import LaunchOutcome, StopRequests
-from fourfold.supervise.supervisor import RESTARTED_SECONDS, in_mid_run, is_ready, reach
+from fourfold.supervise.supervisor import RESTARTED_SECONDS, in_mid_run, is_ready, kept_memory, reach
 from fourfold.supervise.tracebacks import read_tracebacks
 
 _POLL_SECONDS, _REPORT_SECONDS = 0.02, 0.1
@@ -45,11 +45,12 @@ def follow(
     faults: FaultsSection,
     patience: float,
     on_notice: Callable[[str], None],
+    keeps_memory: bool = False,
 ) -> LaunchOutcome:
     """Takes part in the launch that `token` names until its leader says that it has ended. Called from the main thread.
 
     `slots`: how many ranks this machine runs, asked once the run's folder is there; `spares` more are spare. `threads`: of each of
-    so many ranks. `patience`: seconds to wait for the leader. Raises `RunFailure`.
+    so many ranks. `patience`: seconds to wait for the leader. `keeps_memory`: as in `supervise`. Raises `RunFailure`.
     """
     stop = StopRequests()
     with stop.installed(), ExitStack() as cleanup:
@@ -66,7 +67,8 @@ def follow(
             time.sleep(_TRY_SECONDS / 10)
         count = slots()
         each = threads(count + spares)
-        spawner = ForkServer(folder, each)
+        memory = cleanup.enter_context(kept_memory(on_notice)) if keeps_memory else None
+        spawner = ForkServer(folder, each, memory.descriptor if memory is not None else None)
         cleanup.callback(spawner.close)
         first = member.local_index if member.slots is not None else 0
         follower = _Follower(folder, member, token, spawner, each, faults.stall_seconds or patience, stop.received)

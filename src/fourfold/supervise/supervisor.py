@@ -6,9 +6,10 @@ It decides alone, so that there is never more than one generation that could dec
 (`follower.py`) start, watch and end their ranks as it orders.
 """
 
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from fourfold.config import RunFailure
@@ -22,6 +23,7 @@ from fourfold.launch.run_folder import RunFolder
 from fourfold.launch.sizes import RunSizes
 from fourfold.rendezvous.fence import raise_fence
 from fourfold.rendezvous.server import StoreServer, interface_to, loopback_interface
+from fourfold.runtime.memory_file import PLACE, MemoryFile, open_memory
 from fourfold.runtime.progress import ENDED, FILES, clear_positions, read_positions
 from fourfold.supervise.fleet import Fleet, Slot, placed
 from fourfold.supervise.generation import Generation
@@ -59,20 +61,23 @@ def supervise(
     spares: int = 0,
     sizes: RunSizes | None = None,
     machines: Machines | None = None,
+    keeps_memory: bool = False,
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
     `newest`: the step of the newest checkpoint. `watch`: finds ranks that no longer get on. `on_tick` is called some 20 times a
     second, `on_notice` with a line to show. `command`: a program that is a rank, called with the run's folder, in place of
     `fourfold.train`. `spares`: slots of this machine beside those of its ranks. `sizes`: layouts on fewer ranks, for an elastic
-    run. `machines`: others take part. The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A
-    failure that ends the run ends the other ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process
-    cannot be started.
+    run. `machines`: others take part. `keeps_memory`: ranks copy their state to memory. The first SIGINT, SIGTERM or SIGHUP is
+    passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other ranks: SIGTERM, and SIGKILL
+    `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
     """
     stop = StopRequests()
     member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:
-        spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, threads)
+        memory = cleanup.enter_context(kept_memory(on_notice)) if keeps_memory else None
+        shared = memory.descriptor if memory is not None else None
+        spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, threads, shared)
         cleanup.callback(spawner.close)
         for path in folder.path.glob(FILES):
             path.unlink(missing_ok=True)
@@ -87,7 +92,8 @@ def supervise(
             member.count if member is not None else 1,
             faults.stall_seconds or (machines.seconds if machines is not None else 0.0),
         )
-        judge = Judge(folder, stop.received, faults, newest, watch, on_tick, on_notice, grace_seconds, fleet)
+        saved = newest if memory is None else lambda: max(newest(), memory.newest_step())
+        judge = Judge(folder, stop.received, faults, saved, watch, on_tick, on_notice, grace_seconds, fleet)
         judge.note("launch", ranks=ranks)
         places = Places(fleet, ranks, faults, sizes, spawner, folder, judge.note)
         where = loopback_interface() if member is None else reach(member)
@@ -178,6 +184,21 @@ class _Launch:
         local.start(mine.get(0, {}), world_size, self.threads, self.generation, variables)
         self.store.start()  # a thread: after the forks, where nobody else needs it before
         return generation
+
+
+@contextmanager
+def kept_memory(on_notice: Callable[[str], None]) -> Iterator[MemoryFile | None]:
+    """Memory of this machine for copies of its ranks' state, as long as this process lives; None where it has none."""
+    try:
+        descriptor = open_memory()
+    except OSError as error:
+        on_notice(f"{PLACE}: {error.strerror}: training goes on without copies of its state in memory")
+        yield None
+        return
+    try:
+        yield MemoryFile(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def is_ready(spawner: Spawner, folder: RunFolder, ranks: int, machine: int = 0) -> bool:

@@ -17,7 +17,7 @@ from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program import Program, digest, lower_evaluation, lower_pipeline
+from fourfold.program import Program, digest, lower_pipeline
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
@@ -29,7 +29,6 @@ from fourfold.runtime.optimizer import learning_rate
 from fourfold.runtime.parallel import groups_of
 from fourfold.runtime.progress import (
     ENDED,
-    EVALUATING,
     READING,
     SAVING,
     TRAINING,
@@ -44,14 +43,18 @@ from fourfold.runtime.units import FillShard, build_units, share_parameters, wat
 from fourfold.train import state
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
+from fourfold.train.evaluation import Evaluation
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed, rank_rows
 from fourfold.train.measured import check_sent, known_peak_bytes, rank_measured, write_measured
+from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.metrics import RunLog, append_event, finite
 from fourfold.train.peak import Peak
+from fourfold.train.peer_memory import open_peer_memory
 from fourfold.train.resume import Resumption
 from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal, generation
 from fourfold.train.step_programs import StepPrograms
+from fourfold.train.step_values import Rates, step_values
 
 
 class Training:
@@ -75,12 +78,15 @@ class Training:
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
-        self.evaluation, self.evaluation_feed = self._prepare_evaluation()
+        sequences = self.config.run.evaluate_sequences
+        self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
         first = layout.group_of(context.rank, _ALIKE)[0]
         context.agree(f"program of pp {self.view.pp_rank}", digest(self.program), first)
         names = groups_of(self.spec)
         self.groups = make_groups(layout, context.rank, names, self.config.run.timeout_seconds)
-        resumption = Resumption(lambda: state.saved_steps(self.config, out), context)
+        self.memory = open_peer_memory(self.config, out, context, self.view)
+        copy = self.memory.find() if self.memory is not None else None
+        resumption = Resumption(lambda: state.saved_steps(self.config, out), context, copy)
         released = state.initial_folder(self.config, self.spec) if resumption.is_new else None
         fill: FillShard = state.no_fill
         if resumption.is_new:
@@ -94,38 +100,38 @@ class Training:
         self.step = self.tokens = self.skipped = 0
         self.saved_step: int | None = None
         self.skips = SkippedSteps(self.config)
-        self.chain = ""
+        self.chain, self.resumed_from = "", ""
+        self._certificate: dict[str, Any] = {}
         self.validation_loss: float | None = None
         if not resumption.is_new:
-            info = resumption.restore(
-                lambda path: state.restore(path, self.view, self.units, self.executor.routers, context.rank),
-                self._refuse,
-            )
+            info = resumption.restore(self._restore, self._refuse)
             self.step, self.tokens, self.skipped = info["step"], info["tokens"], info["skipped_steps"]
             self.executor.updates, self.chain = info["updates"], info.get("chain", "")
             self.saved_step = self.step
+            self.resumed_from = "memory" if resumption.memory is not None else "disk"
         else:
             state.initial_biases(released, self.view, self.executor.routers)
+        if self.memory is not None:
+            self.memory.begin(resumption.memory)
         share_parameters(self.spec, self.units, self.groups)
         self.saver = Saver(self.config, out, self.view, self.units, self.executor.routers, context.rank)
         self.peak_bytes = known_peak_bytes(out, context.rank, self.program) if generation() else 0
         self.sent_bytes: dict[str, int] = {}
         self.clock = StepClock(context.device)
 
+    def _restore(self, path: Path, copy: MemoryCopy | None) -> dict[str, Any]:
+        """Fills this rank's state from a checkpoint, or from a copy in memory."""
+        place = self.view, self.units, self.executor.routers, self.context.rank
+        if copy is None or self.memory is None:
+            return state.restore(path, *place)
+        shards = state.unit_shards(self.spec.layout, self.units, self.context.rank)
+        sources = self.memory.fetch(copy, shards, state.extra_tensors(self.view, self.executor.routers))
+        return state.restore(path, *place, copy.manifest, sources)
+
     def _refuse(self, step: int, problem: str) -> None:
         """Says at once that a checkpoint is passed over, whether or not the run then goes on."""
         if self.context.rank == 0:
             append_event(self.out, "refuse", step=step, message=problem)
-
-    def _prepare_evaluation(self) -> tuple[Program, RowFeed]:
-        """The forward-only program over the validation rows, and this rank's share of them."""
-        sequences = self.config.run.evaluate_sequences
-        spec = self.spec.for_evaluation(sequences)
-        layout = spec.layout
-        self.evaluation_microbatches = layout.num_microbatches
-        num_rows = layout.num_microbatches * layout.data_degree * layout.microbatch_sequences
-        rows = self.batches.validation(sequences, num_rows).select(rank_rows(layout, self.context.rank))
-        return lower_evaluation(rank_view(spec, self.view.pp_rank)), self._feed(rows)
 
     def _feed(self, rows: Batch) -> RowFeed:
         return rank_feed(self.spec, rows, self.context.rank, self.tables)
@@ -146,9 +152,11 @@ class Training:
 
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
-        _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
+        kind, tier = ("resume", {"tier": self.resumed_from}) if self.step else ("start", {})
+        _event(log, kind, step=self.step, ranks=self.context.world_size, **tier)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
+        rates = Rates(config.batch, flops, self.context.world_size, peak)
         if self.step >= self.steps:
             self.validation_loss = self._evaluate()
         while self.step < self.steps:
@@ -175,25 +183,16 @@ class Training:
                 tensor = self.skips.locate(self.executor.own_gradients, self.context)
                 _event(log, "skip", step=self.step, tensor=tensor)
             self.step += 1
-            tokens_per_second = config.batch.global_sequences * config.batch.sequence_length / seconds
-            values: dict[str, Any] = {
-                "step": self.step - 1,
-                "loss": result.loss,
-                "grad_norm": result.grad_norm,
-                "lr": lr,
-                "tokens": self.tokens,
-                "step_seconds": seconds,
-                "tokens_per_second": tokens_per_second,
-                "mfu": peak.share(tokens_per_second * flops / self.context.world_size, self.step),
+            counted: dict[str, Any] = {
                 "peak_memory_bytes": self.peak_bytes,
                 "comm_bytes": self.sent_bytes,
                 "skipped_steps": self.skipped,
             }
-            if result.expert_imbalance is not None:
-                values["expert_load_max_over_mean"] = result.expert_imbalance
-                values["auxiliary_loss"] = result.auxiliary_loss
-            if result.mtp_loss is not None:
-                values["mtp_loss"] = result.mtp_loss
+            if self.memory is not None and not result.skipped and self.step % self.memory.every_steps == 0:
+                taken = self.memory.take(self.step, self._info(), self.units, self.executor.routers)
+                counted["memory_copy_seconds"] = taken
+            timed = rates.of(self.step, seconds)
+            values = step_values(self.step - 1, result, lr, self.tokens, timed, counted)
             every, last = config.run.evaluate_every, self.step == self.steps
             if last or (every is not None and self.step % every == 0):
                 begun = time.perf_counter()
@@ -250,17 +249,14 @@ class Training:
         return result
 
     def _evaluate(self) -> float:
-        self.board.enter(EVALUATING, self.step, self.evaluation)
         try:
-            return self.executor.run(self.evaluation, self.evaluation_feed).loss
+            return self.evaluation.run(self.executor, self.board, self.step)
         except StepTimeout as error:
-            raise self._explain(error, self.evaluation) from error
+            raise self._explain(error, self.evaluation.program) from error
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
         positions = read_positions(self.out)
-        spec = self.programs.at(self.step).spec
-        if program is self.evaluation:
-            spec = self.spec.with_microbatches(self.evaluation_microbatches)
+        spec = self.evaluation.spec if program is self.evaluation.program else self.programs.at(self.step).spec
         programs = lower_pipeline(spec, program.kind)
         where = describe_wait(self.context.rank, error.index, self.step, programs, spec.layout, positions)
         cause = str(error).splitlines()[0]
@@ -285,18 +281,18 @@ class Training:
         self.skips.require_finite(self.units.values(), self.saved_step, self.context)
         if self.config.faults.checksum_every_steps:
             self.executor.replicas.compare()
-        info: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "skipped_steps": self.skipped,
-            "updates": self.executor.updates,
-            **certificate(self.config, self.program, self.chain),
-        }
+        info = self._info()
         self.board.enter(SAVING, self.step)
         if self.saver.beside_training and not last:
             self.saver.begin(self.step, info)
         else:
             self.saver.save(self.step, info, self._barrier)
+
+    def _info(self) -> dict[str, Any]:
+        """The counters that are saved beside the tensors."""
+        counters = {"step": self.step, "tokens": self.tokens, "skipped_steps": self.skipped}
+        made_by = self._certificate = self._certificate or certificate(self.config, self.program, "")
+        return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:
         """Records the saves that ended; the error of the newest, where it failed."""
@@ -321,6 +317,8 @@ class Training:
             _event(log, "phase", what="writing a sample")
             sample = generate(self.out, "def ", self.config.run.sample_tokens, 0.8, self.config.run.seed)
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if self.memory is not None:
+            self.memory.wait()
         self.board.enter(ENDED, self.step)
         _event(log, "finish", step=self.step, validation_loss=self.validation_loss, sample=sample, max_rss_bytes=rss)
 

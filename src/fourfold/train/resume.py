@@ -6,28 +6,37 @@ from pathlib import Path
 from typing import Any
 
 from fourfold.checkpoint import DamagedCheckpoint, step_of
+from fourfold.checkpoint.folders import step_folder
 from fourfold.config import FinalFailure
 from fourfold.config.remote_path import place
+from fourfold.train.memory_plan import MemoryCopy
 from fourfold.train.session import RankContext
 
-Restore = Callable[[Path], dict[str, Any]]
-"""Fills this rank's tensors from a checkpoint and returns what was saved beside them. Raises `DamagedCheckpoint`."""
+Restore = Callable[[Path, MemoryCopy | None], dict[str, Any]]
+"""Fills this rank's tensors from a checkpoint, or a copy in memory, and returns what was saved beside them. Raises
+`DamagedCheckpoint`."""
 
 
 class Resumption:
     """The checkpoints of a run, as all its ranks see them."""
 
-    def __init__(self, find: Callable[[], list[Path]], context: RankContext) -> None:
-        """`find`: the folders of saved steps, newest first."""
+    def __init__(self, find: Callable[[], list[Path]], context: RankContext, memory: MemoryCopy | None = None) -> None:
+        """`find`: the folders of saved steps, newest first. `memory`: the newest copy, the same on every rank."""
+        self.memory: MemoryCopy | None = None
+        """The copy that the run goes on from, once it is restored."""
         self._context = context
         if context.rank == 0:  # one rank looks, so that all see the same folders
             context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
         self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
+        self._tiers: list[tuple[Path, MemoryCopy | None]] = [(path, None) for path in self._paths]
+        if memory is not None:
+            newer = [path for path in self._paths if (step_of(path) or 0) > memory.step]
+            self._tiers.insert(len(newer), (step_folder(Path("memory"), memory.step), memory))
 
     @property
     def is_new(self) -> bool:
         """Whether there is nothing to go on from."""
-        return not self._paths
+        return not self._tiers
 
     def restore(self, restore: Restore, refuse: Callable[[int, str], None]) -> dict[str, Any]:
         """Fills the tensors of all ranks from the newest checkpoint that every rank can read; what was saved beside them.
@@ -36,22 +45,23 @@ class Resumption:
         none is left.
         """
         problems = []
-        for path in self._paths:
-            info, problem = self._attempt(path, restore)
+        for path, memory in self._tiers:
+            info, problem = self._attempt(path, memory, restore)
             if info is not None:
+                self.memory = memory
                 return info
             refuse(step_of(path) or 0, problem)
             problems.append(f"  {problem}\n")
         raise FinalFailure(
-            f"{self._paths[0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
+            f"{self._tiers[-1][0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
             f"move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
         )
 
-    def _attempt(self, path: Path, restore: Restore) -> tuple[dict[str, Any] | None, str]:
+    def _attempt(self, path: Path, memory: MemoryCopy | None, restore: Restore) -> tuple[dict[str, Any] | None, str]:
         """(what was saved, "") on every rank, or (None, the problem of a rank that could not read it)."""
         info, problem = None, ""
         try:
-            info = restore(path)
+            info = restore(path, memory)
             check_info(path, info)
         except DamagedCheckpoint as error:
             problem = error.problem

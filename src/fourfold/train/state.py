@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint import (
+    Manifest,
     UnitShard,
     WeightFolder,
     fill_from_folder,
@@ -22,6 +23,7 @@ from fourfold.checkpoint import (
     unit_shard,
 )
 from fourfold.checkpoint.commit import rank_tensors
+from fourfold.checkpoint.file_bytes import ByteSource
 from fourfold.checkpoint.unit_shard import MASTER, balance_bias_extra
 from fourfold.config import RunConfig, RunFailure
 from fourfold.config.remote_path import place
@@ -123,7 +125,7 @@ def save(
         checkpoint_root(config, out),
         step,
         unit_shards(view.spec.layout, units, rank),
-        {**info, _OPTIMIZER: view.spec.optimizer.name, **({"fence": number} if number is not None else {})},
+        full_info(info, view, number),
         rank=rank,
         synchronize=synchronize,
         keep=config.checkpoint.keep,
@@ -134,6 +136,11 @@ def save(
         tensors=tensors,
         fence=partial(fenced, out, number),
     )
+
+
+def full_info(info: Mapping[str, Any], view: RankView, fence: int | None) -> dict[str, Any]:
+    """What is saved beside the tensors."""
+    return {**info, _OPTIMIZER: view.spec.optimizer.name, **({"fence": fence} if fence is not None else {})}
 
 
 def written_tensors(view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Tensor]:
@@ -148,10 +155,18 @@ def unit_names(spec: StepSpec) -> list[str]:
     return [unit.name for segment in spec.segments for unit in segment.own]
 
 
-def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Routers, rank: int) -> dict[str, Any]:
-    """Fills the units and biases from a checkpoint and returns what was saved beside them. Raises `RunFailure` for the state of
-    another optimizer."""
-    saved, own = read_manifest(path).info.get(_OPTIMIZER), view.spec.optimizer.name
+def restore(
+    path: Path,
+    view: RankView,
+    units: Mapping[str, Unit],
+    routers: Routers,
+    rank: int,
+    manifest: Manifest | None = None,
+    sources: Mapping[str, ByteSource] | None = None,
+) -> dict[str, Any]:
+    """Fills the units and biases from a checkpoint and returns what was saved beside them. `manifest`, `sources`: of a state in
+    memory. Raises `RunFailure` for the state of another optimizer."""
+    saved, own = (manifest or read_manifest(path)).info.get(_OPTIMIZER), view.spec.optimizer.name
     if saved != own:
         raise RunFailure(
             f"{path} was saved with optimizer.name = {saved!r}, this run has {own!r}; set optimizer.name = {saved!r} to resume "
@@ -162,4 +177,6 @@ def restore(path: Path, view: RankView, units: Mapping[str, Unit], routers: Rout
         unit_shards(view.spec.layout, units, rank),
         units=unit_names(view.spec),
         extras=extra_tensors(view, routers),
+        manifest=manifest,
+        sources=sources,
     )
