@@ -21,10 +21,10 @@ def test_a_page_opens_from_its_address(watched: Watched, name: str) -> None:
     assert watched.tab.locator("nav a[aria-current=page]").inner_text().lower() == name
 
 
-@pytest.mark.parametrize("wide", [390, 320])
-def test_a_phone_shows_which_page_is_open(watched: Watched, wide: int) -> None:
+@pytest.mark.parametrize("pixels", [390, 320])
+def test_a_phone_shows_which_page_is_open(watched: Watched, pixels: int) -> None:
     """From its address, and after another page was taken."""
-    watched.tab.set_viewport_size({"width": wide, "height": 800})
+    watched.tab.set_viewport_size({"width": pixels, "height": 800})
     watched.open("#/tasks")
     for key, name in (("", "tasks"), ("1", "strategy"), ("4", "cluster")):
         if key:
@@ -33,7 +33,7 @@ def test_a_phone_shows_which_page_is_open(watched: Watched, wide: int) -> None:
         link.get_by_text(name, exact=False).wait_for()
         box = link.bounding_box()
         assert box["x"] >= 0
-        assert box["x"] + box["width"] <= wide
+        assert box["x"] + box["width"] <= pixels
 
 
 def violations(tab: Any) -> list[tuple[str, str]]:
