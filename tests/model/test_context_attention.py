@@ -131,7 +131,7 @@ def covered(case: Case, gather: bool) -> torch.Tensor:
             others = [j for j in range(ring) if j != rank]
             work += [(positions[j], ring_pieces(rank, j, ring, length, documents)) for j in others]
         for keys_held, pieces in work:
-            for rows, queries, keys, causal in pieces:
+            for rows, queries, keys, causal, _ in pieces:
                 pairs = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int32)
                 q, k = torch.tensor(held[slice(*queries)]), torch.tensor(keys_held[slice(*keys)])
                 counts[rows[0] : rows[1], q[:, None], k[None, :]] += pairs.tril() if causal else pairs

@@ -44,9 +44,9 @@ Pieces = tuple[list[Piece], list[Piece], list[Piece]]
 """The pieces against the rank's own keys, and against the gathered front and back chunks of others."""
 
 
-def _pieces(group: Group, length: int, documents: Documents) -> Pieces:
+def _pieces(group: Group, length: int, documents: Documents, packs: bool) -> Pieces:
     rank, size, length = group.index, group.size, length * group.size
-    return own_pieces(rank, size, length, documents), *gathered_pieces(rank, size, length, documents)
+    return own_pieces(rank, size, length, documents, packs), *gathered_pieces(rank, size, length, documents)
 
 
 def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
@@ -56,7 +56,8 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
     saved.keep(qkv=(q, k, v))
     parts.clear()
     head_dim, dtype = q.shape[-1], q.dtype
-    pieces = _pieces(group, q.shape[1], documents)
+    length, packs = q.shape[1], ops.on_accelerator(q)
+    pieces = documents.once("gathered", lambda: _pieces(group, length, documents, packs))
     own, *chunks = pieces
     scale = head_dim**-0.5
     gathering = Gathering(ops, group, k, v)

@@ -6,9 +6,11 @@ keys of an earlier rank, all its queries see the front chunk alone. Against the 
 see both chunks. A document is an interval: two ranks share at most one document of a row, and its part is one rectangle.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from fourfold.flash.visible import Visible
 
 Span = tuple[int, int]
 """First and one past the last."""
@@ -16,17 +18,19 @@ Span = tuple[int, int]
 
 class Piece(NamedTuple):
     """One call of the kernel: `queries` and `keys` index a rank's local tokens, or those of a buffer of keys. `causal` pieces are
-    squares whose query i sees keys 0..i; in others every query sees every key."""
+    squares whose query i sees keys 0..i; in others every query sees every key. `documents`: the rows laid flat are these documents,
+    each a causal square of its own; None: every row is one."""
 
     rows: Span
     queries: Span
     keys: Span
     causal: bool
+    documents: Visible | None = None
 
 
 def extent(piece: Piece) -> tuple[int, int, int, bool]:
     """How many rows, queries and keys a piece has."""
-    rows, queries, keys, causal = piece
+    rows, queries, keys, causal, _ = piece
     return rows[1] - rows[0], queries[1] - queries[0], keys[1] - keys[0], causal
 
 
@@ -43,6 +47,7 @@ class Documents:
 
     def __init__(self, batch: int, sequence_length: int, lengths: Sequence[Sequence[int]] | None) -> None:
         self.batch = batch
+        self._made: dict[Hashable, Any] = {}
         if lengths is None:
             self.rows: list[list[Span]] = [[(0, sequence_length)]]
             return
@@ -55,6 +60,12 @@ class Documents:
                     f"document_lengths[{row}] sums to {sum(sizes)}; it must cover the whole sequence of {sequence_length}"
                 )
             self.rows.append([(a, b) for a, b in pairwise(accumulate(sizes, initial=0)) if a < b])
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of the first call's `make` with this key: pieces, which all layers share."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def pieces(self, causal: bool, of_row: Callable[[list[Span]], list[tuple[Span, Span]]]) -> list[Piece]:
         """`of_row` of every row's documents; all rows in one piece where each is one document."""
@@ -72,15 +83,21 @@ def rank_runs(rank: int, ring: int, sequence_length: int) -> list[Run]:
     return [Run(0, rank * chunk, (rank + 1) * chunk), Run(chunk, back * chunk, (back + 1) * chunk)]
 
 
-def own_pieces(rank: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
-    """Causal squares over the rank's own tokens, one a document; every token is in exactly one."""
+def own_pieces(rank: int, ring: int, sequence_length: int, documents: Documents, packs: bool = False) -> list[Piece]:
+    """Causal squares over the rank's own tokens, one a document; every token is in exactly one. `packs`: all documents in one
+    piece, for a kernel that takes sequences of several lengths in one launch."""
     runs = rank_runs(rank, ring, sequence_length)
 
     def squares(row: list[Span]) -> list[tuple[Span, Span]]:
         spans = [span for document in row for span in _held(runs, document)]
         return [(span, span) for span in spans]
 
-    return documents.pieces(True, squares)
+    pieces = documents.pieces(True, squares)
+    if not packs or len(pieces) == 1:
+        return pieces
+    lengths = [stop - start for _, (start, stop), *_ in pieces]
+    tokens = (0, sequence_length // ring)
+    return [Piece((0, documents.batch), tokens, tokens, True, Visible.documents(lengths))]
 
 
 def ring_pieces(rank: int, source: int, ring: int, sequence_length: int, documents: Documents) -> list[Piece]:
