@@ -41,6 +41,7 @@ from fourfold.runtime.progress import (
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.attention_choice import choose_for_run
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.feed import RowFeed, feed_tables, own_positions, rank_rows
@@ -85,9 +86,11 @@ class Training:
         if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
+        self.attention = choose_for_run(self.config, self.spec, context, resumption.newest)
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
+            operations=self.attention.operations,
             locate_nan=self.config.faults.locate_nan,
         )
         self.step = self.tokens = self.skipped = 0
@@ -148,6 +151,8 @@ class Training:
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
         _event(log, "resume" if self.step else "start", step=self.step, ranks=self.context.world_size)
+        if self.attention.reason:
+            _event(log, "attention", backend=self.attention.backend.name, message=self.attention.reason)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         if self.step >= self.steps:
@@ -291,7 +296,7 @@ class Training:
             "tokens": self.tokens,
             "skipped_steps": self.skipped,
             "updates": self.executor.updates,
-            **certificate(self.config, self.program, self.chain),
+            **certificate(self.config, self.program, self.chain, self.attention.backend.name),
         }
         self.board.enter(SAVING, self.step)
         if self.saver.beside_training and not last:
