@@ -35,6 +35,7 @@ SHORT = {
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "data/unigram.py": "the loss of a model of its own",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
+    "model/torch_attention.py": "attention of `torch_operations`, beside its grouped matmuls",
     "plan/batch.py": "one question of the planner: which batches layouts can divide",
     "program/fault.py": "the record that all of the verifier's rules make",
     "program/schedule/breadth_first.py": "one schedule, one file",

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fourfold.flash import triton_attention
+from fourfold.flash.backends import BACKENDS
 from fourfold.flash.visible import Visible
+from tests.support.attention_backends import check_backend
 from tests.support.attention_by_mask import SCALE, Problem, intervals, problem
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 2e-5}
@@ -62,3 +64,13 @@ def test_half_precision_keeps_its_format() -> None:
     for ours, expected in zip((out, *gradients), (case.out, *case.gradients), strict=True):
         assert ours.dtype == HALF
         torch.testing.assert_close(ours.transpose(1, 2).float().cpu(), expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("mask", [[1] * 5, [9, 1, 13], 33, (7, 20)], ids=str)
+@pytest.mark.parametrize(("heads", "widths"), [((1, 8), (64, 64)), ((2, 1), (192, 128))], ids=str)
+def test_the_back_end_equals_fp64(
+    mask: list[int] | tuple[int, int] | int, heads: tuple[int, int], widths: tuple[int, int]
+) -> None:
+    """Documents of two rows, a causal row, a rectangle; in views of larger tensors."""
+    for dtype in (torch.float64, torch.float32):
+        check_backend(BACKENDS["triton"], mask, dtype, heads, widths, True, DEVICE)

@@ -143,7 +143,7 @@ def covered(case: Case, gather: bool) -> torch.Tensor:
             others = [j for j in range(ring) if j != rank]
             work += [(positions[j], ring_pieces(rank, j, documents)) for j in others]
         for keys_held, pieces in work:
-            for rows, queries, keys, causal in pieces:
+            for rows, queries, keys, causal, _ in pieces:
                 pairs = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int32)
                 for row in range(*rows):
                     q, k = held[row, slice(*queries)], keys_held[row, slice(*keys)]

@@ -11,7 +11,7 @@ LARGER = {"hidden_size": 64, "moe_ffn_size": 32, "num_layers": 3}
 DOCUMENTS = {"document_mask": True}
 
 
-def _of(
+def sections(
     layout: dict[str, Any], model: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **more: Any
 ) -> Sections:
     batch = {"global_sequences": 8, "sequence_length": 16}
@@ -26,37 +26,60 @@ def _of(
 
 
 LAYOUTS: dict[str, tuple[int, Sections]] = {
-    "one rank": (1, _of({})),
-    "one rank, fp32": (1, _of({}, precision={"compute": "fp32"})),
-    "one rank, documents, full recompute": (1, _of({"recompute": "full"}, data=DOCUMENTS)),
-    "one rank, selective": (1, _of({"recompute": "selective"}, {"tie_embeddings": True})),
-    "one rank, sgd": (1, _of({}, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})),
-    "replicas": (4, _of({"dp_replicate": 4, "dp_shard": 1, "zero": 0})),
-    "zero 1": (4, _of({"dp_shard": 4, "zero": 1})),
-    "zero 2": (4, _of({"dp_shard": 4, "zero": 2})),
-    "zero 3": (4, _of({"dp_shard": 4, "zero": 3})),
-    "hsdp, zero 2": (8, _of({"dp_replicate": 2, "dp_shard": 4, "zero": 2})),
-    "hsdp, zero 3": (8, _of({"dp_replicate": 2, "dp_shard": 4, "zero": 3})),
-    "tp": (2, _of({"tp": 2})),
-    "tp with sequences, padded vocabulary": (4, _of({"tp": 4, "sequence_parallel": True}, {"vocab_size": 99})),
-    "tp, hsdp, zero 3": (8, _of({"tp": 2, "sequence_parallel": True, "dp_replicate": 2, "dp_shard": 2, "zero": 3})),
-    "ring": (2, _of({"cp": 2})),
-    "ring, documents": (4, _of({"cp": 4}, data=DOCUMENTS)),
-    "gathered keys": (2, _of({"cp": 2, "cp_method": "all_gather"}, data=DOCUMENTS)),
-    "ulysses": (2, _of({"cp": 2, "cp_method": "ulysses"})),
-    "pipeline": (2, _of({"pp": 2, "schedule": "1f1b"})),
-    "pipeline, tied": (4, _of({"pp": 2, "schedule": "gpipe", "dp_shard": 2, "zero": 1}, {"tie_embeddings": True})),
-    "interleaved": (4, _of({"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "dp_shard": 2, "zero": 2})),
-    "zero bubble": (4, _of({"pp": 4, "schedule": "zb_h1"})),
-    "zero bubble V": (4, _of({"pp": 2, "schedule": "zb_v", "virtual_stages": 2, "tp": 2, "sequence_parallel": True})),
-    "learned positions": (2, _of({"tp": 2}, {"family": "gpt2", "num_kv_heads": 4})),
-    "experts": (4, _of({"ep": 4, "dp_shard": 4, "zero": 1}, {**MIXTRAL, **LARGER})),
-    "experts over tp": (4, _of({"ep": 2, "tp": 2, "dp_shard": 2, "sequence_parallel": True}, {**QWEN3_MOE, **LARGER})),
-    "experts, etp, zero 3": (4, _of({"ep": 2, "etp": 2, "tp": 2, "dp_shard": 2, "zero": 3}, {**MIXTRAL, **LARGER})),
+    "one rank": (1, sections({})),
+    "one rank, fp32": (1, sections({}, precision={"compute": "fp32"})),
+    "one rank, documents, full recompute": (1, sections({"recompute": "full"}, data=DOCUMENTS)),
+    "one rank, selective": (1, sections({"recompute": "selective"}, {"tie_embeddings": True})),
+    "one rank, sgd": (1, sections({}, optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})),
+    "replicas": (4, sections({"dp_replicate": 4, "dp_shard": 1, "zero": 0})),
+    "zero 1": (4, sections({"dp_shard": 4, "zero": 1})),
+    "zero 2": (4, sections({"dp_shard": 4, "zero": 2})),
+    "zero 3": (4, sections({"dp_shard": 4, "zero": 3})),
+    "hsdp, zero 2": (8, sections({"dp_replicate": 2, "dp_shard": 4, "zero": 2})),
+    "hsdp, zero 3": (8, sections({"dp_replicate": 2, "dp_shard": 4, "zero": 3})),
+    "tp": (2, sections({"tp": 2})),
+    "tp with sequences, padded vocabulary": (4, sections({"tp": 4, "sequence_parallel": True}, {"vocab_size": 99})),
+    "tp, hsdp, zero 3": (
+        8,
+        sections({"tp": 2, "sequence_parallel": True, "dp_replicate": 2, "dp_shard": 2, "zero": 3}),
+    ),
+    "ring": (2, sections({"cp": 2})),
+    "ring, documents": (4, sections({"cp": 4}, data=DOCUMENTS)),
+    "gathered keys": (2, sections({"cp": 2, "cp_method": "all_gather"}, data=DOCUMENTS)),
+    "ulysses": (2, sections({"cp": 2, "cp_method": "ulysses"})),
+    "pipeline": (2, sections({"pp": 2, "schedule": "1f1b"})),
+    "pipeline, tied": (4, sections({"pp": 2, "schedule": "gpipe", "dp_shard": 2, "zero": 1}, {"tie_embeddings": True})),
+    "interleaved": (
+        4,
+        sections({"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "dp_shard": 2, "zero": 2}),
+    ),
+    "zero bubble": (4, sections({"pp": 4, "schedule": "zb_h1"})),
+    "zero bubble V": (
+        4,
+        sections({"pp": 2, "schedule": "zb_v", "virtual_stages": 2, "tp": 2, "sequence_parallel": True}),
+    ),
+    "learned positions": (2, sections({"tp": 2}, {"family": "gpt2", "num_kv_heads": 4})),
+    "experts": (4, sections({"ep": 4, "dp_shard": 4, "zero": 1}, {**MIXTRAL, **LARGER})),
+    "experts over tp": (
+        4,
+        sections({"ep": 2, "tp": 2, "dp_shard": 2, "sequence_parallel": True}, {**QWEN3_MOE, **LARGER}),
+    ),
+    "experts, etp, zero 3": (
+        4,
+        sections({"ep": 2, "etp": 2, "tp": 2, "dp_shard": 2, "zero": 3}, {**MIXTRAL, **LARGER}),
+    ),
     "experts, first blocks dense": (
         8,
-        _of({"pp": 2, "ep": 4, "dp_shard": 4, "zero": 0, "schedule": "1f1b"}, {**DEEPSEEK_V3, "first_dense_layers": 2}),
+        sections(
+            {"pp": 2, "ep": 4, "dp_shard": 4, "zero": 0, "schedule": "1f1b"}, {**DEEPSEEK_V3, "first_dense_layers": 2}
+        ),
     ),
-    "experts, capacity": (4, _of({"ep": 2, "dp_shard": 4, "zero": 3}, {**MIXTRAL, **LARGER, "capacity_factor": 1.25})),
-    "multi-token": (4, _of({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1})),
+    "experts, capacity": (
+        4,
+        sections({"ep": 2, "dp_shard": 4, "zero": 3}, {**MIXTRAL, **LARGER, "capacity_factor": 1.25}),
+    ),
+    "multi-token": (
+        4,
+        sections({"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "1f1b"}, {**DEEPSEEK_V3, "mtp_layers": 1}),
+    ),
 }

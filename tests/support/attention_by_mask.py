@@ -35,16 +35,20 @@ def problem(
     group: int = 1,
     widths: tuple[int, int] = (8, 8),
     is_strided: bool = False,
+    rounded: torch.dtype | None = None,
 ) -> Problem:
-    """Seeded inputs. `widths`: of queries and keys, and of values. `is_strided`: views into larger tensors, tokens before heads."""
+    """Seeded inputs. `widths`: of queries and keys, and of values. `is_strided`: views into larger tensors, tokens before heads.
+    `rounded`: a format whose numbers the inputs are."""
     generator = torch.Generator().manual_seed(7)
 
     def draw(heads: int, tokens: int, width: int) -> Tensor:
         if not is_strided:
-            return torch.randn(batch, heads, tokens, width, dtype=dtype, generator=generator)
-        return torch.randn(batch, tokens, heads, width + 3, dtype=dtype, generator=generator).transpose(1, 2)[
-            ..., :width
-        ]
+            return rounding(torch.randn(batch, heads, tokens, width, dtype=dtype, generator=generator))
+        larger = rounding(torch.randn(batch, tokens, heads, width + 3, dtype=dtype, generator=generator))
+        return larger.transpose(1, 2)[..., :width]
+
+    def rounding(x: Tensor) -> Tensor:
+        return x.to(rounded or dtype).to(dtype)
 
     width, value = widths
     q = draw(kv_heads * group, visible.queries, width).requires_grad_()

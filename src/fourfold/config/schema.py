@@ -15,6 +15,11 @@ FlopsConvention = Literal["causal", "full", "hardware", "6nd"]
 """How model FLOPs are counted (`model.counts.step_flops_per_token`)."""
 
 
+AttentionBackendName = Literal[
+    "auto", "flash", "flash-3", "flash-4", "cudnn", "efficient", "flash-attn", "triton", "tiled"
+]
+
+
 class CorpusPart(Section):
     """One corpus of a blend."""
 
@@ -192,6 +197,9 @@ class RunSection(Section):
     """Loggers beside `metrics.jsonl`; each needs the extra of its name."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where ranks compute. `auto`: CUDA where there is a device."""
+    attention_backend: AttentionBackendName = "auto"
+    """Kernels of attention. `auto`: on CUDA the fastest that computes this run's attention right, measured once for a device and
+    its shapes; on a processor, and by name, `flash` is PyTorch's FlashAttention. See docs/flash-attention.md."""
     threads_per_rank: PositiveInt | None = None
     """CPU threads of one rank. Left out: an equal share of the cores."""
     timeout_seconds: Annotated[float, Field(gt=0)] = 600.0

@@ -38,7 +38,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Visible, scale: float, tile
     sum_dtype = accumulation_dtype(q)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(q.shape[:-1], dtype=sum_dtype)
-    interval = on_device(q, visible.first, visible.last)
+    interval = interval_on(q, visible)
     for rows in tiles((0, visible.queries), tile.queries, visible.queries):
         q_tile = _grouped(q, rows, k.shape[1], sum_dtype)
         maximum = q_tile.new_full((*q_tile.shape[:-1], 1), float("-inf"))
@@ -76,7 +76,7 @@ def attend_backward(
     sum_dtype, kv_heads = accumulation_dtype(q), k.shape[1]
     d_q = torch.zeros_like(q, dtype=sum_dtype)
     d_k, d_v = torch.zeros_like(k), torch.zeros_like(v)
-    interval = on_device(q, visible.first, visible.last)
+    interval = interval_on(q, visible)
     for columns in tiles((0, visible.keys), tile.keys, visible.keys):
         k_tile, v_tile = _keys(k, columns, sum_dtype), _keys(v, columns, sum_dtype)
         d_k_tile, d_v_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
@@ -106,6 +106,12 @@ def on_device(x: Tensor, *arrays: Integers) -> list[Tensor]:
     """The arrays beside x, copied without holding up the host."""
     tensors = [torch.from_numpy(array) for array in arrays]
     return tensors if x.device.type != "cuda" else [t.pin_memory().to(x.device, non_blocking=True) for t in tensors]
+
+
+def interval_on(x: Tensor, visible: Visible) -> list[Tensor]:
+    """The first and last of every query, beside x."""
+    interval: list[Tensor] = visible.once(("interval", x.device), lambda: on_device(x, visible.first, visible.last))
+    return interval
 
 
 def _grouped(x: Tensor, rows: Range, kv_heads: int, sum_dtype: torch.dtype) -> Tensor:

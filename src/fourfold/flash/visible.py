@@ -4,8 +4,9 @@ Full attention, causal attention, and documents packed into one sequence are all
 of keys, and a tile of keys is seen by one range of queries: the other tiles are never visited.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,16 @@ Range = tuple[int, int]
 """First and one past the last."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Visible:
-    """Query i sees the keys first[i] to last[i] - 1. Both [queries]; neither decreases; an empty interval sees nothing."""
+    """Query i sees the keys first[i] to last[i] - 1. Both [queries]; neither decreases; an empty interval sees nothing. `lengths`:
+    of causal documents side by side; empty for anything else."""
 
     first: Integers
     last: Integers
     keys: int
+    lengths: tuple[int, ...] = ()
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name, ends in (("first", self.first), ("last", self.last)):
@@ -45,7 +49,9 @@ class Visible:
         ends = np.cumsum(sizes, dtype=np.int32)
         first, last = np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)
         keys = first.size
-        return cls(first, np.arange(1, keys + 1, dtype=np.int32) if causal else last, keys)
+        if not causal:
+            return cls(first, last, keys)
+        return cls(first, np.arange(1, keys + 1, dtype=np.int32), keys, tuple(lengths))
 
     @property
     def queries(self) -> int:
@@ -55,6 +61,17 @@ class Visible:
     def pairs(self) -> int:
         """How many scores count."""
         return int(np.maximum(self.last - self.first, 0).sum(dtype=np.int64))
+
+    @property
+    def ends(self) -> Integers:
+        """Where the documents start and end, [documents + 1]."""
+        return np.cumsum((0, *self.lengths), dtype=np.int32)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of the first call's `make` with this key: arrays on a device, which all layers share."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def keys_of(self, queries: Range) -> Range:
         """The range of keys that some of these queries see."""

@@ -20,7 +20,9 @@ def grouped_forward(env: Environment, x: Array, w: AttentionWeights, batch: Micr
     heads, kv_heads = local_heads(w, env.model)
     parts = list(qkv.split((heads, kv_heads, kv_heads), dim=-2))
     del qkv
-    return output_forward(env, attend_forward(env, parts, batch.document_lengths, saved, batch.placement), x, w, saved)
+    return output_forward(
+        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), x, w, saved
+    )
 
 
 def grouped_backward(

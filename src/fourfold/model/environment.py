@@ -1,7 +1,8 @@
 """The environment of a segment's functions: backend, model and groups; and `Saved`, where they keep activations."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from fourfold.config import ModelConfig
 from fourfold.model.context.placement import Placement
@@ -30,8 +31,9 @@ class Microbatch:
     head_dim / 2], empty where positions are learned; document_lengths: per row the lengths of its documents, or None where
     attention may cross them; positions [batch, seq]: where each token stands in its document, None unless they are learned;
     ahead_tokens, ahead_targets [D, batch, seq]: what the D MTP modules read, the k-th the tokens k places on in their
-    document (any where there is none) and those tokens' targets (-100 where there is none); placement: which chunks of the rows
-    each ring rank of context parallelism has, None for zig-zag."""
+    document (any where there is none) and those tokens' targets (-100 where there is none); documents: what attention derives
+    from their lengths in the first layer, for all; placement: which chunks of the rows each ring rank of context parallelism has,
+    None for zig-zag."""
 
     tokens: Array
     targets: Array
@@ -42,6 +44,7 @@ class Microbatch:
     ahead_tokens: Array | None = None
     ahead_targets: Array | None = None
     placement: Placement | None = None
+    documents: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Saved:

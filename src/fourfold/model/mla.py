@@ -22,7 +22,9 @@ COMPRESSED_NORM_EPS = 1e-6
 def mla_forward(env: Environment, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> Array:
     """x + attention(norm(x)) @ W_out^T. x [t, hidden] -> the same."""
     parts = mla_query_key_value(env, x, w, batch, saved)
-    return output_forward(env, attend_forward(env, parts, batch.document_lengths, saved, batch.placement), x, w, saved)
+    return output_forward(
+        env, attend_forward(env, parts, batch.document_lengths, saved, batch.documents, batch.placement), x, w, saved
+    )
 
 
 def mla_backward(env: Environment, grad: Array, x: Array, w: MLAWeights, batch: Microbatch, saved: Saved) -> Array:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fourfold.config import ModelConfig
+from fourfold.flash.visible import Visible
 
 Array = Any
 """A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
@@ -78,13 +79,25 @@ class Operations(Protocol):
 
     # Attention
 
-    def attend(self, q: Array, k: Array, v: Array, causal: bool, scale: float) -> tuple[Array, Array]:
+    def attend(
+        self, q: Array, k: Array, v: Array, causal: bool, scale: float, documents: Visible | None = None
+    ) -> tuple[Array, Array]:
         """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> output [batch, queries,
-        heads, value], and the log-sum-exp of the scores [batch, queries, heads] in the accumulation format."""
+        heads, value], and the log-sum-exp of the scores [batch, queries, heads] in the accumulation format. `documents`: the rows
+        laid flat are these documents, each causal by itself; an accelerator takes them in one launch."""
         ...
 
     def attend_backward(
-        self, grad: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, causal: bool, scale: float
+        self,
+        grad: Array,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        lse: Array,
+        causal: bool,
+        scale: float,
+        documents: Visible | None = None,
     ) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
         ...

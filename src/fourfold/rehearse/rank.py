@@ -30,6 +30,9 @@ from fourfold.runtime.step import StepTimeout
 from fourfold.runtime.units import build_units, share_parameters, watch_units
 from fourfold.train.feed import RowFeed, feed_tables, rank_feed
 
+DOCUMENTS = 3
+"""Documents of a row where attention stays inside them."""
+
 
 @dataclass(frozen=True)
 class RankRehearsal:
@@ -139,12 +142,12 @@ def _operations(journal: Journal) -> Operations:
 
 
 def _feed(view: RankView, rank: int, tables: tuple[Tensor, Tensor]) -> RowFeed:
-    """Microbatches of the rank's shape. Where documents are kept apart, each row is three of them."""
+    """Microbatches of the rank's shape. Where documents are kept apart, each row is `DOCUMENTS` of them."""
     spec, layout = view.spec, view.spec.layout
     rows, length = layout.num_microbatches * layout.microbatch_sequences, layout.sequence_length
     tokens = np.zeros((rows, length), dtype=np.int64)
     positions = np.tile(np.arange(length), (rows, 1))
-    third = length // 3
-    documents = ((third, third, length - 2 * third),) * rows if spec.document_mask else None
+    most = [length // DOCUMENTS] * (DOCUMENTS - 1)
+    documents = ((*most, length - sum(most)),) * rows if spec.document_mask else None
     batch = Batch(tokens, tokens, positions, documents)
     return rank_feed(spec, batch, rank, tables)

@@ -18,15 +18,17 @@ def extend(chain: str, step: int, result: StepResult) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def certificate(config: RunConfig, program: Program, chain: str) -> dict[str, Any]:
+def certificate(config: RunConfig, program: Program, chain: str, attention: str) -> dict[str, Any]:
     """The values that a checkpoint's `info` has beside the cursor. `chain` is empty before the first step; equal chains mean equal
-    losses and gradient norms of every step, bit for bit. `program`: rank 0's."""
+    losses and gradient norms of every step, bit for bit. `program`: rank 0's;
+    `attention`: the back end that computed it."""
     try:
         own = version("fourfold")
     except PackageNotFoundError:  # run from its source folder
         own = "unknown"
     return {
         "chain": chain,
+        "attention": attention,
         "program": digest(program),
         "versions": {"fourfold": own, "torch": torch.__version__, "python": platform.python_version()},
         "config": config.model_dump(mode="json"),

@@ -41,6 +41,7 @@ from fourfold.runtime.step import Observer, StepResult, StepTimeout
 from fourfold.runtime.tracker import MemoryTracker
 from fourfold.runtime.units import FillShard, build_units, share_parameters, watch_units
 from fourfold.train import state
+from fourfold.train.attention_choice import choose_for_run
 from fourfold.train.certificate import certificate, extend
 from fourfold.train.divergence import SkippedSteps, tell_corruption
 from fourfold.train.evaluation import Evaluation
@@ -92,9 +93,11 @@ class Training:
         if resumption.is_new:
             fill = state.initial_fill(released, self.config.run.seed, layout, context.rank)
         section = self.config.optimizer
+        self.attention = choose_for_run(self.config, self.spec, context, resumption.newest)
         self.units = build_units(self.view, context.rank, section, context.device, fill)
         self.executor = Executor(
             *(self.view, self.units, self.groups, section, context.device, context.rank, self.board.record),
+            operations=self.attention.operations,
             locate_nan=self.config.faults.locate_nan,
         )
         self.step = self.tokens = self.skipped = 0
@@ -154,6 +157,8 @@ class Training:
         config, rank = self.config, self.context.rank
         kind, tier = ("resume", {"tier": self.resumed_from}) if self.step else ("start", {})
         _event(log, kind, step=self.step, ranks=self.context.world_size, **tier)
+        if self.attention.reason:
+            _event(log, "attention", backend=self.attention.backend.name, message=self.attention.reason)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
         flops = step_flops_per_token(self.spec.model, config.batch.sequence_length)
         rates = Rates(config.batch, flops, self.context.world_size, peak)
@@ -291,7 +296,9 @@ class Training:
     def _info(self) -> dict[str, Any]:
         """The counters that are saved beside the tensors."""
         counters = {"step": self.step, "tokens": self.tokens, "skipped_steps": self.skipped}
-        made_by = self._certificate = self._certificate or certificate(self.config, self.program, "")
+        made_by = self._certificate = self._certificate or certificate(
+            self.config, self.program, "", self.attention.backend.name
+        )
         return {**counters, "updates": self.executor.updates, **made_by, "chain": self.chain}
 
     def _tell_saves(self, log: RunLog | None) -> Exception | None:

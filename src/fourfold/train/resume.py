@@ -38,6 +38,11 @@ class Resumption:
         """Whether there is nothing to go on from."""
         return not self._tiers
 
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint there is, whether or not it can be read."""
+        return self._paths[0] if self._paths else None
+
     def restore(self, restore: Restore, refuse: Callable[[int, str], None]) -> dict[str, Any]:
         """Fills the tensors of all ranks from the newest checkpoint that every rank can read; what was saved beside them.
 

@@ -33,6 +33,12 @@ class RankContext:
         dist.all_reduce(result, op=dist.ReduceOp.MIN)
         return int(result.item())
 
+    def most(self, values: list[float]) -> list[float]:
+        """The largest of all ranks' values, place by place."""
+        result = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(result, op=dist.ReduceOp.MAX)
+        return [float(value) for value in result.tolist()]
+
     def tell(self, text: str, source: int) -> str:
         """The text of rank `source`, on every rank; a long one is cut."""
         buffer = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)

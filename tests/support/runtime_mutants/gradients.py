@@ -148,8 +148,8 @@ def recompute_reads_another_microbatch() -> Iterator[None]:
 @mutant
 def documents_attend_to_each_other() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def pieces(rank: int, documents: Documents) -> Any:
-            return original(rank, Documents(documents.batch, documents.length, None, documents.ring))
+        def pieces(rank: int, documents: Documents, *rest: Any) -> Any:
+            return original(rank, Documents(documents.batch, documents.length, None, documents.ring), *rest)
 
         return pieces
 

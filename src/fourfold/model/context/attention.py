@@ -3,7 +3,7 @@
 Ring attention: Liu, Zaharia & Abbeel 2023; the zig-zag is Brandon et al. 2023's balance by two chunks. Gathered keys: Llama 3
 (2024), section 3.3.2. Head exchange: Jacobs et al. 2023 (DeepSpeed-Ulysses); both together: Fang & Zhao 2024 (USP)."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from fourfold.model.context.gather import gather_backward, gather_forward
 from fourfold.model.context.local import local_backward, local_forward
@@ -29,15 +29,17 @@ def attend_forward(
     parts: list[Array],
     document_lengths: Sequence[Sequence[int]] | None,
     saved: Saved,
+    made: dict[Hashable, Documents] | None = None,
     placement: Placement | None = None,
 ) -> Array:
     """Causal attention within each document, for one rank's tokens (`ContextParallel` says which they are).
 
     `parts`: q [batch, seq_local, heads, head_dim], k [batch, seq_local, kv_heads, head_dim], v [batch, seq_local, kv_heads,
     value_dim], taken out of the list -> [batch, seq_local, heads * value_dim]. `document_lengths`: per row the lengths of its
-    documents over the full sequence. `placement`: which chunks of the rows each ring rank has, zig-zag where None. All ranks of
-    `ring` and of `ulysses` call it together, in forward and in backward. With more than one rank seq_local is even; heads are a
-    multiple of kv_heads and of the ulysses ranks.
+    documents over the full sequence. `made`: keeps what is derived from the documents for the microbatch's next layers.
+    `placement`: which chunks of the rows each ring rank has, zig-zag where None. All ranks of `ring` and of `ulysses` call it
+    together, in forward and in backward. With more than one rank seq_local is even; heads are a multiple of kv_heads and of the
+    ulysses ranks.
     """
     context = env.parallel.context or NOT_SPLIT
     if context.ulysses is not None:
@@ -46,7 +48,10 @@ def attend_forward(
         saved.keep(kv_heads=kv_heads)
     ring = context.ring
     ranks = ring.size if ring is not None else 1
-    documents = Documents(parts[0].shape[0], parts[0].shape[1] * ranks, document_lengths, ranks, placement)
+    made, key = {} if made is None else made, (parts[0].shape[0], parts[0].shape[1] * ranks)
+    if key not in made:
+        made[key] = Documents(*key, document_lengths, ranks, placement)
+    documents = made[key]
     if ring is None:
         out = local_forward(env, parts, documents, saved)
     elif context.gather:

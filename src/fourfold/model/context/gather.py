@@ -44,8 +44,8 @@ Pieces = tuple[list[Piece], list[Piece], list[Piece]]
 """The pieces against the rank's own keys, and against the gathered front and back chunks of others."""
 
 
-def _pieces(group: Group, documents: Documents) -> Pieces:
-    return own_pieces(group.index, documents), *gathered_pieces(group.index, documents)
+def _pieces(group: Group, documents: Documents, packs: bool) -> Pieces:
+    return own_pieces(group.index, documents, packs), *gathered_pieces(group.index, documents)
 
 
 def gather_forward(env: Environment, parts: list[Array], group: Group, documents: Documents, saved: Saved) -> Array:
@@ -55,7 +55,8 @@ def gather_forward(env: Environment, parts: list[Array], group: Group, documents
     saved.keep(qkv=(q, k, v))
     parts.clear()
     head_dim, dtype = q.shape[-1], q.dtype
-    pieces = _pieces(group, documents)
+    packs = ops.on_accelerator(q)
+    pieces = documents.once("gathered", lambda: _pieces(group, documents, packs))
     own, *chunks = pieces
     scale = head_dim**-0.5
     gathering = Gathering(ops, group, k, v)

@@ -11,7 +11,8 @@ def local_forward(env: Environment, parts: list[Array], documents: Documents, sa
     ops, (q, k, v) = env.ops, parts
     saved.keep(qkv=(q, k, v))
     parts.clear()
-    pieces = own_pieces(0, documents)
+    packs = ops.on_accelerator(q)
+    pieces = documents.once("own", lambda: own_pieces(0, documents, packs))
     out, lse = own_output(ops, [q, k, v], pieces, q.shape[-1] ** -0.5, q.dtype)
     saved.keep(lse=lse, pieces=pieces)
     return out.contiguous()

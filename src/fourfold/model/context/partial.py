@@ -26,11 +26,11 @@ def own_output(
     q, k, v = given
     given.clear()
     if _covers(pieces, q):
-        out, lse = ops.attend(q, k, v, pieces[0].causal, scale)
+        out, lse = ops.attend(q, k, v, pieces[0].causal, scale, pieces[0].documents)
         return out.to(dtype), lse
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
     lse = q.new_empty(q.shape[:-1], dtype=ops.accumulation_dtype(q))
-    for rows, queries, keys, causal in ops.repeats(pieces, extent):
+    for rows, queries, keys, causal, _ in ops.repeats(pieces, extent):
         result = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
         part(out, rows, queries).copy_(result[0])
         part(lse, rows, queries).copy_(result[1])
@@ -45,7 +45,7 @@ def merge_output(
     second weighs exp(l') / (exp(l) + exp(l')) = sigmoid(l' - l), and the sum's log-sum-exp is logaddexp(l, l')."""
     k, v = keys_values
     keys_values.clear()
-    for rows, queries, keys, causal in pieces:
+    for rows, queries, keys, causal, _ in pieces:
         more, more_lse = ops.attend(part(q, rows, queries), part(k, rows, keys), part(v, rows, keys), causal, scale)
         out_part, lse_part = part(out, rows, queries), part(lse, rows, queries)
         with ops.fused():
@@ -73,10 +73,10 @@ class AttentionInputs:
 
     def gradients(self, k: Array, v: Array, piece: Piece) -> tuple[Array, Array, Array]:
         """A piece's share of the gradients of its queries, its keys and its values."""
-        rows, queries, keys, causal = piece
+        rows, queries, keys, causal, documents = piece
         grad, q, out, lse = (part(x, rows, queries) for x in (self.grad, self.q, self.out, self.lse))
         k, v = part(k, rows, keys), part(v, rows, keys)
-        return self.ops.attend_backward(grad, q, k, v, out, lse, causal, self.scale)
+        return self.ops.attend_backward(grad, q, k, v, out, lse, causal, self.scale, documents)
 
 
 def own_gradients(inputs: AttentionInputs, keys_values: list[Array], pieces: Sequence[Piece]) -> list[Array]:

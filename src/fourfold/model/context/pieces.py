@@ -8,10 +8,11 @@ queries see both chunks of a later rank.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from fourfold.flash.visible import Visible
 from fourfold.model.context.placement import Placement, zigzag
 
 Span = tuple[int, int]
@@ -22,17 +23,19 @@ Rectangle = tuple[Span, Span]
 
 class Piece(NamedTuple):
     """One call of the kernel: `queries` and `keys` index a rank's local tokens, or those of a buffer of keys. `causal` pieces are
-    squares whose query i sees keys 0..i; in others every query sees every key."""
+    squares whose query i sees keys 0..i; in others every query sees every key. `documents`: the rows laid flat are these documents,
+    each a causal square of its own; None: every row is one."""
 
     rows: Span
     queries: Span
     keys: Span
     causal: bool
+    documents: Visible | None = None
 
 
 def extent(piece: Piece) -> tuple[int, int, int, bool]:
     """How many rows, queries and keys a piece has."""
-    rows, queries, keys, causal = piece
+    rows, queries, keys, causal, _ = piece
     return rows[1] - rows[0], queries[1] - queries[0], keys[1] - keys[0], causal
 
 
@@ -58,6 +61,7 @@ class Documents:
     ) -> None:
         self.batch, self.ring, self.length = batch, ring, sequence_length
         self._placement = placement or zigzag(ring)
+        self._made: dict[Hashable, Any] = {}
         if lengths is None:
             self.rows: list[list[Span]] = [[(0, sequence_length)]]
             return
@@ -84,6 +88,12 @@ class Documents:
         last = bisect_left(ends, span[1], key=lambda document: document[0])
         return ends[first:last]
 
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The result of the first call's `make` with this key: pieces, which all layers share."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def pieces(self, causal: bool, of_row: Callable[[int], Iterable[Rectangle]]) -> list[Piece]:
         """`of_row` of every row; all rows in one piece where each is one document."""
         if len(self.rows) == 1:
@@ -91,8 +101,9 @@ class Documents:
         return [Piece((row, row + 1), *spans, causal) for row in range(len(self.rows)) for spans in of_row(row)]
 
 
-def own_pieces(rank: int, documents: Documents) -> list[Piece]:
-    """Causal squares over the rank's own tokens, one a document; every token is in exactly one."""
+def own_pieces(rank: int, documents: Documents, packs: bool = False) -> list[Piece]:
+    """Causal squares over the rank's own tokens, one a document; every token is in exactly one. `packs`: all documents in one
+    piece, for a kernel that takes sequences of several lengths in one launch."""
 
     def squares(row: int) -> list[Rectangle]:
         held: dict[Span, Span] = {}
@@ -102,7 +113,12 @@ def own_pieces(rank: int, documents: Documents) -> list[Piece]:
                 held[document] = held.get(document, (first, last))[0], last
         return [(each, each) for each in held.values()]
 
-    return documents.pieces(True, squares)
+    pieces = documents.pieces(True, squares)
+    if not packs or len(pieces) == 1:
+        return pieces
+    lengths = [stop - start for _, (start, stop), *_ in pieces]
+    tokens = (0, documents.length // documents.ring)
+    return [Piece((0, documents.batch), tokens, tokens, True, Visible.documents(lengths))]
 
 
 def ring_pieces(rank: int, source: int, documents: Documents) -> list[Piece]:

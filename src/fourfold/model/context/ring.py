@@ -44,11 +44,11 @@ class Rotation:
             self.here, self._other, self._work = self._other, self.here, None
 
 
-def _pieces_of_steps(group: Group, documents: Documents) -> list[Sequence[Piece]]:
+def _pieces_of_steps(group: Group, documents: Documents, packs: bool) -> list[Sequence[Piece]]:
     """The pieces against the keys of the rank t places before, for every step t."""
     rank, size = group.index, group.size
     others = [ring_pieces(rank, (rank - step) % size, documents) for step in range(1, size)]
-    return [own_pieces(rank, documents), *others]
+    return [own_pieces(rank, documents, packs), *others]
 
 
 def _place(size: int, step: tuple[int, Sequence[Piece]]) -> object:
@@ -63,7 +63,8 @@ def ring_forward(env: Environment, parts: list[Array], group: Group, documents: 
     saved.keep(qkv=(q, k, v))
     parts.clear()
     head_dim, dtype = q.shape[-1], q.dtype
-    steps = _pieces_of_steps(group, documents)
+    packs = ops.on_accelerator(q)
+    steps = documents.once("ring", lambda: _pieces_of_steps(group, documents, packs))
     own, *others = steps
     scale = head_dim**-0.5
     rotation = Rotation(group, joined(ops, k, v))

@@ -1,11 +1,13 @@
 """The operations of segments on ghosts. `Operations` says what each does; this says what each costs."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any, cast
 
 from fourfold.config import ModelConfig
+from fourfold.flash.visible import Visible
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
@@ -85,35 +87,50 @@ class RecorderOperations:
 
     # Attention
 
-    def attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float) -> tuple[Ghost, Ghost]:
-        width, value = self._kernel_width(q, v), v.shape[-1]
-        padded = [self._padded(x, width) for x in (q, k, v)]
-        self._attend(q, k, v, causal, backward=False)
+    def attend(
+        self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float, documents: Visible | None = None
+    ) -> tuple[Ghost, Ghost]:
+        width, value, rows = self._kernel_width(q, v), v.shape[-1], q.shape[:2]
+        padded = [self._laid(self._padded(x, width), documents) for x in (q, k, v)]
+        self._attend(q, k, v, causal, documents, backward=False)
         out, lse = padded[0].empty_like(), self.make(q.shape[:-1], self.accumulation_dtype(q))
-        return out[..., :value], lse
+        return (out if documents is None else out.unflatten(0, rows))[..., :value], lse
 
     def attend_backward(
-        self, grad: Ghost, q: Ghost, k: Ghost, v: Ghost, out: Ghost, lse: Ghost, causal: bool, scale: float
+        self,
+        grad: Ghost,
+        q: Ghost,
+        k: Ghost,
+        v: Ghost,
+        out: Ghost,
+        lse: Ghost,
+        causal: bool,
+        scale: float,
+        documents: Visible | None = None,
     ) -> tuple[Ghost, Ghost, Ghost]:
         width = self._kernel_width(q, v)
-        padded = [self._padded(x, width) for x in (grad, q, k, v, out)]
-        self._attend(q, k, v, causal, backward=True)
+        padded = [self._laid(self._padded(x, width), documents) for x in (grad, q, k, v, out)]
+        self._attend(q, k, v, causal, documents, backward=True)
         for ghost in (*padded, lse):
             ghost.storage.read = self.recording.passes
-        d_q, d_k, d_v = (
-            self.make(x.shape, x.dtype)[..., : y.shape[-1]] for x, y in zip(padded[1:4], (q, k, v), strict=True)
-        )
+        d_q, d_k, d_v = (self.make((*y.shape[:-1], width), y.dtype)[..., : y.shape[-1]] for y in (q, k, v))
         return d_q, d_k, d_v
 
-    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, backward: bool) -> None:
+    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, documents: Visible | None, backward: bool) -> None:
         """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys. Columns that are
-        padding do not count."""
+        padding do not count. Documents of one length, of which a footprint has no others, are one kernel."""
         batch, queries, heads, _ = q.shape
         keys = k.shape[1] if causal else 2 * k.shape[1]
-        self.recording.attend(Attention(batch, queries, keys, heads, k.shape[2], q.shape[-1], v.shape[-1], backward))
+        squares = Counter((length, length) for length in documents.lengths) if documents else {(queries, keys): batch}
+        for (queries, keys), number in squares.items():
+            widths = (q.shape[-1], v.shape[-1])
+            self.recording.attend(Attention(number, queries, keys, heads, k.shape[2], *widths, backward))
+
+    def _laid(self, x: Ghost, documents: Visible | None) -> Ghost:
+        return x if documents is None else x.flatten(0, 1)
 
     def _kernel_width(self, q: Ghost, v: Ghost) -> int:
-        """The one head size that kernels take, as `torch_attention.kernel_width`."""
+        """The one head size that kernels take, as `flash.library.kernel_width`."""
         width = max(q.shape[-1], v.shape[-1])
         return -(-width // 8) * 8 if self._accelerator else width
 

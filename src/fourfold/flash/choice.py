@@ -1,0 +1,145 @@
+"""The choice of a back end of attention: each is checked beside fp64, and the fastest that is right is taken.
+
+A back end may win if on a case of the run's kind the worst row of each result (output, log-sum-exp, gradients) is off by no more
+than `BOUNDS`: the length of its error over its own length plus the mean length of rows. A rate of seconds is of one forward and
+backward on the run's own shapes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fourfold.flash.backends import TILED, AttentionBackend, AttentionCase
+from fourfold.flash.visible import Visible
+
+BOUNDS = {torch.float64: 1e-10, torch.float32: 3e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+CHECKED_TOKENS, CHECKED_HEADS, CHECKED_ROWS = 512, 2, 2
+"""The largest case that is checked: tokens of a row, heads of keys, rows. fp64 is slow on most devices."""
+SCALE_OF_WIDTH = -0.5
+
+Clock = Callable[[Callable[[], object]], float]
+"""Seconds of one call."""
+
+
+class Trial(NamedTuple):
+    """One back end's result. `problem`: why it cannot be taken; `seconds`: infinite then."""
+
+    seconds: float
+    problem: str | None
+
+
+def examine(backend: AttentionBackend, case: AttentionCase) -> str | None:
+    """Why a back end may not compute a case; None: it may. Runs it on a smaller one of the kind."""
+    refused = backend.refuses(case)
+    if refused is not None:
+        return refused
+    try:
+        backend.activate()
+        return next(_faults(backend, _small(case)), None)
+    except Exception as error:  # whatever a library raises, the run can do without it
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def compare(backends: Iterable[AttentionBackend], case: AttentionCase, clock: Clock) -> dict[str, Trial]:
+    """Every back end's trial, by name."""
+    trials = {}
+    for backend in backends:
+        problem, seconds = examine(backend, case), float("inf")
+        if problem is None:
+            try:
+                seconds = clock(_step(backend, case))
+            except Exception as error:  # such as too little memory
+                problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        trials[backend.name] = Trial(seconds, problem)
+    return trials
+
+
+def fastest(seconds: Mapping[str, float]) -> str | None:
+    """The name with the fewest seconds, of equals the first; None where all are infinite."""
+    name = min(seconds, key=seconds.__getitem__, default=None)
+    return name if name is not None and seconds[name] < float("inf") else None
+
+
+def lengths_of(case: AttentionCase) -> list[int]:
+    """Documents of a row of the case: half of what is left each time, which is uneven, down to one token."""
+    left, lengths = case.queries, []
+    while left:
+        lengths.append(left - left // 2)
+        left //= 2
+    return lengths
+
+
+def _small(case: AttentionCase) -> AttentionCase:
+    kv_heads = min(case.kv_heads, CHECKED_HEADS)
+    return replace(
+        case,
+        batch=min(case.batch, CHECKED_ROWS),
+        queries=min(case.queries, CHECKED_TOKENS),
+        kv_heads=kv_heads,
+        heads=kv_heads * (case.heads // case.kv_heads),
+    )
+
+
+def _faults(backend: AttentionBackend, case: AttentionCase) -> Iterator[str]:
+    """Results that are off by more than the bound."""
+    bound, scale = BOUNDS[case.dtype], case.width**SCALE_OF_WIDTH
+    names = "output", "log-sum-exp", "gradient of queries", "gradient of keys", "gradient of values"
+    for what, causal, documents, queries in _calls(case):
+        grad, q, k, v = _inputs(case, queries)
+        out, lse = backend.attend(q, k, v, causal, scale, documents)
+        found = out, lse, *backend.attend_backward(grad, q, k, v, out, lse, causal, scale, documents)
+        exact = [x.double() for x in (grad, q, k, v)]
+        right = TILED.attend(*exact[1:], causal, scale, documents)
+        expected = *right, *TILED.attend_backward(*exact, *right, causal, scale, documents)
+        for name, ours, theirs in zip(names, found, expected, strict=True):
+            error = _worst_row(ours, theirs)
+            if not error <= bound:
+                yield f"its {name} is off by {error:.1e} with {what}, where {bound:.0e} is allowed"
+
+
+def _calls(case: AttentionCase) -> Iterator[tuple[str, bool, Visible | None, int]]:
+    """Kinds of calls in a run: name, causal, documents, number of queries."""
+    yield "causal rows", True, None, case.queries
+    if case.documents:
+        yield "documents", True, Visible.documents(case.batch * lengths_of(case)), case.queries
+    if case.rectangles:
+        yield "rectangles", False, None, -(-case.queries // 2)
+
+
+def _inputs(case: AttentionCase, queries: int) -> list[Tensor]:
+    """Seeded grad, q, k and v."""
+    generator = torch.Generator(case.device).manual_seed(0)
+    sizes = [
+        (queries, case.heads, case.value_width),
+        (queries, case.heads, case.width),
+        (case.queries, case.kv_heads, case.width),
+        (case.queries, case.kv_heads, case.value_width),
+    ]
+    on = {"dtype": case.dtype, "device": case.device}
+    return [torch.randn(case.batch, *size, generator=generator, **on) for size in sizes]  # type: ignore[call-overload]
+
+
+def _worst_row(ours: Tensor, theirs: Tensor) -> float:
+    """Rows are the last dim; a row of zeros is right alone where it is of zeros. NaN where there is one."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if theirs.dim() == 3:  # log-sum-exp: a number a row
+        ours, theirs = ours.unsqueeze(-1), theirs.unsqueeze(-1)
+    sizes = theirs.norm(dim=-1)
+    return float(((ours.double() - theirs).norm(dim=-1) / (sizes + sizes.mean() + 1e-30)).max())
+
+
+def _step(backend: AttentionBackend, case: AttentionCase) -> Callable[[], object]:
+    """One forward and backward on the case's own shapes."""
+    scale = case.width**SCALE_OF_WIDTH
+    documents = Visible.documents(case.batch * lengths_of(case)) if case.documents else None
+    grad, q, k, v = _inputs(case, case.queries)
+
+    def step() -> object:
+        out, lse = backend.attend(q, k, v, True, scale, documents)
+        return backend.attend_backward(grad, q, k, v, out, lse, True, scale, documents)
+
+    return step

@@ -1,0 +1,148 @@
+"""All ranks take the same back end of attention, by the slowest rank's times; a run file or a checkpoint may name it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fourfold.config import RunFailure, UserError
+from fourfold.flash import remembered
+from fourfold.flash.backends import BACKENDS, TILED, AttentionBackend, AttentionCase
+from fourfold.train.attention_choice import Chosen, attention_case, choose_attention
+from tests.rehearse.layouts import sections
+from tests.rehearse.rehearsed import sections_spec
+
+CASE = AttentionCase(1, 8, 2, 1, 8, 8, torch.float32, torch.device("cpu"))
+INFINITE = float("inf")
+NAMES = ("one", "two", "three")
+
+
+class Together:
+    """Ranks that are threads, and agree by waiting for each other."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=20), [None] * size  # type: ignore[var-annotated]
+
+    def share(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.barrier.wait()
+        found = list(self.values)
+        self.barrier.wait()
+        return found
+
+
+class ThreadRank:
+    def __init__(self, rank: int, together: Together) -> None:
+        self.rank, self.world_size, self.together = rank, together.size, together
+
+    def least(self, value: int) -> int:
+        return min(self.together.share(self.rank, value))
+
+    def most(self, values: list[float]) -> list[float]:
+        return [max(each) for each in zip(*self.together.share(self.rank, values), strict=True)]
+
+    def tell(self, text: str, source: int) -> str:
+        return self.together.share(self.rank, text)[source]
+
+
+def _fails(*args: Any) -> Any:
+    raise RuntimeError("broken")
+
+
+def _choose(
+    folder: Path, times: list[dict[str, float]], named: str = "auto", recorded: str = "", measures: bool = True
+) -> list[Chosen]:
+    """Every rank's choice. `times`: of each rank, by name; a back end of infinite time fails there."""
+    together = Together(len(times))
+
+    def run(rank: int) -> Chosen:
+        own: dict[str, AttentionBackend] = {}
+        for name in NAMES:
+            broken = times[rank][name] == INFINITE
+            own[name] = replace(TILED, name=name, attend=_fails if broken else TILED.attend)
+        working = iter([each for each in times[rank].values() if each < INFINITE])
+        cache = folder / f"{rank}.json"
+        own = {**own, "flash": BACKENDS["flash"]} if not measures else own
+        return choose_attention(
+            *(CASE, own, ThreadRank(rank, together), named, recorded, cache, lambda call: next(working), measures)
+        )
+
+    with ThreadPoolExecutor(len(times)) as pool:
+        return list(pool.map(run, range(len(times))))
+
+
+def _times(one: float, two: float, three: float) -> dict[str, float]:
+    return dict(zip(NAMES, (one, two, three), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([_times(3.0, 1.0, 2.0)], "two"),
+        ([_times(1.0, 2.0, 9.0), _times(8.0, 3.0, 1.0)], "two"),
+        ([_times(1.0, 2.0, 3.0), _times(INFINITE, 2.0, 1.0)], "two"),
+        ([_times(1.0, INFINITE, 3.0), _times(INFINITE, 2.0, 4.0)], "three"),
+    ],
+)
+def test_the_least_of_the_slowest_ranks_wins(tmp_path: Path, times: list[dict[str, float]], expected: str) -> None:
+    chosen = _choose(tmp_path, times)
+    assert {each.backend.name for each in chosen} == {expected}
+    assert all("ms of forward and backward" in each.reason for each in chosen)
+
+
+def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
+    first = _choose(tmp_path, [_times(3.0, 1.0, 2.0)])[0]
+    again = _choose(tmp_path, [_times(9.0, 7.0, 8.0)])[0]
+    assert (again.backend.name, again.reason) == ("two", first.reason)
+
+
+def test_a_remembered_one_that_fails_now_is_passed_over_by_all(tmp_path: Path) -> None:
+    """The file of rank 0 says that `one` is the fastest, and rank 1 must measure; it fails on rank 0 now."""
+    remembered.remember(tmp_path / "0.json", remembered.key_of(CASE), _times(1.0, 2.0, 3.0))
+    chosen = _choose(tmp_path, [_times(INFINITE, 5.0, 5.0), _times(1.0, 2.0, 3.0)])
+    assert [each.backend.name for each in chosen] == ["two", "two"]
+
+
+def test_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunFailure, match=r"no back end computes this run's attention: .*broken"):
+        _choose(tmp_path, [_times(INFINITE, INFINITE, INFINITE)])
+
+
+def test_a_named_one_is_taken_or_refused_by_all(tmp_path: Path) -> None:
+    times = [_times(1.0, 2.0, 3.0), _times(1.0, INFINITE, 3.0)]
+    assert [each.backend.name for each in _choose(tmp_path, times, "three")] == ["three", "three"]
+    with pytest.raises(UserError, match=r'run.attention_backend = "two": RuntimeError: broken; allowed: .* "auto"'):
+        _choose(tmp_path, times, "two")
+
+
+def test_a_checkpoints_one_stays_while_it_works(tmp_path: Path) -> None:
+    assert _choose(tmp_path, [_times(1.0, 2.0, 3.0)], recorded="three")[0][1] == "as before the checkpoint"
+    assert _choose(tmp_path, [_times(1.0, 2.0, INFINITE)], recorded="three")[0].backend.name == "one"
+    assert _choose(tmp_path, [_times(1.0, 2.0, 3.0)], recorded="no such")[0].backend.name == "one"
+
+
+def test_a_processor_compares_nothing(tmp_path: Path) -> None:
+    chosen = _choose(tmp_path, [_times(INFINITE, INFINITE, INFINITE)], measures=False)[0]
+    assert (chosen.backend.name, chosen.reason) == ("flash", "")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "expected"),
+    [
+        (1, {}, (16, 4, 2, False)),
+        (2, {"tp": 2}, (16, 2, 1, False)),
+        (2, {"cp": 2}, (8, 4, 2, True)),
+        (2, {"cp": 2, "cp_method": "ulysses"}, (16, 2, 1, False)),
+    ],
+)
+def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], expected: tuple[int, int, int, bool]) -> None:
+    spec, _ = sections_spec(ranks, sections(layout, data={"document_mask": True}))
+    case = attention_case(spec, torch.device("cuda"))
+    assert (case.queries, case.heads, case.kv_heads, case.rectangles) == expected
+    assert case.documents
+    assert not attention_case(spec, torch.device("cpu")).documents
