@@ -7,13 +7,13 @@ Each contribution is followed from the backward that makes it through the buffer
 from collections import Counter
 from dataclasses import dataclass, field
 
-from fourfold.model.spec import Segment
 from fourfold.program.contributions import Held, Source, bits, scatter, sources, sum_over
 from fourfold.program.declared import compared_buffers
 from fourfold.program.fault import Fault
 from fourfold.program.instruction import COMPUTE_OPS, TRANSFERS, Op
 from fourfold.program.pattern import Pattern
 from fourfold.program.program import Program
+from fourfold.program.segment_passes import SegmentPasses
 from fourfold.program.totals import data_axes, loss_axes
 from fourfold.program.view import RankView
 
@@ -28,8 +28,6 @@ class _Flow:
     view: RankView
     full: dict[str, Held] = field(default_factory=dict)
     shard: dict[str, Held] = field(default_factory=dict)
-    passed: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(operation, segment) -> the microbatches that have passed."""
     counts: int = 0
     counted: bool = False
     loss_sums: int = 0
@@ -47,19 +45,10 @@ class _Flow:
     faults: list[Fault] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.every = (1 << self.view.spec.layout.num_microbatches) - 1
+        self.passes = SegmentPasses(self.program, self.view)
 
     def fault(self, index: int, message: str, fix: str) -> None:
         self.faults.append(Fault.at(self.rank, self.program, index, message, fix))
-
-    @property
-    def _loss_op(self) -> str:
-        """The head's operation that gives the loss."""
-        return (Op.BACKWARD if self.program.kind == "train" else Op.FORWARD).value
-
-    @property
-    def _has_head(self) -> bool:
-        return any(segment.kind == "head" for segment in self.view.segments)
 
     def step(self, index: int, step: Pattern, m: int | None) -> None:
         if step.op is Op.WAIT:
@@ -98,20 +87,11 @@ class _Flow:
             if kind in ("grad", "grad_shard"):
                 (self.full if kind == "grad" else self.shard).pop(unit, None)
 
-    def _has(self, op: Op, segment: str) -> int:
-        """The microbatches that this operation has taken through the segment."""
-        return self.passed.get((op.value, segment), 0)
-
-    def _routed(self, segment: str) -> int:
-        """Microbatches whose loads and auxiliary losses the segment has recorded, as its backward does."""
-        return self._has(Op.BACKWARD, segment) | self._has(Op.BACKWARD_INPUT, segment)
-
     def _sum_loss(self, index: int) -> None:
         self.loss_sums += 1
-        if self._has_head:
-            for m in bits(self.every & ~self.passed.get((self._loss_op, "head"), 0)):
-                fix = f"move it after `{self._loss_op} head m{m}`"
-                self.fault(index, f"the loss is summed without that of m{m}", fix)
+        op = self.passes.loss_op.value
+        for m in self.passes.without_loss():
+            self.fault(index, f"the loss is summed without that of m{m}", f"move it after `{op} head m{m}`")
         if self.program.kind == "train":
             self._check_routed(index, "the loss is summed without the auxiliary losses of")
 
@@ -120,17 +100,13 @@ class _Flow:
         self._check_routed(index, "the experts' loads are summed without those of")
 
     def _check_routed(self, index: int, problem: str) -> None:
-        for segment in self.view.moe_segments:
-            for m in bits(self.every & ~self._routed(segment.name)):
-                fix = f"move it after the backward of {segment.name} m{m}"
-                self.fault(index, f"{problem} {segment.name} m{m}", fix)
+        for segment, m in self.passes.unrouted():
+            self.fault(index, f"{problem} {segment} m{m}", f"move it after the backward of {segment} m{m}")
 
     def compute(self, index: int, step: Pattern, m: int) -> None:
         """A pass of a microbatch over a segment."""
         segment, op, bit = step.segment or "", step.op.value, 1 << m
-        seen = self.passed.get((op, segment), 0)
-        self.passed[op, segment] = seen | bit
-        if seen & bit:
+        if not self.passes.add(step.op, segment, m):
             self.fault(index, f"{step.of(m).short} runs twice", "drop one")
         if self.updated:
             self.fault(index, "computes after an update has changed the parameters", "move it before the updates")
@@ -141,7 +117,7 @@ class _Flow:
             return
         if step.op is Op.BACKWARD and segment == "head" and data_axes(self.view.spec.layout) and not self.counted:
             self.fault(index, "the loss is divided before the valid targets are counted", "put `wait N` before it")
-        if step.op is Op.BACKWARD_WEIGHT and not self._has(Op.BACKWARD_INPUT, segment) & bit:
+        if step.op is Op.BACKWARD_WEIGHT and not self.passes.of(Op.BACKWARD_INPUT, segment) & bit:
             self.fault(index, f"{step.of(m).short} runs before its input gradient", f"move it after `I {segment} m{m}`")
         units = [written[5:] for written, _ in step.writes if written.startswith("grad/")]
         if self.begun.isdisjoint(units) and segment != "embed":
@@ -238,15 +214,16 @@ class _Flow:
         """Contributions (segment, microbatch, operation) that the unit's gradient is made of and that are not there."""
         found = []
         for segment in (s.name for s in self.view.segments if unit in s.units):
-            halved = self._has(Op.BACKWARD_INPUT, segment) | self._has(Op.BACKWARD_WEIGHT, segment)
-            for op, wanted in (("B", self.every & ~halved), ("I", self.every & halved), ("W", self.every & halved)):
+            every, halved = self.passes.every, self.passes.halved(segment)
+            for op, wanted in (("B", every & ~halved), ("I", every & halved), ("W", every & halved)):
                 found += [(segment, m, op) for m in bits(wanted & ~there.get((segment, op), 0))]
         return sorted(found)
 
     def finish(self) -> None:
         last = len(self.program.instructions) - 1
         for each in self.view.segments:
-            self._check_passed(last, each)
+            for problem, fix in self.passes.problems(each):
+                self.fault(last, problem, fix)
         counts, sums = int(bool(data_axes(self.view.spec.layout))), int(bool(loss_axes(self.view.spec)))
         balances, tied, checksums = 0, 0, 0
         if self.program.kind == "train":
@@ -262,7 +239,7 @@ class _Flow:
             if times != wanted:
                 self.fault(last, f"the {what} {times} times over the ranks", f"have `{short}` {wanted} times")
         for segment, m in self.repeatable.items() if self.view.spec.replay else ():
-            if self._has(Op.REPLAY, segment) != 1 << m:
+            if self.passes.of(Op.REPLAY, segment) != 1 << m:
                 self.fault(last, f"`J {segment} m{m}` never runs", f"add it behind `B {segment} m{m}`")
         for unit in self.view.flats if self.program.kind == "train" else ():
             if not self.updated[unit]:
@@ -274,23 +251,6 @@ class _Flow:
                     f"{unit} is gathered {self.gathered_updates[unit]} times after its update",
                     f"gather it {wanted} times",
                 )
-
-    def _check_passed(self, last: int, segment: Segment) -> None:
-        """Every microbatch passes the segment forward once, and backward once, in full or in halves."""
-        ran = {op: self.passed.get((op, segment.name), 0) for op in "FBIW"}
-        halved = ran["I"] | ran["W"]
-        if self.program.kind != "train":
-            wanted, beside = {"F": self.every}, ran["B"]
-        elif segment.kind == "head":
-            wanted, beside = {"B": self.every}, ran["B"] & (ran["F"] | halved)
-        else:
-            wanted = {"F": self.every, "B": self.every & ~halved, "I": self.every & halved, "W": self.every & halved}
-            beside = ran["B"] & halved
-        lacking = sorted((m, op) for op, numbers in wanted.items() for m in bits(numbers & ~ran[op]))
-        for m, op in lacking:
-            self.fault(last, f"`{op} {segment.name} m{m}` never runs", "add it")
-        for m in bits(beside):
-            self.fault(last, f"`B {segment.name} m{m}` runs beside its halves", "drop one of them")
 
 
 def check_gradients(rank: int, program: Program, view: RankView) -> list[Fault]:

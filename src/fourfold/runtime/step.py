@@ -1,4 +1,4 @@
-"""A step's inputs and results: a rank's microbatches; the loss and the norm; the instruction that waited in vain."""
+"""Input and result of a step: a rank's microbatches; the loss and the norm; the instruction that waited in vain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
