@@ -66,7 +66,7 @@ def follow(
             time.sleep(_TRY_SECONDS / 10)
         count = slots()
         each = threads(count + spares)
-        spawner = ForkServer(folder, each)
+        spawner = ForkServer(folder)
         cleanup.callback(spawner.close)
         first = member.local_index if member.slots is not None else 0
         follower = _Follower(folder, member, token, spawner, each, faults.stall_seconds or patience, stop.received)
