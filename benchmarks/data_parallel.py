@@ -4,9 +4,10 @@
     python benchmarks/data_parallel.py --peers-only       every peer beside the same work without communication
     python benchmarks/data_parallel.py --only fsdp2       the pairs that fsdp2 stands in
     python benchmarks/data_parallel.py --only ddp:fsdp2   this pair, whatever the list below says
+    python benchmarks/data_parallel.py --ranks 2 4        on 2 ranks, then on 4
 
 First each contender runs alone for three steps: its losses and gradient norms must equal those of one process that trains
-on all ranks' batches, and its peak of live tensors is taken. Then each pair is timed in alternation.
+on all ranks' batches, and its peaks are taken, of live tensors and of the resident set. Then each pair is timed in alternation.
 """
 
 import argparse
@@ -31,6 +32,9 @@ PAIRS = [
     ("fourfold_zero2", "fsdp2_zero2"),
     ("fourfold_zero2", "deepspeed_zero2"),
     ("fourfold_zero3", "fsdp2"),
+    ("fourfold_zero3", "fsdp2_fused"),
+    ("fourfold_zero3", "fsdp2_exchange"),
+    ("fourfold_zero3", "fsdp2_exchange_fused"),
     ("fourfold_zero3", "deepspeed_zero3"),
     ("fourfold_zero0", "local"),
     ("fourfold_zero3", "local"),
@@ -41,7 +45,7 @@ LOSS_TOLERANCE = 1e-5
 NORM_TOLERANCE = 1e-4  # relative; torch sums an fp32 norm over 1e6 elements to some 1e-5
 
 COLUMNS = ["A", "B", "A s/step", "B s/step", "A tokens/s", "B tokens/s", "A/B of medians", "median A/B (min–max)"]
-COLUMNS += ["A peak MB", "B peak MB"]
+COLUMNS += ["A peak MB", "B peak MB", "A RSS MB", "B RSS MB"]
 
 
 def chosen_pairs(only: list[str], peers_only: bool) -> list[tuple[str, str]]:
@@ -89,7 +93,11 @@ def summary(names: tuple[str, str], seconds: list[list[float]], work: Work) -> d
 
 def cells(result: dict, inspections: dict[str, dict]) -> list[str]:
     """One row of the table, in the order of COLUMNS."""
-    peaks = [f"{inspections[name]['peak_bytes'] / 1e6:.0f}" if name in inspections else "-" for name in result["names"]]
+    peaks = [
+        f"{inspections[name][kind] / 1e6:.0f}" if name in inspections else "-"
+        for kind in ("peak_bytes", "resident_bytes")
+        for name in result["names"]
+    ]
     spread = f"{result['median_ratio']:.3f} ({result['min_ratio']:.3f}–{result['max_ratio']:.3f})"
     return [
         *result["names"],
@@ -115,7 +123,7 @@ def versions() -> dict[str, str]:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default, shape = Work(), Shape()
-    parser.add_argument("--ranks", type=int, default=default.ranks)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[default.ranks])
     parser.add_argument("--pairs", type=int, default=7, help="timed alternations of each pair")
     parser.add_argument("--steps", type=int, default=2, help="steps a contender takes in one timed turn")
     parser.add_argument("--warmup", type=int, default=2, help="untimed steps of each contender beforehand")
@@ -134,7 +142,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def work_of(options: argparse.Namespace) -> Work:
+def work_of(options: argparse.Namespace, ranks: int) -> Work:
     shape = Shape(
         vocab_size=options.vocab_size,
         hidden_size=options.hidden_size,
@@ -144,34 +152,40 @@ def work_of(options: argparse.Namespace) -> Work:
         ffn_size=options.ffn_size,
         max_position=options.sequence_length,
     )
-    return Work(
-        shape, options.ranks, options.sequences_per_rank, options.sequence_length, options.learning_rate, options.seed
-    )
+    return Work(shape, ranks, options.sequences_per_rank, options.sequence_length, options.learning_rate, options.seed)
 
 
 def main() -> None:
     options = parse()
-    work = work_of(options)
     pairs = chosen_pairs(options.only, options.peers_only)
     names = [] if options.no_inspect else [REFERENCE, *dict.fromkeys(name for pair in pairs for name in pair)]
     timed = [] if options.no_timing else pairs
-    steps = 2 * (options.warmup + options.pairs * options.steps)
-    progress = Progress(total_steps=len(names) * INSPECTED_STEPS + len(timed) * steps)
+    steps = len(names) * INSPECTED_STEPS + len(timed) * 2 * (options.warmup + options.pairs * options.steps)
+    progress = Progress(total_steps=len(options.ranks) * steps)
+    runs = [measure(options, work_of(options, ranks), names, timed, progress) for ranks in options.ranks]
+    if options.json:
+        document = {"versions": versions(), "options": vars(options) | {"json": str(options.json)}, "runs": runs}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
+
+def measure(
+    options: argparse.Namespace, work: Work, names: list[str], pairs: list[tuple[str, str]], progress: Progress
+) -> dict:
+    """Inspects the contenders, times the pairs and prints their table; the figures."""
     inspections = {}
     for index, name in enumerate(names):
-        print(f"alone {index + 1}/{len(names)}: {name}", flush=True)
+        print(f"{work.ranks} ranks, alone {index + 1}/{len(names)}: {name}", flush=True)
         inspections[name] = on_fresh_ranks(work, partial(inspect, work, progress, name=name))
         progress.done_steps += INSPECTED_STEPS
     if names and (faults := parity_faults(inspections)):
         sys.exit("contenders do not train alike:\n  " + "\n  ".join(faults))
 
     results = []
-    for index, pair in enumerate(timed):
-        print(f"pair {index + 1}/{len(timed)}: {pair[0]} | {pair[1]}", flush=True)
-        turns = {"warmup": options.warmup, "pairs": options.pairs, "steps": options.steps}
+    turns = {"warmup": options.warmup, "pairs": options.pairs, "steps": options.steps}
+    for index, pair in enumerate(pairs):
+        print(f"{work.ranks} ranks, pair {index + 1}/{len(pairs)}: {pair[0]} | {pair[1]}", flush=True)
         seconds = on_fresh_ranks(work, partial(compare, work, progress, names=pair, **turns))
-        progress.done_steps += steps
+        progress.done_steps += 2 * (options.warmup + options.pairs * options.steps)
         results.append(summary(pair, seconds, work))
 
     rows = [cells(result, inspections) for result in results]
@@ -179,13 +193,10 @@ def main() -> None:
     for row in rows:
         table.add_row(*row)
     if rows:
-        Console(width=180).print(table)
+        Console(width=200).print(table)
     if options.markdown:
         print("\n".join("| " + " | ".join(row) + " |" for row in [COLUMNS, ["---"] * len(COLUMNS), *rows]))
-    if options.json:
-        document = {"versions": versions(), "options": vars(options) | {"json": str(options.json)}}
-        document |= {"inspections": inspections, "results": results}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return {"ranks": work.ranks, "inspections": inspections, "results": results}
 
 
 if __name__ == "__main__":

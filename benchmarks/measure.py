@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fourfold.runtime.allocator import keep_freed_memory
 from fourfold_peer import Fourfold
-from memory import LiveTensors
+from memory import LiveTensors, peak_resident_bytes, reset_peak_resident
 from peers import PEERS, Peer
 from plain_llama import Shape, initial_weights
 
@@ -111,26 +111,29 @@ def compare(
 
 
 def inspect(work: Work, progress: Progress, rank: int, name: str) -> dict:
-    """Losses and gradient norms of the first steps, and the peak bytes of live tensors in the last of them."""
+    """Losses and gradient norms of the first steps, and the peaks of live tensors and of the resident set in the last of them."""
     with LiveTensors() as tracker:
         peer = work.contender(name)
         losses, norms = [], []
         for step in range(INSPECTED_STEPS):
             tokens, targets = work.joined_batch(step) if name == REFERENCE else work.batch(rank, step)
             tracker.reset_peak()
+            reset_peak_resident()
             losses.append(peer.step(tokens, targets))
             norms.append(peer.gradient_norm)
         resting_bytes = tracker.live_bytes()
-    peak = torch.tensor(tracker.peak_bytes, dtype=torch.int64)
-    dist.all_reduce(peak, op=dist.ReduceOp.MAX)  # the worst rank's
+    peaks = torch.tensor([tracker.peak_bytes, peak_resident_bytes()], dtype=torch.int64)
+    dist.all_reduce(peaks, op=dist.ReduceOp.MAX)  # the worst rank's
+    peak, resident = peaks.tolist()
     progress.done_steps += INSPECTED_STEPS
     if rank == 0:
         text = f"losses {' '.join(f'{loss:.6f}' for loss in losses)}  gradient norm {norms[-1]:.5f}"
-        progress.line(f"  {name}: {text}  peak {peak.item() / 1e6:.0f} MB")
+        progress.line(f"  {name}: {text}  peak {peak / 1e6:.0f} MB, resident {resident / 1e6:.0f} MB")
     return {
         "losses": losses,
         "gradient_norms": norms,
-        "peak_bytes": peak.item(),
+        "peak_bytes": peak,
+        "resident_bytes": resident,
         "between_steps_bytes": resting_bytes,
     }
 

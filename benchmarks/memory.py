@@ -1,4 +1,8 @@
-"""Peak bytes of live tensors: every storage created while the tracker is on counts until it dies or is resized."""
+"""Peak bytes of live tensors: every storage created while the tracker is on counts until it dies or is resized. And the peak of the
+resident set, which is the interpreter's, the libraries' and the transport's too."""
+
+import ctypes
+from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -34,3 +38,15 @@ class LiveTensors(TorchDispatchMode):
                 self._storages[leaf.untyped_storage()] = None
         self.peak_bytes = max(self.peak_bytes, self.live_bytes())
         return result
+
+
+def reset_peak_resident() -> None:
+    """Gives freed memory back to the kernel, whose peak of this process's resident set then begins anew."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_resident_bytes() -> int:
+    """The largest resident set since the reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))

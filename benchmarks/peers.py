@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from fsdp2_hooks import use_exchange
+from fused_llama import fuse
 from plain_llama import PlainLlama, Shape
 
 BETAS = (0.9, 0.95)
@@ -128,20 +130,36 @@ class DDP(TorchPeer):
 
 
 class FSDP2(TorchPeer):
-    """fully_shard on every block and the root: ZeRO-3 where parameters are resharded after forward, else ZeRO-2."""
+    """fully_shard on every block and the root: ZeRO-3 where parameters are resharded after forward, else ZeRO-2.
 
-    def __init__(self, name: str, shape: Shape, weights: dict[str, Tensor], learning_rate: float, reshard: bool):
-        self.reshard = reshard
+    `exchange`: over fourfold's transport in place of gloo's collectives. `fused`: with fourfold's larger matmuls.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        weights: dict[str, Tensor],
+        learning_rate: float,
+        reshard: bool,
+        exchange: bool = False,
+        fused: bool = False,
+    ):
+        self.reshard, self.exchange, self.fused = reshard, exchange, fused
         super().__init__(name, shape, weights, learning_rate)
 
     def wrap(self, model: PlainLlama) -> nn.Module:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        if self.fused:
+            fuse(model)
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=self.reshard)
         fully_shard(model, mesh=mesh, reshard_after_forward=self.reshard)
         for module in (*model.model.layers, model):  # the setters do not reach submodules
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        if self.exchange:
+            use_exchange([*model.model.layers, model])
         return model
 
     def gradient_scale(self) -> float:
@@ -221,6 +239,9 @@ PEERS: dict[str, Callable[[Shape, dict[str, Tensor], float], Peer]] = {
     "ddp": partial(DDP, "ddp"),
     "fsdp2_zero2": partial(FSDP2, "fsdp2_zero2", reshard=False),
     "fsdp2": partial(FSDP2, "fsdp2", reshard=True),
+    "fsdp2_fused": partial(FSDP2, "fsdp2_fused", reshard=True, fused=True),
+    "fsdp2_exchange": partial(FSDP2, "fsdp2_exchange", reshard=True, exchange=True),
+    "fsdp2_exchange_fused": partial(FSDP2, "fsdp2_exchange_fused", reshard=True, exchange=True, fused=True),
     "deepspeed_zero1": partial(DeepSpeed, "deepspeed_zero1", stage=1),
     "deepspeed_zero2": partial(DeepSpeed, "deepspeed_zero2", stage=2),
     "deepspeed_zero3": partial(DeepSpeed, "deepspeed_zero3", stage=3),

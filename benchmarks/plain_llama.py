@@ -130,7 +130,11 @@ class PlainLlama(nn.Module):
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, targets: Tensor, divisor: float) -> Tensor:
-        logits = self.lm_head(self.model(tokens))
+        return self.loss(self.model(tokens), targets, divisor)
+
+    def loss(self, hidden: Tensor, targets: Tensor, divisor: float) -> Tensor:
+        """The head: hidden states [B, T, hidden] -> the sum of the token losses / `divisor`."""
+        logits = self.lm_head(hidden)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / divisor
 
 

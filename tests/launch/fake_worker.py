@@ -18,7 +18,9 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
-    (out / f"pid-{rank}").write_text(str(os.getpid()))
+    started = out / f".pid-{rank}"
+    started.write_text(str(os.getpid()))
+    started.rename(out / f"pid-{rank}")  # whoever sees the file sees the number
     keys = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "FOURFOLD_PARENT")
     print(json.dumps({key: os.environ.get(key) for key in keys}), flush=True)
     if mode == "finish":

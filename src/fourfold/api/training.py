@@ -37,6 +37,7 @@ from fourfold.supervise.blame import Blame
 from fourfold.supervise.signals import LaunchOutcome
 from fourfold.supervise.supervisor import Machines, supervise
 from fourfold.supervise.watch import Watch
+from fourfold.train.fork_server import Started
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,12 @@ def train_locally(
     change: bool = False,
     spares: int = 0,
     member: Member | None = None,
+    server: Started | None = None,
 ) -> TrainingEnd:
     """Prepares a run, starts its ranks, and shows them until they end. `worker`: a program that stands in for a rank. Ranks have
     `grace_seconds` to end once another ended the run. `spares`: devices or processes of this machine that stay free for ranks that
-    lose theirs. `member`: others take part, and this supervisor leads. Raises `UserError` and `RunFailure`."""
+    lose theirs. `member`: others take part, and this supervisor leads. `server`: what forks ranks, started before. Raises
+    `UserError` and `RunFailure`."""
     check_request(config, ranks)
     check_spares(spares)
     start = start_token(config, member) if member is not None else None
@@ -189,6 +192,7 @@ def train_locally(
             sizes=RunSizes(folder, ready, start),
             keeps_memory=complete.checkpoint.memory_every_steps > 0,
             machines=Machines(member, start, seconds) if member is not None and start is not None else None,
+            server=server,
         )
         if quiet:
             return TrainingEnd(ready, state, launch())

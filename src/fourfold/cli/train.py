@@ -1,20 +1,20 @@
 """`fourfold train`: prepares a run, starts its ranks, shows them, and says how it went."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fourfold.api.training import check_request, train_locally
 from fourfold.cli.options import Flag
-from fourfold.cli.outcome import conclude, say_finished
-from fourfold.cli.take_part import take_part
 from fourfold.config import load_run
-from fourfold.launch.external import member_of, with_master
-from fourfold.launch.resolve import resolve_run, stated_vocab_size
-from fourfold.launch.run_folder import RunFolder, usual_folder
-from fourfold.report.ending import Command
-from fourfold.report.format_run import layout_line, model_line, transport_lines
-from fourfold.report.screen import print_screen
+from fourfold.launch.external import Member, member_of, with_master
+from fourfold.train.fork_server import Started, end_server, start_server
+
+if TYPE_CHECKING:
+    from fourfold.report.ending import Command
+
+GRACE_SECONDS = 10.0
 
 
 class Machines(NamedTuple):
@@ -24,6 +24,10 @@ class Machines(NamedTuple):
     nodes: int | None = None
     node_rank: int | None = None
     master: str | None = None
+
+    def member(self) -> Member | None:
+        """This process among those that others start; None where it is alone."""
+        return member_of(with_master(os.environ, self.master), self.nodes, self.node_rank)
 
     def flags(self) -> list[str]:
         """The words that say it again."""
@@ -80,16 +84,36 @@ def train(
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
+    load_run(run, overrides)  # a mistake in it starts nothing
     machines = Machines(spares, nodes, node_rank, master)
-    return train_with(Command(run, overrides, ranks, out, machines.flags()), change=change, machines=machines)
+    with _importing(machines.member() is None) as server:
+        from fourfold.report.ending import Command
+
+        command = Command(run, overrides, ranks, out, machines.flags())
+        return train_with(command, change=change, machines=machines, server=server)
+
+
+@contextmanager
+def _importing(is_alone: bool) -> Iterator[Started | None]:
+    """The server that forks ranks. It imports torch while this process imports the launcher and prepares the run."""
+    server = start_server() if is_alone else None
+    try:
+        yield server
+    finally:
+        if server is not None:
+            end_server(server)
 
 
 def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
-    config = load_run(run, overrides)
-    check_request(config, ranks)
+    from fourfold.api.training import check_request
+    from fourfold.launch.resolve import resolve_run, stated_vocab_size
     from fourfold.rehearse.run import rehearse
     from fourfold.report.format_rehearsal import rehearsal_lines
+    from fourfold.report.format_run import layout_line, model_line, transport_lines
+    from fourfold.report.screen import print_screen
 
+    config = load_run(run, overrides)
+    check_request(config, ranks)
     resolved = resolve_run(config, ranks, stated_vocab_size(config.model, config.data), "native")
     results = rehearse(resolved.spec, config.optimizer)
     lines = [model_line(resolved), layout_line(resolved), *transport_lines(resolved, "a rehearsal"), ""]
@@ -98,19 +122,27 @@ def _rehearse(run: Path, overrides: tuple[str, ...], ranks: int | None) -> int:
 
 
 def train_with(
-    command: Command,
+    command: "Command",
     worker: tuple[str, ...] | None = None,
-    grace_seconds: float = 10.0,
+    grace_seconds: float = GRACE_SECONDS,
     change: bool = False,
     machines: Machines = ONE_MACHINE,
+    server: Started | None = None,
 ) -> int:
-    """The command, with a program that stands in for a rank, and the time it has to end once another failed."""
+    """The command, with a program that stands in for a rank, and the time it has to end once another failed. `server`: what forks
+    ranks, started before."""
+    from fourfold.api.training import train_locally
+    from fourfold.cli.outcome import conclude, say_finished
+    from fourfold.cli.take_part import take_part
+    from fourfold.launch.run_folder import RunFolder, usual_folder
+
     config = load_run(command.run_file, command.overrides)
     folder = RunFolder(command.out if command.out is not None else usual_folder(command.run_file))
-    member = member_of(with_master(os.environ, machines.master), machines.nodes, machines.node_rank)
+    member = machines.member()
     if member is not None and member.index > 0:
         return take_part(config, folder, command, member, machines.spares)
-    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, machines.spares, member)
+    spares = machines.spares
+    end = train_locally(config, command.ranks, folder, False, worker, grace_seconds, change, spares, member, server)
     if end.outcome is None:
         say_finished(end.state, folder, command)
         return 0

@@ -6,7 +6,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,7 @@ from typing import IO, Protocol
 from fourfold.config import RunFailure
 from fourfold.launch.failures import log_tail
 from fourfold.launch.run_folder import RunFolder
-from fourfold.runtime.memory_file import DESCRIPTOR
-from fourfold.train.fork_server import MESSAGE_BYTES, die_with_parent
+from fourfold.train.fork_server import MESSAGE_BYTES, Started, die_with_parent, end_server, start_server
 
 _ANSWER_SECONDS = 30.0
 _LOOK_SECONDS = 1.0
@@ -75,14 +73,13 @@ class CommandSpawner:
 class ForkServer:
     """The launcher's side of `fourfold.train.fork_server`, which it starts, and starts again where it died."""
 
-    def __init__(self, folder: RunFolder, threads: int, memory: int | None = None) -> None:
-        """`memory`: the descriptor of a memory file, which ranks inherit."""
+    def __init__(self, folder: RunFolder, early: Started | None = None, memory: int | None = None) -> None:
+        """`early`: a server that was started before the run's folder was there, and has no log yet. `memory`: the descriptor of a
+        memory file, which ranks get."""
         self._folder, self._shared = folder, () if memory is None else (memory,)
-        own = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-        inherited = {DESCRIPTOR: str(memory)} if memory is not None else {}
-        self._environment = {**os.environ, **own, **inherited}
         self._log = folder.path / "logs" / "fork-server.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server = early
+        self._is_early = early is not None
         self._is_ready = False
         self._exit_codes: dict[int, int] = {}
         self._started: list[int] = []
@@ -91,41 +88,35 @@ class ForkServer:
 
     @property
     def exit_code(self) -> int | None:
-        return self._process.wait() if self._process is not None and self._has_ended else None
+        return self._server[0].wait() if self._server is not None and self._has_ended else None
 
     def ready(self) -> bool:
         """Starts the server where there is none; whether it has imported everything. Raises `RunFailure` where it cannot."""
-        if self._process is None or (self._is_ready and not self._read()):
-            self._start()
+        if self._server is None or ((self._is_ready or self._is_early) and not self._read()):
+            self.close()
+            with open(self._log, "wb") as log:
+                self._server = start_server(log)
+            self._is_ready = self._is_early = self._has_ended = False
         elif not self._read():
             text = log_tail(self._log).strip().rpartition("\n")[2]
             raise RunFailure(
                 f"the process that starts ranks ended at once: {text or 'it said nothing'}; see {self._log}"
             )
+        elif self._is_ready and self._is_early:
+            self._is_early = False
+            with open(self._log, "wb") as log, suppress(ConnectionError):
+                socket.send_fds(self._server[1], [b"{}"], [log.fileno()])
         return self._is_ready
-
-    def _start(self) -> None:
-        self.close()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fourfold.train.fork_server", str(self._folder.path), str(theirs.fileno())],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(), *self._shared),
-                preexec_fn=die_with_parent,
-            )
-        self._is_ready = self._has_ended = False
 
     def _read(self, timeout: float = 0.0) -> bool:
         """Takes in what the server said; whether it is still there."""
-        self._continue()
-        while select.select([self._connection], [], [], timeout)[0]:
+        if self._server is None:
+            return False
+        self._continue(self._server[0])
+        connection = self._server[1]
+        while select.select([connection], [], [], timeout)[0]:
             try:
-                text = self._connection.recv(MESSAGE_BYTES)
+                text = connection.recv(MESSAGE_BYTES)
             except ConnectionError:
                 text = b""
             if not text:
@@ -140,15 +131,18 @@ class ForkServer:
             timeout = 0.0
         return True
 
-    def _continue(self) -> None:
+    def _continue(self, server: subprocess.Popen[bytes]) -> None:
         """Continues the server once a second: while somebody has stopped it, nobody learns how its ranks end."""
-        if self._process is not None and time.monotonic() - self._looked > _LOOK_SECONDS:
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._process.send_signal(signal.SIGCONT)
+            server.send_signal(signal.SIGCONT)
 
     def spawn(self, environment: Mapping[str, str], log: IO[bytes]) -> RankProcess:
+        order = {"out": str(self._folder.path), "environment": dict(environment)}
         try:
-            socket.send_fds(self._connection, [json.dumps({"environment": dict(environment)}).encode()], [log.fileno()])
+            if self._server is not None:
+                descriptors = [log.fileno(), *self._shared]
+                socket.send_fds(self._server[1], [json.dumps(order).encode()], descriptors)
             deadline = time.monotonic() + _ANSWER_SECONDS
             while not self._started and time.monotonic() < deadline and self._read(_LOOK_SECONDS):
                 pass
@@ -169,11 +163,9 @@ class ForkServer:
 
     def close(self) -> None:
         """Ends the server, and so its ranks."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._connection.close()
-            self._process = None
+        if self._server is not None:
+            end_server(self._server)
+            self._server = None
 
 
 class _ForkedRank:

@@ -68,7 +68,7 @@ def follow(
         count = slots()
         each = threads(count + spares)
         memory = cleanup.enter_context(kept_memory(on_notice)) if keeps_memory else None
-        spawner = ForkServer(folder, each, memory.descriptor if memory is not None else None)
+        spawner = ForkServer(folder, memory=memory.descriptor if memory is not None else None)
         cleanup.callback(spawner.close)
         first = member.local_index if member.slots is not None else 0
         follower = _Follower(folder, member, token, spawner, each, faults.stall_seconds or patience, stop.received)

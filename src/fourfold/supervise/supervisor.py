@@ -32,6 +32,7 @@ from fourfold.supervise.places import Places
 from fourfold.supervise.remote import RemoteRanks
 from fourfold.supervise.signals import LaunchOutcome, StopRequests
 from fourfold.supervise.watch import Watch
+from fourfold.train.fork_server import Started
 
 _DISMISS_SECONDS = 3.0
 RESTARTED_SECONDS = 30.0
@@ -62,22 +63,23 @@ def supervise(
     sizes: RunSizes | None = None,
     machines: Machines | None = None,
     keeps_memory: bool = False,
+    server: Started | None = None,
 ) -> LaunchOutcome:
     """Runs all ranks until the run has finished, was stopped, or has failed too often. Called from the main thread.
 
     `newest`: the step of the newest checkpoint. `watch`: finds ranks that no longer get on. `on_tick` is called some 20 times a
     second, `on_notice` with a line to show. `command`: a program that is a rank, called with the run's folder, in place of
     `fourfold.train`. `spares`: slots of this machine beside those of its ranks. `sizes`: layouts on fewer ranks, for an elastic
-    run. `machines`: others take part. `keeps_memory`: ranks copy their state to memory. The first SIGINT, SIGTERM or SIGHUP is
-    passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other ranks: SIGTERM, and SIGKILL
-    `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
+    run. `machines`: others take part. `keeps_memory`: ranks copy their state to memory. `server`: what forks ranks, started before.
+    The first SIGINT, SIGTERM or SIGHUP is passed on once, as SIGTERM; the second kills. A failure that ends the run ends the other
+    ranks: SIGTERM, and SIGKILL `grace_seconds` later. Raises `RunFailure` where a process cannot be started.
     """
     stop = StopRequests()
     member = machines.member if machines is not None else None
     with stop.installed(), ExitStack() as cleanup:
         memory = cleanup.enter_context(kept_memory(on_notice)) if keeps_memory else None
         shared = memory.descriptor if memory is not None else None
-        spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, threads, shared)
+        spawner = CommandSpawner(command, folder) if command is not None else ForkServer(folder, server, shared)
         cleanup.callback(spawner.close)
         for path in folder.path.glob(FILES):
             path.unlink(missing_ok=True)

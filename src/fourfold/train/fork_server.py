@@ -1,14 +1,16 @@
 """A process that has imported all that a rank needs, and forks ranks: the next one starts in milliseconds, not seconds.
 
-    python -m fourfold.train.fork_server OUT DESCRIPTOR
+    python -m fourfold.train.fork_server DESCRIPTOR
 
-It has one thread and no process group, so that its forks are sound. DESCRIPTOR is a `SOCK_SEQPACKET` socket; each message is a
-JSON object:
+It has one thread and no process group, so that its forks are sound. It knows of no run until it forks a rank, so that it can import
+while a run is prepared. DESCRIPTOR is a `SOCK_SEQPACKET` socket; each message is a JSON object:
 
-    -> {"environment": {...}}, with the descriptor of a log     fork a rank
-    <- {"ready": true}                                          once everything is imported
-    <- {"pid": 17}                                              it runs
-    <- {"pid": 17, "exit_code": -9}                             it ended; negative for a signal
+    -> {}, with the descriptor of a log                                       write there from now on
+    -> {"out": "runs/a", "environment": {...}}, with the descriptor of a log  fork a rank of the run in that folder; a second
+                                                                              descriptor is that of its memory file
+    <- {"ready": true}                                                        once everything is imported
+    <- {"pid": 17}                                                            it runs
+    <- {"pid": 17, "exit_code": -9}                                           it ended; negative for a signal
 
 When the socket closes, or the launcher dies, all ranks are killed.
 """
@@ -20,10 +22,13 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
+
+from fourfold.runtime.memory_file import DESCRIPTOR
 
 MESSAGE_BYTES = 1 << 16
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +36,36 @@ _LATE = ("encodings.idna", "numpy.ma", "numpy.random", "pydantic.dataclasses", "
 """Modules that others import at their first use, in every rank again."""
 
 
-def serve(out: Path, connection: socket.socket) -> None:
+Started = tuple[subprocess.Popen[bytes], socket.socket]
+"""A server's process and the launcher's end of its socket."""
+
+
+def start_server(log: IO[bytes] | int = subprocess.DEVNULL) -> Started:
+    """Starts a server, which writes to `log`. It imports with one thread; each rank then takes as many as it is given."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fourfold.train.fork_server", str(theirs.fileno())],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(theirs.fileno(),),
+            preexec_fn=die_with_parent,
+        )
+    return process, ours
+
+
+def end_server(started: Started) -> None:
+    """Ends a server, and so its ranks; again, nothing."""
+    process, connection = started
+    process.kill()
+    process.wait()
+    connection.close()
+
+
+def serve(connection: socket.socket) -> None:
     """Forks ranks as it is asked, and says how they end, until the connection closes."""
     import fourfold.train.loop
     import fourfold.train.session
@@ -56,14 +90,22 @@ def serve(out: Path, connection: socket.socket) -> None:
                 children.discard(found[0])
                 _say(connection, {"pid": found[0], "exit_code": os.waitstatus_to_exitcode(found[1])})
         if connection.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
+            message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
             if not message:
                 break
+            order = json.loads(message)
+            if not order:
+                os.dup2(descriptors[0], 1)
+                os.dup2(descriptors[0], 2)
+                os.close(descriptors[0])
+                continue
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                _run_rank(out, json.loads(message)["environment"], descriptors[0])
-            os.close(descriptors[0])
+                memory = {DESCRIPTOR: str(descriptors[1])} if len(descriptors) > 1 else {}
+                _run_rank(Path(order["out"]), {**order["environment"], **memory}, descriptors[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
             children.add(pid)
             _say(connection, {"pid": pid})
     for pid in children:
@@ -90,8 +132,11 @@ def _run_rank(out: Path, environment: dict[str, str], log: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.update(environment, FOURFOLD_PARENT=str(server))
+        import torch
+
         from fourfold.train.worker import run_worker, try_device
 
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
         code = try_device(out) if "FOURFOLD_TRIAL" in environment else run_worker(out)
     except BaseException:  # what a process of its own would print
         sys.excepthook(*sys.exc_info())
@@ -111,4 +156,4 @@ def die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])))
+    serve(socket.socket(fileno=int(sys.argv[1])))
