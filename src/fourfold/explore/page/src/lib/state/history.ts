@@ -9,14 +9,13 @@ export class History<State> {
   #control = "";
   #time = Number.NEGATIVE_INFINITY;
 
-  /** Notes the state that a change leaves; whether it goes on with the last. `control`: what changed it. */
-  note(before: State, control: string, now: number): boolean {
+  /** Notes the state that a change leaves. `control`: what changed it. */
+  note(before: State, control: string, now: number): void {
     const joins = control !== "" && control === this.#control && now - this.#time < JOIN_MS;
     this.#control = control;
     this.#time = now;
     this.#future = [];
     if (!joins) this.#past = [...this.#past.slice(1 - MOST), before];
-    return joins;
   }
 
   undo(current: State): State | undefined {

@@ -19,6 +19,7 @@ class Session {
   /** The same by key: who reads one is told of its changes alone. */
   #values = new SvelteMap(Object.entries(orStart(this.#place.params)));
   #timer: ReturnType<typeof setTimeout> | undefined;
+  #drags = false;
 
   constructor() {
     addEventListener("hashchange", () => {
@@ -64,6 +65,16 @@ class Session {
     return writeHash({ page, params: this.#place.params });
   }
 
+  /** What a control does while it is dragged. */
+  drag(act: () => void): void {
+    this.#drags = true;
+    try {
+      act();
+    } finally {
+      this.#drags = false;
+    }
+  }
+
   undo(): void {
     this.#restore(this.#history.undo(this.#place));
   }
@@ -74,11 +85,11 @@ class Session {
 
   #show(place: Place, control: string): void {
     if (writeHash(place) === writeHash(this.#place)) return;
-    const drags = this.#history.note(this.#place, control, performance.now());
+    this.#history.note(this.#place, control, performance.now());
     const moved = place.page !== this.#place.page;
     this.#put(place);
     if (moved) this.#write(true);
-    else this.#writeAfter(drags ? REST_MS : 0);
+    else this.#writeAfter(this.#drags ? REST_MS : 0);
   }
 
   #restore(place: Place | undefined): void {
