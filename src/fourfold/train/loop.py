@@ -73,6 +73,8 @@ class Training:
         table = json.loads((out / "data.json").read_text())
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
+        if "tokens" in table:
+            prepared.require(table["tokens"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         self.evaluation, self.evaluation_feed = self._prepare_evaluation()
         first = layout.group_of(context.rank, _ALIKE)[0]
