@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fourfold.config import RunFailure, UserError
+from fourfold.config import FinalFailure, RunFailure, UserError
 from fourfold.config.schema import CorpusPart, DataSection
 from fourfold.data.batches import GlobalBatches
 from fourfold.data.indexed import open_indexed, write_indexed
@@ -265,3 +265,14 @@ def test_stdlib_from_sources_to_batches(tmp_path: Path) -> None:
     assert 3 < prepared.unigram_entropy_nats < math.log(512)
     batch = GlobalBatches(prepared, 128, 4, 0, False).batch(10, range(4))
     assert batch.tokens.shape == (4, 128)
+
+
+def test_other_tokens_of_the_same_number_have_another_fingerprint(text_folder: Path, prepared_with: Prepare) -> None:
+    prepared = prepared_with(corpus=str(text_folder))
+    begun = prepared.fingerprint()
+    prepared.require(begun)
+    file = next(prepared.folder.rglob("train.bin"))
+    content = file.read_bytes()
+    file.write_bytes(content[2:] + content[:2])
+    with pytest.raises(FinalFailure, match=r"not those with which this run began.*; delete .* the same command"):
+        prepared.require(begun)

@@ -118,6 +118,31 @@ def test_a_folder_in_place_of_a_file_is_named_at_once(run_file: Path, tmp_path: 
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("damage", ["replaced", "cut short"])
+def test_other_tokens_under_the_same_name_are_not_trained_on(run_file: Path, tmp_path: Path, damage: str) -> None:
+    tokens, steps = tmp_path / "tokens", ("batch.steps=60", f"data.directory={tmp_path / 'tokens'}")
+    with Supervised(run_file, tmp_path / "undisturbed", *steps) as run:
+        assert run.finish() == 0, run.printed
+    with Supervised(run_file, tmp_path / "run", *steps) as run:
+        run.wait_for_step(6)
+        file = next(tokens.rglob("train.bin"))
+        content, aside = file.read_bytes(), file.with_name("aside")
+        aside.write_bytes(content[1000:] + content[:1000] if damage == "replaced" else content[:1000])
+        aside.replace(file)
+        run.signal_rank(1, signal.SIGKILL)
+        assert run.finish() == 1
+        assert f"delete {file.parents[1]}, and the same command prepares it again" in run.printed
+        assert run.printed.count("error: ") == 1
+    with Supervised(run_file, tmp_path / "run", *steps) as run:
+        assert run.finish() == 1
+        assert f"delete {file.parents[1]}" in run.printed
+    shutil.rmtree(file.parents[1])
+    with Supervised(run_file, tmp_path / "run", *steps) as run:
+        assert run.finish() == 0, run.printed
+    assert left_by(tmp_path / "run") == left_by(tmp_path / "undisturbed")
+
+
+@pytest.mark.faults
 def test_a_rank_whose_place_is_no_longer_known_is_started_again(run_file: Path, tmp_path: Path) -> None:
     """Without `progress.bin` no hang would be noticed any more."""
     with Supervised(run_file, tmp_path / "run", FOR_EVER, "faults.stall_seconds=1") as run:

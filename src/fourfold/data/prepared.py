@@ -2,18 +2,20 @@
 
 import json
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fourfold.config import RunFailure
+from fourfold.config import FinalFailure, RunFailure
 from fourfold.data.indexed import open_indexed
 from fourfold.data.megatron import train_stream
 from fourfold.data.stream import TokenStream, all_tokens
 from fourfold.data.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 2
+_SAMPLES, _SAMPLE_TOKENS = 32, 1024
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,42 @@ class PreparedData:
         """The tokenizer with which the tokens were made."""
         return load_tokenizer(self.tokenizer_path, self.eos)
 
+    def require(self, fingerprint: str) -> None:
+        """Raises `FinalFailure` where the tokens are not those with which the run began."""
+        if self.fingerprint() != fingerprint:
+            raise FinalFailure(
+                f"the tokens of {self.folder} are not those with which this run began: somebody replaced or damaged them; "
+                f"{self._remedy}"
+            )
+
+    @property
+    def _remedy(self) -> str:
+        own = all(part.kind == "text" for part in self.parts)
+        return (
+            f"delete {self.folder}, and the same command prepares it again"
+            if own
+            else "put the files of data.corpus back as they were"
+        )
+
+    def fingerprint(self) -> str:
+        """SHA-256 of samples spread over all tokens, and of their number; of all tokens where they are few. Other tokens under the
+        same names have another one. Raises `RunFailure` for damaged files."""
+        digest = sha256()
+        for part in self.parts:
+            for stream in self.streams(part):
+                digest.update(len(stream).to_bytes(8, "little"))
+                for sample in range(_SAMPLES):
+                    digest.update(stream.read(sample * len(stream) // _SAMPLES, _SAMPLE_TOKENS).tobytes())
+        return digest.hexdigest()
+
     def streams(self, part: PreparedPart) -> tuple[TokenStream, TokenStream]:
         """(training tokens, validation tokens) of a part, memory-mapped. Raises `RunFailure` for damaged files."""
         folder = self.folder / part.folder
         if part.kind == "text":
-            train, validation = (all_tokens(open_indexed(folder / side).tokens) for side in ("train", "validation"))
+            try:
+                train, validation = (all_tokens(open_indexed(folder / side).tokens) for side in ("train", "validation"))
+            except RunFailure as error:
+                raise RunFailure(f"{error}; {self._remedy}") from None
         else:
             ranges = read_array(folder / "validation.npy")
             indexed = open_indexed(part.prefix)

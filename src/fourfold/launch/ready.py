@@ -29,7 +29,7 @@ _SHOWN_FAULTS = 5
 class ReadyRun:
     """A run whose folder can be written and whose ranks can start. `warnings`: one line each. `num_steps`: of the full run.
     `changes`: keys in which it differs from the run that stands in the folder, which goes on from step `step` under them.
-    `former_roots`: folders of checkpoints that it saved to before."""
+    `former_roots`: folders of checkpoints that it saved to before. `tokens`: their fingerprint."""
 
     resolved: ResolvedRun
     prepared: PreparedData
@@ -39,10 +39,12 @@ class ReadyRun:
     changes: tuple[Change, ...] = ()
     step: int = 0
     former_roots: tuple[Path, ...] = ()
+    tokens: str = ""
 
     def data_table(self, start: str | None = None) -> dict[str, Any]:
         """The content of `data.json`. `start`: a token that tells other ranks of this launch to begin."""
         table: dict[str, Any] = {"prepared": str(self.prepared.path), "corpus_id": self.prepared.corpus_id}
+        table["tokens"] = self.tokens
         if self.former_roots:
             table[FORMER_ROOTS] = [str(path) for path in self.former_roots]
         return {**table, "start": start} if start is not None else table
@@ -95,6 +97,9 @@ def prepare_run(
             f"--out {folder.path}: data.corpus = {config.data.corpus!r} has changed since this run began (it was {corpus_id[:16]}, "
             f"it is {prepared.corpus_id[:16]}); restore it, or name another folder, for example --out {folder.path}-2"
         )
+    tokens = folder.data().get("tokens") if has_begun else None
+    if tokens is not None:
+        prepared.require(tokens)
     GlobalBatches.of_run(prepared, config).validation(config.run.evaluate_sequences)
     resolved = resolve_run(config, ranks, prepared.vocab_size, transport)
     _require_proof(resolved)
@@ -106,7 +111,8 @@ def prepare_run(
     roots = [path.absolute() for path in folder.checkpoint_roots(old)] if old is not None and saved else []
     former = tuple(path for path in roots if path != folder.checkpoint_root(resolved.config).absolute())
     warnings = (warning,) if warning else ()
-    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, saved[-1] if saved else 0, former)
+    step = saved[-1] if saved else 0
+    return ReadyRun(resolved, prepared, steps, peak, warnings, changes, step, former, tokens or prepared.fingerprint())
 
 
 def _open_existing(folder: RunFolder) -> PreparedData | None:

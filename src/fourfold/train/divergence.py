@@ -1,7 +1,7 @@
 """The end of a run that diverged: too many steps in a row whose gradients are not finite."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fourfold.config import FinalFailure, RunConfig
@@ -49,11 +49,12 @@ class SkippedSteps:
             saved,
         )
 
-    def require_finite(self, units: Iterable[Unit], saved: int | None, context: RankContext) -> None:
-        """Raises `FinalFailure` on every rank where one has weights or optimizer states that are not finite."""
+    def require_finite(self, units: Iterable[Unit], saved: Callable[[], int | None], context: RankContext) -> None:
+        """Raises `FinalFailure` on every rank where one has weights or optimizer states that are not finite. `saved`: the step of
+        the newest checkpoint."""
         agreed = _agree_on_first(bad_state(units), context)
         if agreed is not None:
-            raise self._failure(f"the state is not finite and is not saved; the first bad tensor is {agreed}", saved)
+            raise self._failure(f"the state is not finite and is not saved; the first bad tensor is {agreed}", saved())
 
     def _failure(self, what: str, saved: int | None) -> FinalFailure:
         section, limit = self._config.optimizer, self._config.run.max_skipped_steps

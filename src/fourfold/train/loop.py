@@ -78,6 +78,8 @@ class Training:
         table = json.loads((out / "data.json").read_text())
         self.stop_at: int | None = table.get("stop_at")  # of a replay
         prepared = open_prepared(table["prepared"])
+        if "tokens" in table:
+            prepared.require(table["tokens"])
         self.batches = GlobalBatches.of_run(prepared, self.config)
         sequences = self.config.run.evaluate_sequences
         self.evaluation = Evaluation(self.view, context.rank, self.batches, sequences, self._feed)
@@ -207,8 +209,7 @@ class Training:
             if rank == 0 and log is not None:
                 log.step(finite(values))
             if diverged:
-                self.saver.wait()
-                self._tell_saves(log)
+                self._newest_saved(log)
                 raise self._diverged(lr)
             if last or (config.checkpoint.every_steps and self.step % config.checkpoint.every_steps == 0):
                 self._save(log, last)
@@ -273,7 +274,7 @@ class Training:
         if self.skips.in_a_row:
             _event(log, "withhold", step=self.step, skipped=self.skips.in_a_row)
         else:
-            self._save_state(last)
+            self._save_state(log, last)
         failed = self._tell_saves(log)
         if last and failed is not None:
             raise failed
@@ -282,8 +283,14 @@ class Training:
             measured = rank_measured(self.view, self.program, rank, device, timed, self.sent_bytes, self.peak_bytes)
             write_measured(self.out, measured)
 
-    def _save_state(self, last: bool) -> None:
-        self.skips.require_finite(self.units.values(), self.saved_step, self.context)
+    def _newest_saved(self, log: RunLog | None) -> int | None:
+        """The step of the newest checkpoint, once the save under way has ended."""
+        self.saver.wait()
+        self._tell_saves(log)
+        return self.saved_step
+
+    def _save_state(self, log: RunLog | None, last: bool) -> None:
+        self.skips.require_finite(self.units.values(), lambda: self._newest_saved(log), self.context)
         if self.config.faults.checksum_every_steps:
             self.executor.replicas.compare()
         info = self._info()
