@@ -165,7 +165,7 @@ def _differentiable_attention(case: Case, groups: dict[str, AxisGroup], q: Tenso
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Backward]:
         saved = Saved()
-        out = attend_forward(env, [q, k, v], case.documents, saved, case.placement)
+        out = attend_forward(env, [q, k, v], case.documents, saved, placement=case.placement)
         saved.keep(attention=out.view(-1, out.shape[-1]))
         return out, lambda grad: attend_backward(env, [grad.reshape(-1, grad.shape[-1])], saved)
 
