@@ -148,8 +148,8 @@ def recompute_reads_another_microbatch() -> Iterator[None]:
 @mutant
 def documents_attend_to_each_other() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def pieces(rank: int, ring: int, length: int, documents: Documents) -> Any:
-            return original(rank, ring, length, Documents(documents.batch, length, None))
+        def pieces(rank: int, ring: int, length: int, documents: Documents, packs: bool) -> Any:
+            return original(rank, ring, length, Documents(documents.batch, length, None), packs)
 
         return pieces
 
