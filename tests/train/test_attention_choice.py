@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from fourfold.checkpoint import read_manifest
 from fourfold.config import RunFailure, UserError
 from fourfold.flash import remembered
 from fourfold.flash.backends import BACKENDS, TILED, AttentionBackend, AttentionCase
 from fourfold.train.attention_choice import Chosen, attention_case, choose_attention
 from tests.rehearse.layouts import sections
 from tests.rehearse.rehearsed import sections_spec
+from tests.support.training_ranks import start_training
+from tests.train.test_training import corpus, finish, lines, make_run
+
+__all__ = ["corpus"]
 
 CASE = AttentionCase(1, 8, 2, 1, 8, 8, torch.float32, torch.device("cpu"))
 INFINITE = float("inf")
@@ -146,3 +151,27 @@ def test_the_case_of_a_layout(ranks: int, layout: dict[str, Any], expected: tupl
     assert (case.queries, case.heads, case.kv_heads, case.rectangles) == expected
     assert case.documents
     assert not attention_case(spec, torch.device("cpu")).documents
+
+
+def test_a_run_computes_with_the_one_that_it_names(tmp_path: Path, corpus: Path) -> None:
+    """Its record and its checkpoint say so; the losses are those of the other back end but for rounding."""
+    losses = {}
+    for name in ("auto", "tiled"):
+        out = make_run(tmp_path / name, corpus, run={"attention_backend": name, "sample_tokens": 0}, batch={"steps": 3})
+        codes, errors = finish(start_training(out, 1))
+        assert codes == [0], errors
+        losses[name] = [row["loss"] for row in lines(out / "metrics.jsonl")]
+        (newest,) = (out / "checkpoints").glob("step-*")
+        assert read_manifest(newest).info["attention"] == {"auto": "flash"}.get(name, name)
+        told = [event for event in lines(out / "events.jsonl") if event["event"] == "attention"]
+        assert [event["backend"] for event in told] == ([] if name == "auto" else [name])
+    assert losses["tiled"] == pytest.approx(losses["auto"], rel=1e-5)
+    assert losses["tiled"] != losses["auto"]
+
+
+def test_a_run_that_names_one_for_gpus_ends_on_a_processor(tmp_path: Path, corpus: Path) -> None:
+    out = make_run(tmp_path / "run", corpus, run={"attention_backend": "cudnn", "device": "cpu"})
+    codes, errors = finish(start_training(out, 2))
+    assert codes == [2, 2]
+    assert 'run.attention_backend = "cudnn": it runs on CUDA; allowed: ' in errors[0]
+    assert "Traceback" not in errors[0]

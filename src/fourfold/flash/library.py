@@ -1,8 +1,8 @@
 """Attention by torch's own kernels: FlashAttention on CPU and CUDA, cuDNN's, and the memory-efficient one.
 
 Functions take q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] and give the output
-[batch, queries, heads, value] with the log-sum-exp [batch, queries, heads]; or the gradients of q, k and v. The schemas of these
-operators are alike in torch 2.11 and 2.13.
+[batch, queries, heads, value] with the log-sum-exp [batch, queries, heads]; or the gradients of q, k and v. Calls pass the
+operators' leading arguments, which kept their places while torch added others behind.
 """
 
 from typing import Any
