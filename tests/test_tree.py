@@ -42,6 +42,8 @@ SHORT = {
     "runtime/allocator.py": "the one call of the C library",
     "simulate/collection.py": "Python's garbage collector, paused by whoever makes many objects",
     "train/certificate.py": "what a checkpoint proves, beside `train/state.py`, the state that it holds",
+    "train/evaluation.py": "the other program that `train/loop.py` runs, beside its steps",
+    "train/waits.py": "what a rank that waits in vain says, in a step and in a save",
 }
 
 

@@ -51,9 +51,8 @@ def install() -> None:
     from fourfold.data.batches import GlobalBatches
     from fourfold.runtime.compute import SegmentRunner
     from fourfold.runtime.executor import Executor
-    from fourfold.train import session
-
     from fourfold.runtime.memory_file import MemoryFile
+    from fourfold.train import session
 
     read, clip, backward, run = GlobalBatches.batch, Executor._clip_norm, SegmentRunner.backward, Executor.run
     here, choose = [-1], session.choose_device
