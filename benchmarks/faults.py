@@ -1,11 +1,12 @@
 """Recovery on this machine, with real ranks and real signals: kill to next step, detection, hangs of four kinds, a kill storm; and
 runs without a fault on a loaded machine, of which no rank may be said to have failed.
 
-python benchmarks/faults.py [--kills 10] [--stops 10] [--hangs 100] [--storm-steps 2000] [--mean 5] [--ranks 2]
+python benchmarks/faults.py [--kills 10] [--memory-kills 10] [--stops 10] [--hangs 100] [--storm-steps 2000] [--mean 5] [--ranks 2]
                             [--clean-minutes 0] [--load 4]
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from fourfold.runtime.progress import TRAINING
 from tests.support.hangs_in_turn import CAUSES, hang_in_turn
-from tests.support.supervised import Supervised, left_by, write_run
+from tests.support.supervised import Supervised, left_by, read_lines, write_run
 
 FOR_EVER = "batch.steps=1000000"
 CLEAN = (
@@ -58,15 +59,31 @@ def seconds_to_next_step(run: Supervised, kill: Callable[[], None]) -> float:
     return time.monotonic() - begun
 
 
-def recoveries(run_file: Path, out: Path, kills: int, ranks: int, cold: bool) -> list[float]:
+def recoveries(run_file: Path, out: Path, kills: int, ranks: int, cold: bool, *changes: str) -> list[float]:
     found = []
-    with Supervised(run_file, out, FOR_EVER, "faults.restarts=1000", ranks=ranks) as run:
+    with Supervised(run_file, out, FOR_EVER, "faults.restarts=1000", *changes, ranks=ranks) as run:
         run.wait_for_step(10)
         for kill in range(kills):
             victim = server_of(run) if cold else run.pids[kill % ranks]
             found.append(seconds_to_next_step(run, lambda victim=victim: os.kill(victim, signal.SIGKILL)))
             run.wait_for_step(beginnings(run)[-1]["step"] + random.randrange(6, 14))
     return found
+
+
+def from_memory(run_file: Path, out: Path, kills: int, ranks: int) -> None:
+    """Kills of a run that copies its state to memory after every step, and to disk never."""
+    keys = ("checkpoint.memory_every_steps=1", "checkpoint.every_steps=1000000")
+    seconds = recoveries(run_file, out, kills, ranks, False, *keys)
+    events = [row for row in read_lines(out / "events.jsonl") if row["event"] in ("failure", "resume")]
+    pairs = [(a, b) for a, b in itertools.pairwise(events) if (a["event"], b["event"]) == ("failure", "resume")]
+    lost = [failed["step"] - resumed["step"] for failed, resumed in pairs]
+    sources = sorted({resumed["source"] for _, resumed in pairs})
+    copies = [row["memory_copy_seconds"] for row in read_lines(out / "metrics.jsonl")]
+    print(
+        f"kill to next finished step, from {', '.join(sources)}: {spread(seconds)}; steps lost: {max(lost)} at most; a copy held "
+        f"training up for {1000 * statistics.median(copies):.1f} ms in the median of {len(copies)}",
+        flush=True,
+    )
 
 
 def detections(run_file: Path, out: Path, times: int, ranks: int) -> tuple[list[float], int]:
@@ -166,6 +183,7 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Recovery and detection, measured. A count of 0 leaves that part out.")
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--memory-kills", type=int, default=10)
     parser.add_argument("--stops", type=int, default=10)
     parser.add_argument("--hangs", type=int, default=100)
     parser.add_argument("--storm-steps", type=int, default=2000)
@@ -183,6 +201,8 @@ def main() -> None:
             print(f"kill to next finished step, warm: {spread(warm)}", flush=True)
             cold = recoveries(run_file, folder / "cold", max(2, options.kills // 3), options.ranks, cold=True)
             print(f"kill to next finished step, cold: {spread(cold)}", flush=True)
+        if options.memory_kills:
+            from_memory(run_file, folder / "memory", options.memory_kills, options.ranks)
         if options.stops:
             stops, right = detections(run_file, folder / "stops", options.stops, options.ranks)
             print(f"SIGSTOP to its name: {spread(stops)}; right in {right} of {len(stops)}", flush=True)

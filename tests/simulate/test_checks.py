@@ -44,6 +44,19 @@ def test_what_a_run_does_not_do_costs_nothing() -> None:
     assert prices(replace_faults(checksum_every_steps=0, locate_nan=False)) == {}
 
 
+def test_a_copy_to_memory_costs_its_bytes_and_what_is_left_of_sending_them() -> None:
+    step = predict_step(SPEC, PRICES)
+    found = {
+        every: next(p for p in check_prices(step, SPEC, USUAL, every) if p.name == "copies to memory")
+        for every in (1, 10)
+    }
+    size = SPEC.checkpoint_bytes / SPEC.layout.world_size
+    assert found[10].seconds >= size / 32e9
+    assert found[1].seconds >= found[10].seconds
+    assert found[10].share == pytest.approx(found[10].seconds / 10 / step.seconds)
+    assert "copies to memory" not in {price.name for price in check_prices(step, SPEC, USUAL)}
+
+
 def test_other_software_makes_no_checks() -> None:
     other = replace(PRICES, software=replace(PRICES.software, name="megatron"))
     assert check_prices(predict_step(SPEC, other), SPEC, USUAL) == []

@@ -34,7 +34,7 @@ def memory_of(run: Supervised) -> MemoryFile:
 
 
 def resumed(run: Supervised) -> list[tuple[int, str]]:
-    return [(event["step"], event["tier"]) for event in run.events("resume")]
+    return [(event["step"], event["source"]) for event in run.events("resume")]
 
 
 def free_bytes() -> int:
@@ -49,14 +49,14 @@ def test_ranks_go_on_from_memory_at_most_one_step_back(run_file: Path, undisturb
             run.kill_rank(rank)
         assert run.finish() == 0, run.printed
         failed = [event["step"] for event in run.events("failure")]
-        assert [tier for _, tier in resumed(run)] == ["memory"] * 2
+        assert [source for _, source in resumed(run)] == ["memory"] * 2
         assert all(0 <= at - step <= 1 for at, (step, _) in zip(failed, resumed(run), strict=True))
         assert f"resumed from step {resumed(run)[0][0]} in memory" in run.printed
         assert left_by(run.out) == undisturbed
 
 
 @pytest.mark.parametrize("where", ["data", "head"])
-def test_a_flipped_byte_falls_to_the_next_tier(run_file: Path, undisturbed, tmp_path: Path, where: str) -> None:
+def test_a_flipped_byte_falls_to_the_next_source(run_file: Path, undisturbed, tmp_path: Path, where: str) -> None:
     with Supervised(run_file, tmp_path / "run", *MEMORY, "checkpoint.every_steps=5") as run:
         run.wait_for_step(8)
         pids = run.pids
@@ -72,8 +72,8 @@ def test_a_flipped_byte_falls_to_the_next_tier(run_file: Path, undisturbed, tmp_
         os.close(memory.descriptor)
         os.kill(pids[1], 9)
         assert run.finish() == 0, run.printed
-        (step, tier), *_ = resumed(run)
-        assert tier == "disk"
+        (step, source), *_ = resumed(run)
+        assert source == "disk"
         assert step % 5 == 0
         if where == "data":
             assert "are not those saved" in run.events("memory_refused")[0]["message"]
@@ -134,8 +134,8 @@ def test_a_machine_that_is_lost_with_its_memory(run_file: Path, tmp_path: Path, 
         with on_machines(run_file, out, *MEMORY, *layout, machine=1, port=port) as other:
             assert leader.finish() == 0, leader.printed
             assert other.finish(10) == 0, other.printed
-        ((step, tier),) = resumed(leader)
-        assert tier == "memory", leader.printed
+        ((step, source),) = resumed(leader)
+        assert source == "memory", leader.printed
         assert 0 <= leader.events("failure")[0]["step"] - step <= 2
     assert left_by(out) == left_by(tmp_path / "undisturbed")
 
@@ -154,7 +154,7 @@ def test_fewer_ranks_go_on_from_memory(tmp_path: Path) -> None:
         assert run.events("resume")[0]["ranks"] < 4
 
 
-def test_regions_are_numbered_and_heads_are_whole(tmp_path: Path) -> None:
+def test_regions_are_numbered_and_heads_are_checked(tmp_path: Path) -> None:
     memory = MemoryFile(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
     assert (memory.regions(), memory.lineage, memory.newest_step()) == ([], {}, 0)
     for rank, version in ((0, 1), (3, 0)):

@@ -156,7 +156,7 @@ def simulate(
         step, devices = (wanted, summary.tokens, summary.seconds), resolved.layout.world_size
         length = campaign(*step, devices, machine.node_devices, assumptions)
     stated = frozenset(name for name, value in given.items() if value is not None)
-    checks = tuple(check_prices(summary.step, resolved.spec, config.faults))
+    checks = tuple(check_prices(summary.step, resolved.spec, config.faults, config.checkpoint.memory_every_steps))
     return SimulationResult(resolved, machine, summary, length, published, idle, stated, checks)
 
 

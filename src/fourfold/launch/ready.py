@@ -151,11 +151,10 @@ def _open_initial(resolved: ResolvedRun) -> "WeightFolder | None":
 
 
 def _copy_bytes(resolved: ResolvedRun) -> int:
-    """A rank's copy of the state that it saves beside training."""
+    """A rank's copies of its state: the one that it saves beside training, and two in memory."""
     section = resolved.config.checkpoint
-    if not section.asynchronous or section.every_steps is None:
-        return 0
-    return resolved.spec.checkpoint_bytes // resolved.layout.world_size
+    copies = (section.asynchronous and section.every_steps is not None) + 2 * (section.memory_every_steps > 0)
+    return copies * (resolved.spec.checkpoint_bytes // resolved.layout.world_size)
 
 
 def _memory_warning(peak_bytes: int, local_ranks: int) -> str | None:

@@ -157,7 +157,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
         "machine": f"MFU counts from {format_flops(_number(event.get('peak_flops'), 0.0))}/s a rank, its best matmul{at}",
         "attention": f"attention by {event.get('backend')}: {event.get('message', '')}",
         "start": "training starts",
-        "resume": f"resumed from step {step} in memory" if event.get("tier") == "memory" else f"resumed{at}",
+        "resume": f"resumed from step {step} in memory" if event.get("source") == "memory" else f"resumed{at}",
         "memory_refused": f"a copy in memory is not used: {event.get('message', '')}",
         "memory_failed": f"no copies in memory: {event.get('message', '')}",
         "refuse": f"the checkpoint of step {step} is not used: {event.get('message', '')}",

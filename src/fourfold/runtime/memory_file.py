@@ -51,7 +51,7 @@ class MemoryFile:
             os.posix_fallocate(self.descriptor, start + DATA_OFFSET, size_bytes)
 
     def begin(self, rank: int, version: int) -> None:
-        """What the region held is no copy from now on."""
+        """From now on the region holds no copy."""
         os.pwrite(self.descriptor, bytes(_HEAD_BYTES), _start(1 + rank * VERSIONS + version))
 
     def write(self, data: bytes | memoryview, place: int) -> None:

@@ -1,8 +1,9 @@
-"""The price of the checks for silent corruption: as shares of a run's time, beside the step that makes none."""
+"""The price of what guards a run, checks for silent corruption and copies to memory, as shares of its time."""
 
 from dataclasses import dataclass, replace
 
 from fourfold.config.schema import FaultsSection
+from fourfold.hardware.network import NODE_LINKS
 from fourfold.program.instruction import Op
 from fourfold.program.replicas import checksum_instruction
 from fourfold.program.sizes import unit_bytes
@@ -24,8 +25,11 @@ class CheckPrice:
     memory_bytes: int = 0
 
 
-def check_prices(step: StepPrediction, spec: StepSpec, faults: FaultsSection) -> list[CheckPrice]:
-    """The checks of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take no time."""
+def check_prices(
+    step: StepPrediction, spec: StepSpec, faults: FaultsSection, memory_every_steps: int = 0
+) -> list[CheckPrice]:
+    """The checks of a run whose step `spec` is predicted; none of other software than fourfold's own, or that take no time.
+    `memory_every_steps`: steps between two copies to memory; 0: none."""
     prices, total = step.simulation.prices, step.seconds
     if prices.software.name != OWN_SOFTWARE:
         return []
@@ -40,7 +44,22 @@ def check_prices(step: StepPrediction, spec: StepSpec, faults: FaultsSection) ->
         again, every = predict_step(replace(spec, replay=True), prices), faults.replay_every_steps
         seconds, more = again.seconds - total, max(again.device_bytes) - max(step.device_bytes)
         found.append(CheckPrice("replay", seconds, every, seconds / every / total, max(0, more)))
+    if memory_every_steps:
+        seconds = _copy_seconds(step, spec, memory_every_steps)
+        found.append(CheckPrice("copies to memory", seconds, memory_every_steps, seconds / memory_every_steps / total))
     return [price for price in found if price.seconds > 0]
+
+
+def _copy_seconds(step: StepPrediction, spec: StepSpec, every_steps: int) -> float:
+    """Seconds that training stands still for a copy: for a rank's state over a PCIe 4 x16, which is assumed, and for the rest of
+    sending it to another machine when the next copy is due. A replica's peer gets nothing."""
+    prices, layout = step.simulation.prices, spec.layout
+    size = spec.checkpoint_bytes / layout.world_size
+    network = prices.cluster.levels[-1] if len(prices.cluster.levels) > 1 else None
+    sent = 0.0
+    if network is not None and layout.dp_replicate == 1:
+        sent = size / (network.device_bytes_per_second * prices.link_share)
+    return size / NODE_LINKS["pcie4"].bytes_per_second + max(0.0, sent - every_steps * step.seconds)
 
 
 def _checksum_seconds(simulation: Simulation) -> float:

@@ -78,7 +78,9 @@ class SaveAdvice:
 def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any]], now: float) -> MeasuredGoodput:
     """From a run's events, in order, and its metrics. `now`: Unix time at which a run in progress is looked at; for one that ended,
     that of its last event."""
+    rows = list(rows)
     steps = {int(row["step"]): float(row["step_seconds"]) for row in rows if row.get("step_seconds") is not None}
+    copies = {int(row["step"]): float(row["memory_copy_seconds"]) for row in rows if "memory_copy_seconds" in row}
     found = MeasuredGoodput()
     spans = _spans(events, now)
     for index, span in enumerate(spans):
@@ -92,11 +94,13 @@ def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any
         later = [other.step for other in spans[index + 1 :] if other.run is not None]
         kept = sum(seconds for step, seconds in steps.items() if span.step <= step < min(later, default=step + 1))
         found.kept_seconds += kept
-        found.seconds["saving"] += sum(span.saves)
+        is_kept = range(span.step, min(later, default=max(steps, default=0) + 1))
+        copying = sum(seconds for step, seconds in copies.items() if step in is_kept)
+        found.seconds["saving"] += sum(span.saves) + copying
         found.saves += span.saves
         found.seconds["evaluating"] += span.evaluating
         found.seconds["standing still"] += span.still
-        left = max(0.0, end - run - kept - sum(span.saves) - span.evaluating - span.still)
+        left = max(0.0, end - run - kept - sum(span.saves) - copying - span.evaluating - span.still)
         found.seconds["lost steps" if span.failed else "other"] += left
     found.failures = sum(event.get("event") == "failure" for event in events)
     return found

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fourfold.config import RunFailure, load_run, num_steps
 from fourfold.data.batches import Batch, GlobalBatches
@@ -17,7 +16,7 @@ from fourfold.data.prepared import open_prepared
 from fourfold.huggingface import resolve_model
 from fourfold.layout import resolve_layout
 from fourfold.model.counts import step_flops_per_token
-from fourfold.program import Program, digest, lower_pipeline
+from fourfold.program import Program, digest
 from fourfold.program.spec import resolve_step
 from fourfold.program.view import rank_view
 from fourfold.runtime.clock import StepClock
@@ -33,9 +32,6 @@ from fourfold.runtime.progress import (
     SAVING,
     TRAINING,
     ProgressBoard,
-    describe_save_wait,
-    describe_wait,
-    read_positions,
 )
 from fourfold.runtime.step import Observer, StepResult, StepTimeout
 from fourfold.runtime.tracker import MemoryTracker
@@ -56,6 +52,7 @@ from fourfold.train.saver import Saver
 from fourfold.train.session import RankContext, StopSignal, generation
 from fourfold.train.step_programs import StepPrograms
 from fourfold.train.step_values import Rates, step_values
+from fourfold.train.waits import explained, save_barrier
 
 
 class Training:
@@ -157,8 +154,8 @@ class Training:
 
     def _run(self, log: RunLog | None) -> bool:
         config, rank = self.config, self.context.rank
-        kind, tier = ("resume", {"tier": self.resumed_from}) if self.step else ("start", {})
-        _event(log, kind, step=self.step, ranks=self.context.world_size, **tier)
+        kind, source = ("resume", {"source": self.resumed_from}) if self.step else ("start", {})
+        _event(log, kind, step=self.step, ranks=self.context.world_size, **source)
         if self.attention.reason:
             _event(log, "attention", backend=self.attention.backend.name, message=self.attention.reason)
         peak = Peak(self.spec.compute, self.context, self.out, partial(_event, log))
@@ -261,12 +258,8 @@ class Training:
             raise self._explain(error, self.evaluation.program) from error
 
     def _explain(self, error: StepTimeout, program: Program) -> RunFailure:
-        positions = read_positions(self.out)
         spec = self.evaluation.spec if program is self.evaluation.program else self.programs.at(self.step).spec
-        programs = lower_pipeline(spec, program.kind)
-        where = describe_wait(self.context.rank, error.index, self.step, programs, spec.layout, positions)
-        cause = str(error).splitlines()[0]
-        return RunFailure(f"{where} [{cause}]; run.timeout_seconds = {self.config.run.timeout_seconds:g}")
+        return explained(error, program.kind, spec, self.context.rank, self.step, self.out, self.config.run)
 
     def _save(self, log: RunLog | None, last: bool) -> None:
         """Saves the state, beside training unless it is the `last` save of this launch, which must succeed; not where the latest
@@ -298,7 +291,7 @@ class Training:
         if self.saver.beside_training and not last:
             self.saver.begin(self.step, info)
         else:
-            self.saver.save(self.step, info, self._barrier)
+            self.saver.save(self.step, info, partial(save_barrier, self.context.rank, self.step, self.out))
 
     def _info(self) -> dict[str, Any]:
         """The counters that are saved beside the tensors."""
@@ -315,13 +308,6 @@ class Training:
             _event(log, "save" if end.path is not None else "save_failed", **end.event())
             self.saved_step, error = self.saved_step if end.path is None else end.step, end.error
         return error
-
-    def _barrier(self) -> None:
-        try:
-            dist.barrier()
-        except RuntimeError as error:
-            where = describe_save_wait(self.context.rank, self.step, read_positions(self.out))
-            raise RunFailure(f"{where} [{str(error).splitlines()[0]}]") from error
 
     def _finish(self, log: RunLog | None) -> None:
         sample = None

@@ -28,15 +28,15 @@ class Resumption:
         if context.rank == 0:  # one rank looks, so that all see the same folders
             context.store.set("checkpoints", json.dumps([str(path) for path in find()]))
         self._paths = [place(text) for text in json.loads(context.store.get("checkpoints"))]
-        self._tiers: list[tuple[Path, MemoryCopy | None]] = [(path, None) for path in self._paths]
+        self._sources: list[tuple[Path, MemoryCopy | None]] = [(path, None) for path in self._paths]
         if memory is not None:
             newer = [path for path in self._paths if (step_of(path) or 0) > memory.step]
-            self._tiers.insert(len(newer), (step_folder(Path("memory"), memory.step), memory))
+            self._sources.insert(len(newer), (step_folder(Path("memory"), memory.step), memory))
 
     @property
     def is_new(self) -> bool:
         """Whether there is nothing to go on from."""
-        return not self._tiers
+        return not self._sources
 
     @property
     def newest(self) -> Path | None:
@@ -50,7 +50,7 @@ class Resumption:
         none is left.
         """
         problems = []
-        for path, memory in self._tiers:
+        for path, memory in self._sources:
             info, problem = self._attempt(path, memory, restore)
             if info is not None:
                 self.memory = memory
@@ -58,8 +58,8 @@ class Resumption:
             refuse(step_of(path) or 0, problem)
             problems.append(f"  {problem}\n")
         raise FinalFailure(
-            f"{self._tiers[-1][0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, or "
-            f"move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
+            f"{self._sources[-1][0].parent}: none of its checkpoints can be read, so the run does not go on; restore one of them, "
+            f"or move the folder away to begin again from step 0:\n{''.join(problems).rstrip()}"
         )
 
     def _attempt(self, path: Path, memory: MemoryCopy | None, restore: Restore) -> tuple[dict[str, Any] | None, str]:

@@ -139,7 +139,7 @@ def save(
 
 
 def full_info(info: Mapping[str, Any], view: RankView, fence: int | None) -> dict[str, Any]:
-    """What is saved beside the tensors."""
+    """The values that are saved beside the tensors."""
     return {**info, _OPTIMIZER: view.spec.optimizer.name, **({"fence": fence} if fence is not None else {})}
 
 

@@ -11,7 +11,7 @@ from fourfold.train.peak import Peak
 
 @dataclass(frozen=True)
 class Rates:
-    """What makes seconds of a step comparable. `flops_per_token`: of the model; `world_size` ranks share them."""
+    """The figures that turn seconds of a step into rates. `flops_per_token`: of the model; `world_size` ranks share them."""
 
     batch: BatchSection
     flops_per_token: float
