@@ -18,6 +18,7 @@ from fourfold.runtime.executor import Executor
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import ShardOptimizer
 from fourfold.runtime.routers import Routers
+from fourfold.runtime.units import set_storage
 from fourfold.train import feed
 from tests.rehearse.rehearsed import layout_spec
 
@@ -58,7 +59,7 @@ def _too_small(original: Any) -> Any:
 def _freed_at_once(original: Any) -> Any:
     def reduce(self: Executor, step: Any) -> None:
         original(self, step)
-        self._unit_buffer(f"grad/{step.segment}").untyped_storage().resize_(0)
+        set_storage(self.units[step.segment].grad, live=False)
 
     return reduce
 

@@ -6,7 +6,7 @@ import pytest
 
 from fourfold.cost.fitted import fitted
 from fourfold.program.instruction import Op
-from fourfold.program.launches import step_launches, waits_of_host
+from fourfold.program.launches import step_launches, waits_of_host, work_launches
 from fourfold.program.spec import StepSpec
 from fourfold.simulate.critical_path import HOST, critical_path
 from fourfold.simulate.prediction import predict_step
@@ -79,14 +79,20 @@ def test_the_host_runs_ahead_of_the_device() -> None:
     assert ahead.spent[0][HOST] < by_pass.spent[0][HOST]
 
 
-def test_a_value_that_the_host_must_see_stops_it() -> None:
+def test_a_value_that_the_host_must_see_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dispatcher's counts: the host of a mixture of experts is never ahead of the device by more than a block."""
-    model = {**MIXTRAL, "hidden_size": 64, "moe_ffn_size": 32, "num_layers": 3}
-    spec = make_spec(model, accumulation=4, transport="native")
+    model = {**MIXTRAL, "hidden_size": 2048, "moe_ffn_size": 4096, "head_dim": 128, "num_layers": 3}
+    spec = make_spec(model, accumulation=4, transport="native", sequence_length=4096)
     found = _simulated(spec)
     waits = [s for s in found.programs[0].instructions if waits_of_host(s, found.views[0])]
     assert {s.op for s in waits} == {Op.FORWARD}
     assert len(waits) == 3 * 4
+    launch = (
+        1.2 * found.durations.compute(waits[0]) / work_launches(waits[0].work)
+    )  # more than the device takes to run them
+    stopped = _simulated(spec, launch=launch).seconds
+    monkeypatch.setattr("fourfold.simulate.host.waits_of_host", lambda step, view: 0)
+    assert _simulated(spec, launch=launch).seconds < stopped
 
 
 def test_unknown_hosts_are_looked_at_pass_by_pass() -> None:
