@@ -173,9 +173,9 @@ def test_a_run_goes_on_when_the_reader_of_its_output_is_gone(run_file: Path, und
         assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read().decode()
-    assert process.returncode == 0, said
-    assert said.count("the run goes on") == 1
+        printed = process.stderr.read().decode()
+    assert process.returncode == 0, printed
+    assert printed.count("the run goes on") == 1
     assert left_by(tmp_path / "run") == undisturbed
 
 
