@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import pytest
+import torch
 
 from fourfold.config import ModelConfig
+from fourfold.model import feed_forward, torch_operations
 from fourfold.model.footprint import Shape
 from fourfold.model.ghost_rank import GhostRank
 from fourfold.model.spec import Segment, build_segments
@@ -124,3 +126,25 @@ def test_what_is_recorded_is_what_is_executed(name: str, split: str) -> None:
             off += [f"{policy:10} {compute} rank {rank} {row}" for row in rows if _is_off(row)]
     header = f"{'recompute':10} type rank   {Row('segment', 'pass', 'quantity', 'recorded', 'executed')}"
     assert not off, "\n".join(["", header, *off])
+
+
+def test_a_processors_blocks_of_tokens_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward of SwiGLU runs for some tokens after the other there; the last block is smaller."""
+    monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
+    block = next(segment for segment in build_segments(BASE) if segment.kind == "block")
+    rows = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
+    assert not [str(row) for row in rows if _is_off(row)]
+    whole = next(row for row in rows if row.phase == "backward" and row.quantity == "launches")
+    monkeypatch.undo()
+    before = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
+    assert whole.executed == next(r for r in before if (r.phase, r.quantity) == ("backward", "launches")).executed + 8
+
+
+def test_blocks_of_tokens_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate_up, grad = (torch.randn(100, width, generator=generator) for width in (64, 32))
+    expected = gate_up.clone()
+    feed_forward.swiglu_backward_(torch_operations, [grad, None], expected)
+    monkeypatch.setattr(feed_forward, "BLOCK_TOKENS", 48)
+    feed_forward._swiglu_backward_by_blocks(torch_operations, [grad, None], gate_up)
+    assert torch.equal(gate_up, expected)
