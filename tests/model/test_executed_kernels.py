@@ -134,10 +134,12 @@ def test_a_processors_blocks_of_tokens_are_recorded(monkeypatch: pytest.MonkeyPa
     block = next(segment for segment in build_segments(BASE) if segment.kind == "block")
     rows = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
     assert not [str(row) for row in rows if _is_off(row)]
-    whole = next(row for row in rows if row.phase == "backward" and row.quantity == "launches")
+    in_blocks = next(row for row in rows if row.phase == "backward" and row.quantity == "launches")
     monkeypatch.undo()
     before = _differences(BASE, Shape(2, 64, "fp32", "fp32", False), "none", block, 0)
-    assert whole.executed == next(r for r in before if (r.phase, r.quantity) == ("backward", "launches")).executed + 8
+    assert (
+        in_blocks.executed == next(r for r in before if (r.phase, r.quantity) == ("backward", "launches")).executed + 8
+    )
 
 
 def test_blocks_of_tokens_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
