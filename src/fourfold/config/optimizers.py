@@ -53,7 +53,7 @@ class OptimizerSection(Section):
     spec: ClassVar[OptimizerSpec]
 
     name: str
-    """The optimizer: `adamw` or `sgd`."""
+    """The optimizer: `adamw`, `sgd` or `lion`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate after warm-up."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -119,7 +119,24 @@ class SgdSection(OptimizerSection):
     """Whether the step looks ahead by the velocity (Sutskever et al. 2013)."""
 
 
-OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection, SgdSection)}
+class LionSection(OptimizerSection):
+    """Lion (Chen et al. 2023, algorithm 2): c <- beta1 m + (1 - beta1) g, w <- w - lr (sign(c) + decay w),
+    m <- beta2 m + (1 - beta2) g. The step has the same size in every element: the paper takes a third to a tenth of
+    AdamW's learning rate."""
+
+    spec = OptimizerSpec("lion", (StateTensor("exp_avg"),))
+
+    name: Literal["lion"]
+    """`lion` (Chen et al. 2023): the sign of a mixture of gradient and momentum."""
+    lr: Annotated[float, Field(gt=0)] = 3e-5
+    """Learning rate after warm-up."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
+    """Share of the momentum in the step's direction, and decay rate of the momentum."""
+
+
+OPTIMIZERS: dict[str, type[OptimizerSection]] = {
+    section.spec.name: section for section in (AdamWSection, SgdSection, LionSection)
+}
 
 
 def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:
