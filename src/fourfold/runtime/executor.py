@@ -308,10 +308,14 @@ class Executor:
         else:
             self._scale = clip_on_device(total, limit, self.updates)
 
+    def _skips(self) -> bool:
+        """Whether some gradient is not finite; on a device the optimizer itself sees to that, and the host does not wait."""
+        return self._device.type == "cpu" and not math.isfinite(self._total.item())
+
     def _move(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
         self._live[buffers.direction(unit.flat)] = torch.empty_like(unit.shard)
-        if self._device.type != "cpu" or math.isfinite(self._total.item()):
+        if not self._skips():
             self._live[buffers.direction(unit.flat)].copy_(self._muon.move(unit, self._scale))
 
     def _bring(self, step: Instruction) -> None:
@@ -321,7 +325,7 @@ class Executor:
 
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        if self._device.type == "cpu" and not math.isfinite(self._total.item()):
+        if self._skips():
             return
         unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
         if (full := self._live.get(buffers.matrices(unit.flat))) is not None:
