@@ -32,7 +32,7 @@ ALLOWED = {
     ("runtime/device.py", "read_back", "tolist"): "the one wait of a step, at its end",
     ("runtime/device.py", "to_device", "to"): "from pinned memory, without waiting",
     ("runtime/executor.py", "_clip_norm", "item"): "on a processor alone, whose values are there",
-    ("runtime/executor.py", "_update", "item"): "on a processor alone, whose values are there",
+    ("runtime/executor.py", "_skips", "item"): "on a processor alone, whose values are there",
     ("runtime/finite.py", "first_bad", "tolist"): "after a step that is skipped",
     ("model/torch_operations.py", "host_counts", "tolist"): "a dispatcher must know how many rows each rank gets",
     ("model/rope_tables.py", "rope_tables", "to"): "before the first step",

@@ -8,6 +8,8 @@ import pytest
 from fourfold.config import UserError
 from fourfold.config.optimizers import OPTIMIZERS, OptimizerSection, StateTensor
 from fourfold.export import EXPORTS, TrainerJob
+from fourfold.model.work import Elementwise
+from fourfold.plan.candidate import Candidate
 from fourfold.plan.pricing import Pricer, candidate_spec
 from fourfold.program import Instruction, Op, RankView, lower_step, rank_view, verify
 from fourfold.program.sizes import buffer_bytes
@@ -18,6 +20,12 @@ from tests.plan.test_pricer import LAYOUT
 from tests.support.programs import by_rank
 
 names = pytest.mark.parametrize("name", OPTIMIZERS)
+
+
+def layout_of(name: str) -> Candidate:
+    """Without tensor parallelism where matrices must not be split."""
+    full = OPTIMIZERS[name].spec.orthogonalizes
+    return replace(LAYOUT, tp=1, dp_shard=LAYOUT.dp_shard * LAYOUT.tp) if full else LAYOUT
 
 
 def section(name: str) -> OptimizerSection:
@@ -47,20 +55,39 @@ def test_state_and_traffic_are_those_of_its_tensors(name: str) -> None:
     """bf16 weights, the rest in fp32: an update reads the gradient, reads and writes master weights and state, writes weights."""
     tensors = len(OPTIMIZERS[name].spec.state)
     asked = request(16, 64, optimizer=section(name))
-    asked_spec = candidate_spec(asked, LAYOUT)
+    asked_spec = candidate_spec(asked, layout_of(name))
     view = rank_view(asked_spec)
     unit, numel = "b0", view.flats["b0"].shard_numel
     assert buffer_bytes(view, f"optimizer/{unit}") == 4 * tensors * numel
     assert asked_spec.checkpoint_bytes == 4 * (1 + tensors) * sum(segment.numel for segment in asked_spec.segments)
+    if OPTIMIZERS[name].spec.orthogonalizes:  # the update of a block has matmuls too: see the next test
+        unit, numel = "embed", view.flats["embed"].shard_numel
     prices = asked.prices(asked_spec.layout)
     moved = numel * (4 + 2 * 4 * (1 + tensors) + 2)
     assert Durations(prices).local(_update_of(view, unit)) == prices.memory(moved)
 
 
+def test_matmuls_of_newton_schulz_are_declared_and_priced() -> None:
+    """Five iterations of m^2 n, m^3 and m^2 n multiply-adds for a matrix whose sides are m <= n, of those that the busiest shard
+    has a part of."""
+    asked = request(16, 64, optimizer=section("muon"))
+    view = rank_view(candidate_spec(asked, layout_of("muon")))
+    flat, step = view.flats["b0"], _update_of(view, "b0")
+    flops = []
+    for shard in range(flat.num_shards):
+        low, high = flat.shard_range(shard)
+        sides = [sorted(p.shape) for p, start, end in flat.ranges() if len(p.shape) == 2 and start < high and low < end]
+        flops.append(sum(5 * 2 * (2 * m * m * n + m**3) for m, n in sides))
+    assert step.flops == max(flops) > 0
+    prices = asked.prices(view.spec.layout)
+    moved = sum(item.bytes for item in step.work.items[:1] if isinstance(item, Elementwise))
+    assert Durations(prices).local(step) > prices.memory(moved) + step.flops / 1e15
+
+
 @names
 def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
     asked, spec = request(16, 64, optimizer=section(name)), OPTIMIZERS[name].spec
-    one = candidate_spec(asked, replace(LAYOUT, pp=1))
+    one = candidate_spec(asked, replace(layout_of(name), pp=1))
     more = replace(one, optimizer=replace(spec, state=(*spec.state, StateTensor("another"))))
     programs = [lower_step(rank_view(each)) for each in (one, more)]
     own, wider = (sum(program.buffers[buffer] for buffer in program.resident) for program in programs)
@@ -75,7 +102,7 @@ def test_a_state_tensor_more_is_held_priced_and_verified(name: str) -> None:
 def test_an_export_states_the_optimizer_or_says_that_it_does_not(trainer: str) -> None:
     words = {"adamw": "AdamW" if trainer == "torchtitan" else "adam", "sgd": "sgd"}
     for name in OPTIMIZERS:
-        text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), LAYOUT))
-        stated = re.search(rf"optimizer(_name)?[= \"]+{words[name]}\b", text) is not None
+        text, missing = EXPORTS[trainer](TrainerJob(request(16, optimizer=section(name)), layout_of(name)))
+        stated = re.search(rf"optimizer(_name)?[= \"]+{words.get(name, name)}\b", text) is not None
         assert any(f"optimizer {name}" in each for each in missing) == (not stated)
-        assert stated or (trainer, name) == ("torchtitan", "sgd")
+        assert stated or (trainer, name) == ("torchtitan", "sgd") or name not in words

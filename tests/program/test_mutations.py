@@ -65,6 +65,17 @@ CASES: dict[str, dict[str, Any]] = {
         "accumulation": 2,
         "checked": True,
     },
+    "muon_zero0": {"dp_shard": 2, "zero": 0, "accumulation": 2, "optimizer": "muon"},
+    "muon_hsdp1": {
+        "dp_replicate": 2,
+        "dp_shard": 2,
+        "zero": 1,
+        "pp": 2,
+        "accumulation": 2,
+        "optimizer": "muon",
+        **TIED,
+    },
+    "muon_experts": {"model": QWEN3_MOE, "dp_shard": 4, "ep": 2, "zero": 3, "checked": True, "optimizer": "muon"},
     "deepseek": {"model": deepseek(), "pp": 2, "dp_shard": 2, "ep": 2, "zero": 1, "accumulation": 2},
     "everything": {
         **{"model": {**QWEN3_MOE, "tie_embeddings": True}, "pp": 2, "dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2},

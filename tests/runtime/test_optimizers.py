@@ -4,15 +4,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim._muon import _zeropower_via_newtonschulz
 
-from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, OptimizerSpec, StateTensor
+from fourfold.config import UserError
+from fourfold.config.optimizers import OPTIMIZERS, AdamWSection, MuonSection, OptimizerSpec, StateTensor
+from fourfold.model import torch_operations
+from fourfold.model.newton_schulz import COEFFICIENTS, EPSILON, STEPS, orthogonalize
 from fourfold.program import lower_step
 from fourfold.runtime.optimizer import ShardOptimizer
 from tests.support.parity_check import check_split
 from tests.support.parity_ranks import prepare_rank, run_rank
-from tests.support.parity_runs import MIXTRAL, run_table
+from tests.support.parity_runs import DEEPSEEK_V3, MIXTRAL, run_table
 from tests.support.ranks import run_on_ranks
-from tests.support.reference_optimizers import REFERENCES
+from tests.support.reference_optimizers import REFERENCES, plain_orthogonal
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     **{f"zero-{zero}": (2, {"dp_shard": 2, "zero": zero, "microbatch_sequences": 2}) for zero in range(4)},
@@ -34,6 +38,10 @@ def _stated(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_parameter_is_the_references(name: str, layout: str) -> None:
     ranks, degrees = LAYOUTS[layout]
+    if OPTIMIZERS[name].spec.orthogonalizes and "tp" in degrees:
+        with pytest.raises(UserError, match=r"layout.tp=2.* what works: layout.tp=1"):
+            check_split(ranks, layout=degrees, optimizer=_stated(name))
+        return
     model = {"tie_embeddings": True} if layout.endswith("tied") else {}
     check_split(ranks, layout=degrees, model=model, optimizer=_stated(name), batch={"steps": 3})
 
@@ -74,6 +82,54 @@ def test_the_peak_is_the_declared(name: str, zero: int, compute: str) -> None:
         assert state == 4 * numel * len(OPTIMIZERS[name].spec.state)
         assert abs(result["predicted_peak"] / result["peak"] - 1) < 0.005
         assert abs(result["predicted_peak"] - result["peak"]) < 0.1 * state
+
+
+MORE: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    **{
+        f"ep-zero-{zero}": (4, {"dp_shard": 4, "ep": 2, "zero": zero, "microbatch_sequences": 3}, MIXTRAL)
+        for zero in (0, 3)
+    },
+    "cp-zero-3": (2, {"cp": 2, "zero": 3, "microbatch_sequences": 6}, {}),
+    "pp-zero-1": (4, {"pp": 2, "dp_shard": 2, "zero": 1, "microbatch_sequences": 3}, {}),
+    "pp-hsdp-2": (8, {"pp": 2, "dp_replicate": 2, "dp_shard": 2, "zero": 2, "microbatch_sequences": 3}, {}),
+    "one-rank": (1, {"microbatch_sequences": 6}, DEEPSEEK_V3),
+}
+
+
+@pytest.mark.parametrize("layout", MORE)
+def test_matrices_that_shards_cut_are_orthogonalized_in_full(layout: str) -> None:
+    ranks, degrees, model = MORE[layout]
+    optimizer = {**_stated("muon"), "adjust_lr": "match_rms_adamw", "nesterov": False}
+    check_split(ranks, layout=degrees, model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("shape", [(48, 20), (20, 48), (32, 32)])
+def test_newton_schulz_is_torchs_but_for_bf16(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape, dtype=torch.float64)
+    own = orthogonalize(torch_operations, matrix)
+    assert torch.allclose(own, plain_orthogonal(matrix), rtol=1e-10, atol=1e-12)
+    theirs = _zeropower_via_newtonschulz(matrix, COEFFICIENTS, STEPS, EPSILON).double()
+    assert (own - theirs).norm() < 0.02 * own.norm()
+    assert 0.5 < torch.linalg.svdvals(own).min() <= torch.linalg.svdvals(own).max() < 1.3
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_two_dimensional_steps_are_torchs(nesterov: bool) -> None:
+    """The reference itself, whose Newton-Schulz is in fp64, against torch.optim.Muon, whose is in bf16."""
+    torch.manual_seed(0)
+    table, matrix = (torch.randn(size, dtype=torch.float64) for size in ((90, 32), (48, 32)))
+    weights = [torch.nn.Parameter(each.clone()) for each in (table, matrix)]
+    section = MuonSection(name="muon", nesterov=nesterov)
+    own = REFERENCES["muon"].make([{"params": weights, "weight_decay": 0.1}], section)
+    other = torch.nn.Parameter(matrix.clone())
+    theirs = torch.optim.Muon([other], lr=section.lr, weight_decay=0.1, momentum=0.95, nesterov=nesterov)
+    for _ in range(3):
+        weights[0].grad, other.grad = torch.randn_like(table), torch.randn_like(matrix)
+        weights[1].grad = other.grad.clone()
+        own.step()
+        theirs.step()
+    assert (weights[1] - other).norm() < 0.02 * (other - matrix).norm()
 
 
 def test_state_has_the_format_that_the_spec_states(monkeypatch: pytest.MonkeyPatch) -> None:

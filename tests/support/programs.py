@@ -37,6 +37,7 @@ def make_spec(
     document_mask: bool = False,
     transport: Transport = "exchange",
     checked: bool = False,
+    optimizer: str = "adamw",
     **layout: Any,
 ) -> StepSpec:
     """The spec of a layout whose global batch gives every rank `accumulation` microbatches. Sequence parallelism is off unless the
@@ -48,6 +49,7 @@ def make_spec(
         "batch": {"global_sequences": degree * accumulation, "sequence_length": sequence_length},
         "layout": {"sequence_parallel": False, **layout},
         "precision": precision or {},
+        "optimizer": {"name": optimizer},
     }
     config = parse_run(table)
     resolved = model if isinstance(model, ModelConfig) else resolve_model(config.model)

@@ -27,8 +27,75 @@ def _sgd(groups: Groups, section: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=section.lr, foreach=False, **options)
 
 
+class _Lion(torch.optim.Optimizer):
+    """Algorithm 2 of Chen et al. 2023, parameter by parameter."""
+
+    def __init__(self, groups: Groups, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            (first, second), lr, decay = group["betas"], group["lr"], group["weight_decay"]
+            for weight in group["params"]:
+                momentum = self.state[weight].setdefault("m", torch.zeros_like(weight))
+                mixture = first * momentum + (1 - first) * weight.grad
+                weight -= lr * (torch.sign(mixture) + decay * weight)
+                momentum.copy_(second * momentum + (1 - second) * weight.grad)
+
+
+def _lion(groups: Groups, section: Any) -> torch.optim.Optimizer:
+    return _Lion(groups, section.lr, section.betas)
+
+
+def plain_orthogonal(matrix: torch.Tensor) -> torch.Tensor:
+    """Newton-Schulz of the last two dims as in torch.optim.Muon, in the matrix's own format."""
+    x = matrix.mT if matrix.shape[-2] > matrix.shape[-1] else matrix
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    for _ in range(5):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if matrix.shape[-2] > matrix.shape[-1] else x
+
+
+class _Muon(torch.optim.Optimizer):
+    """Muon on the matrices of a transformers model, AdamW on the rest. The tables are those with a row for each token of the first
+    parameter's, the embedding; stacked experts [experts, 2 ffn, hidden] are gates above up-projections."""
+
+    def __init__(self, groups: Groups, section: Any) -> None:
+        super().__init__(groups, {})
+        self._section = section
+        vocab, self._hidden = groups[0]["params"][0].shape
+        self._matrices = [p for p in groups[0]["params"] if p.shape[0] != vocab]
+        held = set(map(id, self._matrices))
+        others = [{**group, "params": [p for p in group["params"] if id(p) not in held]} for group in groups]
+        betas, eps = section.betas, section.eps
+        self._adamw = torch.optim.AdamW(others, lr=section.adamw_lr, betas=betas, eps=eps, foreach=False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self._adamw.step()
+        section = self._section
+        for weight in self._matrices:
+            average = self.state[weight].setdefault("m", torch.zeros_like(weight))
+            average.copy_(section.momentum * average + (1 - section.momentum) * weight.grad)
+            direction = average
+            if section.nesterov:
+                direction = (1 - section.momentum) * weight.grad + section.momentum * average
+            fused = weight.dim() == 3 and weight.shape[2] == self._hidden
+            parts = direction.chunk(2, dim=1) if fused else (direction,)
+            rows, columns = parts[0].shape[-2:]
+            ratio = max(1, rows / columns) ** 0.5
+            if section.adjust_lr == "match_rms_adamw":
+                ratio = 0.2 * max(rows, columns) ** 0.5
+            step = torch.cat([plain_orthogonal(part) for part in parts], dim=1 if fused else 0)
+            weight.mul_(1 - section.lr * section.weight_decay).sub_(step, alpha=section.lr * ratio)
+
+
 REFERENCES = {
     "adamw": ReferenceOptimizer(_adamw, {"betas": [0.5, 0.8], "eps": 1e-3}),
     "sgd": ReferenceOptimizer(_sgd, {"momentum": 0.8, "nesterov": True}),
+    "muon": ReferenceOptimizer(_Muon, {"betas": [0.5, 0.8], "eps": 1e-3, "momentum": 0.8, "adamw_lr": 0.02}),
+    "lion": ReferenceOptimizer(_lion, {"betas": [0.5, 0.8]}),
 }
 """By `optimizer.name`."""

@@ -30,10 +30,12 @@ class StateTensor:
 @dataclass(frozen=True)
 class OptimizerSpec:
     """State and traffic of an optimizer. An update is elementwise: a rank updates its shard with its shard of the gradient and
-    of the state, and sends nothing. `name`: as in the run file."""
+    of the state, and sends nothing. `name`: as in the run file. `orthogonalizes`: the update of a hidden matrix needs all of it
+    (`program/matrices.py`)."""
 
     name: str
     state: tuple[StateTensor, ...]
+    orthogonalizes: bool = False
 
     def state_bytes(self, master: str) -> int:
         """Bytes of state a parameter; `master`: the format of the master weights."""
@@ -53,7 +55,7 @@ class OptimizerSection(Section):
     spec: ClassVar[OptimizerSpec]
 
     name: str
-    """The optimizer: `adamw` or `sgd`."""
+    """The optimizer: `adamw`, `sgd`, `lion` or `muon`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Learning rate after warm-up."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
@@ -119,7 +121,48 @@ class SgdSection(OptimizerSection):
     """Whether the step looks ahead by the velocity (Sutskever et al. 2013)."""
 
 
-OPTIMIZERS: dict[str, type[OptimizerSection]] = {section.spec.name: section for section in (AdamWSection, SgdSection)}
+class LionSection(OptimizerSection):
+    """Lion (Chen et al. 2023, algorithm 2): c <- beta1 m + (1 - beta1) g, w <- w - lr (sign(c) + decay w),
+    m <- beta2 m + (1 - beta2) g. The step has the same size in every element: the paper takes a third to a tenth of
+    AdamW's learning rate."""
+
+    spec = OptimizerSpec("lion", (StateTensor("exp_avg"),))
+
+    name: Literal["lion"]
+    """`lion` (Chen et al. 2023): the sign of a mixture of gradient and momentum."""
+    lr: Annotated[float, Field(gt=0)] = 3e-5
+    """Learning rate after warm-up."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.99)
+    """Share of the momentum in the step's direction, and decay rate of the momentum."""
+
+
+class MuonSection(OptimizerSection):
+    """Muon (Jordan et al. 2024) for hidden matrices, as in torch.optim.Muon: the momentum's direction is orthogonalized by five
+    Newton-Schulz iterations in the compute format. AdamW for embeddings, the head, norms and biases."""
+
+    spec = OptimizerSpec("muon", (StateTensor("exp_avg"), StateTensor("exp_avg_sq")), orthogonalizes=True)
+
+    name: Literal["muon"]
+    """`muon` (Jordan et al. 2024): momentum of hidden matrices, orthogonalized; AdamW for all else."""
+    lr: Annotated[float, Field(gt=0)] = 0.02
+    """Learning rate of hidden matrices after warm-up."""
+    momentum: Decay = 0.95
+    """Decay rate of the matrices' average of gradients."""
+    nesterov: bool = True
+    """Whether the direction looks ahead by the momentum."""
+    adjust_lr: Literal["original", "match_rms_adamw"] = "original"
+    """Scale of a matrix [A, B]: `original`, sqrt(max(1, A / B)); `match_rms_adamw`, 0.2 sqrt(max(A, B)) (Liu et al. 2025)."""
+    adamw_lr: Annotated[float, Field(gt=0)] = 3e-4
+    """AdamW's learning rate after warm-up; it follows the same schedule."""
+    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's decay rates."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's, added to the root of the squares' average."""
+
+
+OPTIMIZERS: dict[str, type[OptimizerSection]] = {
+    section.spec.name: section for section in (AdamWSection, SgdSection, LionSection, MuonSection)
+}
 
 
 def section_of(table: Mapping[str, Any]) -> type[OptimizerSection] | None:

@@ -6,6 +6,7 @@ master/U      the shard in the master format, where formats differ     saved/S/m
 optimizer/U   optimizer states of the shard                            deferred/S/m operands of S's deferred weight gradients
 grad/U        full gradients of the unit                               batch/m      tokens, targets, positions
 grad_shard/U  reduced gradients of the shard (ZeRO-2, 3)               reduce/U     staging buffer of a reduction
+direction/U   the shard's part of Muon's directions                    matrices/U   all of them, where shards cut matrices
 rope          rotary tables                                            router/S     a router's balancing bias and load counts
 """
 
@@ -40,6 +41,16 @@ def batch(microbatch: int) -> str:
 def values(flat: FlatLayout) -> str:
     """The buffer that the optimizer updates in the compute format."""
     return f"{'shard' if flat.zero == 3 else 'params'}/{flat.unit}"
+
+
+def direction(flat: FlatLayout) -> str:
+    """The buffer that MOMENTUM writes."""
+    return f"direction/{flat.unit}"
+
+
+def matrices(flat: FlatLayout) -> str:
+    """The buffer of the full directions that an update orthogonalizes."""
+    return f"matrices/{flat.unit}" if flat.zero else direction(flat)
 
 
 def gradient(flat: FlatLayout) -> str:

@@ -11,6 +11,7 @@ from fourfold.model.spec import Segment
 from fourfold.model.work import NOTHING, Collective, CollectiveKind, Elementwise, Work, sends
 from fourfold.program import buffers as name
 from fourfold.program.instruction import COMPUTE_OPS, SENDS, TRANSFERS, Instruction, Op
+from fourfold.program.matrices import hidden_matrices, orthogonalization
 from fourfold.program.sizes import buffer_bytes
 from fourfold.program.totals import SCALAR_BYTES, data_axes, loss_axes, loss_bytes, norm_axes, router_axes
 from fourfold.program.view import RankView
@@ -67,6 +68,14 @@ def _of_unit(step: Instruction, unit: str, view: RankView, training: bool) -> li
         return [Declared((params,), (params,), sends(*gather))]
     if step.op is Op.UPDATE:
         return [_update(unit, view)]
+    if step.op is Op.MOMENTUM and hidden_matrices(view.spec, flat):
+        state, own, numbers = f"optimizer/{unit}", f"direction/{unit}", flat.shard_numel * DTYPE_BYTES[view.spec.master]
+        read = flat.shard_numel * DTYPE_BYTES[view.spec.gradients] + buffer_bytes(view, own)
+        reads, writes = tuple(sorted((name.gradient(flat), state))), tuple(sorted((state, own)))
+        return [Declared(reads, writes, _then(read + 2 * numbers), 3 * numbers)]
+    if step.op is Op.BRING and flat.zero and hidden_matrices(view.spec, flat):
+        gather = _over(view, "all_gather", flat.shard_axes, flat.padded_numel * DTYPE_BYTES[view.spec.compute])
+        return [Declared((f"direction/{unit}",), (f"matrices/{unit}",), sends(*gather))]
     if step.op is Op.REDUCE_TIED and unit == view.tied_unit:
         gradient = name.gradient(flat)
         size = flat.shard_numel * DTYPE_BYTES[view.spec.gradients]
@@ -174,9 +183,11 @@ def _update(unit: str, view: RankView) -> Declared:
     flat, spec = view.flats[unit], view.spec
     state = (name.values(flat), f"optimizer/{unit}", *((f"master/{unit}",) if spec.mixed else ()))
     converted = flat.shard_numel * DTYPE_BYTES[spec.master] if spec.gradients != spec.master else 0
-    reads = tuple(sorted((*state, name.gradient(flat))))
+    work, workspace = orthogonalization(spec, flat)
+    full = [f"{'matrices' if flat.zero else 'direction'}/{unit}"] if hidden_matrices(spec, flat) else []
+    reads = tuple(sorted((*state, *full, name.gradient(flat))))
     moved = flat.shard_numel * spec.optimizer.update_bytes(spec.compute, spec.master, spec.gradients)
-    return Declared(reads, tuple(sorted(state)), _then(moved), workspace_bytes=converted)
+    return Declared(reads, tuple(sorted(state)), Work((*_then(moved).items, *work.items)), converted + workspace)
 
 
 def _reductions(unit: str, view: RankView) -> list[Declared]:

@@ -40,6 +40,8 @@ class _Flow:
     """Segments whose first backward begins all gradients that it adds to, with its microbatch."""
     reported: set[str] = field(default_factory=set)
     clipped: bool = False
+    moved: set[str] = field(default_factory=set)
+    """Units whose momentum has moved."""
     updated: Counter[str] = field(default_factory=Counter)
     gathered_updates: Counter[str] = field(default_factory=Counter)
     faults: list[Fault] = field(default_factory=list)
@@ -61,6 +63,8 @@ class _Flow:
             self.clipped = True
             for unit in self.view.flats:
                 self._check_complete(index, unit)
+        elif step.op is Op.MOMENTUM:
+            self._move(index, step.segment or "")
         elif step.op is Op.UPDATE:
             self._update(index, step)
         elif step.op is Op.PARAMETER_ALL_GATHER:
@@ -176,6 +180,13 @@ class _Flow:
         flat = self.view.flats[unit]
         sums = [axis for axis, _, _ in flat.sums]
         return Counter([*flat.gradient_axes, *sums, *(["tied"] if unit == self.view.tied_unit else [])])
+
+    def _move(self, index: int, unit: str) -> None:
+        if unit in self.moved:
+            self.fault(index, f"the momentum of {unit} moves twice", "drop one")
+        self.moved.add(unit)
+        if not self.clipped or self.updated[unit]:
+            self.fault(index, f"the momentum of {unit} moves out of turn", "move it between `C` and the update")
 
     def _update(self, index: int, step: Pattern) -> None:
         unit = step.segment or ""

@@ -24,6 +24,8 @@ class Op(Enum):
     BALANCE                 sums the loads of the experts over all ranks that route tokens, moves the balancing biases by them
     CHECKSUM                compares checksums of what several ranks hold alike
     CLIP_NORM               computes the global gradient norm, and whether every gradient is finite
+    MOMENTUM                moves the momentum of a unit's hidden matrices (Muon) and makes their direction
+    BRING                   all-gathers a unit's directions: a shard has parts of matrices, their update needs them full
     UPDATE                  runs the optimizer on the local shard
     PARAMETER_ALL_GATHER    all-gathers parameters that ZeRO-1 and 2 updated shard by shard
     WAIT                    joins what an earlier instruction started; `handle` is that instruction's short form
@@ -49,6 +51,8 @@ class Op(Enum):
     BALANCE = "E"
     CHECKSUM = "H"
     CLIP_NORM = "C"
+    MOMENTUM = "M"
+    BRING = "A"
     UPDATE = "U"
     PARAMETER_ALL_GATHER = "P"
     WAIT = "wait"
@@ -61,7 +65,7 @@ COMPUTE_OPS = BACKWARD_OPS | {Op.FORWARD, Op.RECOMPUTE, Op.REPLAY}
 SENDS = frozenset((Op.SEND_ACTIVATION, Op.SEND_GRADIENT))
 RECEIVES = frozenset((Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
 TRANSFERS = SENDS | RECEIVES
-STARTS = TRANSFERS | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
+STARTS = TRANSFERS | {Op.GATHER, Op.REDUCE, Op.REDUCE_TIED, Op.BRING, Op.PARAMETER_ALL_GATHER, Op.COUNT, Op.SUM_LOSS}
 
 _WORDS = {op: op.value for op in Op}
 

@@ -51,6 +51,8 @@ _UNIT_BUFFERS = {
     "master": ("shard_numel", "master"),
     "grad": ("padded_numel", "gradients"),
     "grad_shard": ("shard_numel", "gradients"),
+    "direction": ("shard_numel", "compute"),
+    "matrices": ("padded_numel", "compute"),
 }
 """Elements, of a `FlatLayout`, and number format, of a `StepSpec`."""
 

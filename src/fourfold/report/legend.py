@@ -25,6 +25,8 @@ MEANINGS = {
     Op.BALANCE: "balance experts",
     Op.CHECKSUM: "compare checksums",
     Op.CLIP_NORM: "gradient norm",
+    Op.MOMENTUM: "momentum of matrices",
+    Op.BRING: "all-gather directions (Muon)",
     Op.UPDATE: "optimizer update",
     Op.PARAMETER_ALL_GATHER: "all-gather updated parameters",
     Op.WAIT: "join what was started",

@@ -21,6 +21,7 @@ from fourfold.runtime.compute import SegmentRunner
 from fourfold.runtime.corruption import ReplicaChecks, check_replays
 from fourfold.runtime.device import Side, read_back, side_stream, to_device
 from fourfold.runtime.finite import OwnGradients
+from fourfold.runtime.muon import MatrixOptimizer
 from fourfold.runtime.norm import GradientNorm
 from fourfold.runtime.optimizer import DeviceClip, clip_on_device, clip_scale
 from fourfold.runtime.parallel import bind_parallel
@@ -57,6 +58,7 @@ class Executor:
         self._hidden_shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
         self._compute_dtype = torch_dtype(spec.compute)
         self._optimizer = optimizer
+        self._muon = MatrixOptimizer(spec, optimizer)
         self._device = device
         self._side = side if side is not None else side_stream(device)
         self._record_progress = record_progress
@@ -94,6 +96,8 @@ class Executor:
             Op.BALANCE: lambda step: self.routers.balance(self.groups[c.axes] for c in step.collectives),
             Op.CHECKSUM: lambda step: self.replicas.compare(),
             Op.CLIP_NORM: self._clip_norm,
+            Op.MOMENTUM: self._move,
+            Op.BRING: self._bring,
             Op.UPDATE: self._update,
             Op.PARAMETER_ALL_GATHER: self._all_gather_parameters,
             Op.WAIT: self._wait,
@@ -279,10 +283,27 @@ class Executor:
         else:
             self._scale = clip_on_device(total, limit, self.updates)
 
+    def _skips(self) -> bool:
+        """Whether some gradient is not finite; on a device the optimizer itself sees to that, and the host does not wait."""
+        return self._device.type == "cpu" and not math.isfinite(self._total.item())
+
+    def _move(self, step: Instruction) -> None:
+        unit = self.units[step.segment or ""]
+        self._live[buffers.direction(unit.flat)] = torch.empty_like(unit.shard)
+        if not self._skips():
+            self._live[buffers.direction(unit.flat)].copy_(self._muon.move(unit, self._scale))
+
+    def _bring(self, step: Instruction) -> None:
+        unit = self.units[step.segment or ""]
+        full = self._live[buffers.matrices(unit.flat)] = torch.empty_like(unit.params)
+        self._start(step, self._group(step).all_gather(full, self._live[buffers.direction(unit.flat)]))
+
     def _update(self, step: Instruction) -> None:
         unit = self.units[step.segment or ""]
-        if self._device.type == "cpu" and not math.isfinite(self._total.item()):
+        if self._skips():
             return
         unit.optimizer.update(unit.grad_shard.to(unit.master.dtype), self._lr, self.updates, self._scale)
+        if (full := self._live.get(buffers.matrices(unit.flat))) is not None:
+            self._muon.update(unit, full, self._lr, self._scale)
         if unit.master is not unit.shard:
             unit.shard.copy_(unit.master)

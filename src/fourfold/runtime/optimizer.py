@@ -1,6 +1,7 @@
 """The optimizer's state on one shard and its update, clipping, and the learning rate of a step."""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +55,24 @@ def clip_on_device(total: Tensor, limit: float | None, updates: int) -> DeviceCl
     )
 
 
+def _without(first: int, last: int, excluded: Sequence[tuple[int, int]]) -> Iterator[slice]:
+    """The parts of [first, last) that are in none of the ranges."""
+    for start, end in excluded:
+        if first < min(start, last):
+            yield slice(first, min(start, last))
+        first = max(first, end)
+    if first < last:
+        yield slice(first, last)
+
+
 class ShardOptimizer:
     """The optimizer of one unit's shard. `state`: its tensors by name, each [shard]. Weight decay applies to elements below
     `decayed`."""
 
-    def __init__(self, section: OptimizerSection, master: Tensor, decayed: int) -> None:
+    def __init__(
+        self, section: OptimizerSection, master: Tensor, decayed: int, excluded: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """`excluded`: ranges of the shard, ascending, that are updated elsewhere."""
         self._section = section
         self._update = UPDATES[section.name]
         self.state = {
@@ -69,8 +83,8 @@ class ShardOptimizer:
         middle = min(max(decayed, 0), end)
         self._parts = [
             (part, master[part], [tensor[part] for tensor in self.state.values()], decay)
-            for part, decay in ((slice(0, middle), section.weight_decay), (slice(middle, end), 0.0))
-            if part.start < part.stop
+            for first, last, decay in ((0, middle, section.weight_decay), (middle, end, 0.0))
+            for part in _without(first, last, excluded)
         ]
 
     def update(self, gradient: Tensor, lr: float, step: int, scale: float | DeviceClip) -> None:

@@ -13,6 +13,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
+from fourfold.program.matrices import held_matrices
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -87,7 +88,12 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start),
+        optimizer=ShardOptimizer(
+            section,
+            master,
+            flat.decayed_numel - start,
+            [(max(m.start, start) - start, min(m.end, end) - start) for m in held_matrices(spec, flat, index)],
+        ),
     )
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from fourfold.config.optimizers import AdamWSection, SgdSection
+from fourfold.config.optimizers import AdamWSection, LionSection, MuonSection, SgdSection
 
 Update = Callable[[Tensor, Tensor, list[Tensor], Any, float, Tensor, float, Tensor | None, Tensor | None], None]
 """(weights, gradient, state, section, lr, number, decay, divisor, skip): updates weights and state in place.
@@ -79,5 +79,41 @@ def _sgd(
     )
 
 
-UPDATES: dict[str, Update] = {"adamw": _adamw, "sgd": _sgd}
+def _lion(
+    weights: Tensor,
+    gradient: Tensor,
+    state: list[Tensor],
+    section: LionSection,
+    lr: float,
+    number: Tensor,
+    decay: float,
+    divisor: Tensor | None,
+    skip: Tensor | None,
+) -> None:
+    (exp_avg,), (mixed, kept) = state, section.betas
+    if divisor is not None:
+        gradient = gradient / divisor
+    direction = torch.lerp(gradient, exp_avg, mixed).sign_().add_(weights, alpha=decay)
+    updated = weights.sub(direction, alpha=lr), torch.lerp(gradient, exp_avg, kept)
+    for tensor, new in zip((weights, exp_avg), updated, strict=True):
+        tensor.copy_(new if skip is None else torch.where(skip.bool(), tensor, new))
+
+
+def _muon(
+    weights: Tensor,
+    gradient: Tensor,
+    state: list[Tensor],
+    section: MuonSection,
+    lr: float,
+    number: Tensor,
+    decay: float,
+    divisor: Tensor | None,
+    skip: Tensor | None,
+) -> None:
+    """AdamW on all that is no hidden matrix; those are `runtime/muon.py`'s."""
+    own = AdamWSection(betas=section.betas, eps=section.eps)
+    _adamw(weights, gradient, state, own, lr * section.adamw_lr / section.lr, number, decay, divisor, skip)
+
+
+UPDATES: dict[str, Update] = {"adamw": _adamw, "sgd": _sgd, "lion": _lion, "muon": _muon}
 """By the optimizer's name."""

@@ -49,4 +49,6 @@ class Durations:
 
     def local(self, step: Instruction | Pattern) -> float:
         """An instruction outside segments: the optimizer's kernel over its shard, the norm's over all gradients."""
+        if step.work.flops:  # the optimizer's matmuls
+            return self.work(step.work).seconds
         return self.prices.memory(step.work.elementwise_bytes) if step.work.elementwise_bytes else 0.0

@@ -25,9 +25,14 @@ from fourfold.simulate.state import SimulationState
 
 IDLE = "pipeline bubble"
 _JOINED = tuple(
-    f" {op.name.lower().replace('_', ' ')}" for op in (Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED)
+    f" {op.name.lower().replace('_', ' ')}"
+    for op in (Op.REDUCE, Op.GATHER, Op.PARAMETER_ALL_GATHER, Op.REDUCE_TIED, Op.BRING)
 )
-_BESIDE = {Op.UPDATE: "optimizer", Op.PARAMETER_ALL_GATHER: "compute/communication contention"}
+_BESIDE = {
+    Op.UPDATE: "optimizer",
+    Op.MOMENTUM: "optimizer",
+    Op.PARAMETER_ALL_GATHER: "compute/communication contention",
+}
 """Kinds of time of instructions that compute nothing and are no sums over ranks."""
 
 
