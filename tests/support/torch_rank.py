@@ -79,7 +79,7 @@ class TorchRank:
         torch.manual_seed(0)
         self.segment, self.model, self.shape = segment, model, shape
         self.log = StartedCollectives((model.head_dim, model.value_head_dim or model.head_dim))
-        self.env = Environment(torch_operations, model, self._parallel(ring_rank))
+        self.env = Environment(torch_operations, model, self._parallel(ring_rank), shape.recipe)
         self.units = self._units()
         self.weights: Any = bind_weights(segment, model, self.units)
         self.batch = self._microbatch()

@@ -115,6 +115,11 @@ class PrecisionSection(Section):
     """Format of activations and of the parameters that compute uses."""
     master: Literal["fp64", "fp32"] | None = None
     """Format of the weights that the optimizer updates, and of its states. Left out: fp32, or fp64 where `compute` is fp64."""
+    gemm_dtype: Literal["mxfp8"] | None = None
+    """Format to which the operands of blocks' linear layers are rounded before they are multiplied: `mxfp8`, in blocks of 32 with a
+    power of two as scale. Left out: `compute`."""
+    gemm_gradients: Literal["e4m3", "e5m2"] = "e4m3"
+    """Format of the gradients among these operands."""
     gradients: Dtype | None = None
     """Format in which gradients are accumulated and reduced. Left out: fp32, or fp64 where `compute` is fp64."""
 

@@ -71,7 +71,7 @@ class RecordedForward:
     def of(cls, segment: Segment, resolved: ResolvedRun, shape: Shape) -> "RecordedForward":
         rank = GhostRank(segment, resolved.model, shape)
         operations = _Watched(rank.recording)
-        environment = Environment(operations, resolved.model, rank.env.parallel)
+        environment = Environment(operations, resolved.model, rank.env.parallel, shape.recipe)
         rank.recording.begin()
         block_forward(environment, rank.hidden(), rank.weights, rank.batch, Saved(), rank.balancing, segment.depth)
         made = {id(weight.data.storage): key for unit in rank.units.values() for key, weight in unit.made.items()}

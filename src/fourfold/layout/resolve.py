@@ -7,6 +7,7 @@ from dataclasses import replace
 from fourfold.config import ModelConfig, RunConfig, UserError, did_you_mean
 from fourfold.config.schema import LayoutSection
 from fourfold.layout.divisibility import (
+    gemm_fault,
     max_stages,
     sequence_multiple,
     splits_experts,
@@ -17,6 +18,7 @@ from fourfold.layout.divisibility import (
     tensor_fault,
 )
 from fourfold.layout.mesh import Layout, Recompute, tensor_head_degree
+from fourfold.model.low_precision import BLOCK
 
 _SEARCHED = 100_000
 """Degrees up to this one are tried for a value that works."""
@@ -90,7 +92,27 @@ def resolve_layout(config: RunConfig, model: ModelConfig, ranks: int | None = No
     if section.sequence_parallel is None and layout.tp > 1 and layout.tokens % layout.tp == 0:
         layout = replace(layout, sequence_parallel=True)
     _check_tokens(layout, model)
+    _check_gemms(config, layout, model)
     return layout
+
+
+def _check_gemms(config: RunConfig, layout: Layout, model: ModelConfig) -> None:
+    """Blocks of low-precision operands must not be cut by the layout: else its gradients were its own."""
+    if config.precision.gemm_dtype is None:
+        return
+    stated = f"precision.gemm_dtype = {config.precision.gemm_dtype!r}"
+    if model.block is not None:
+        raise UserError(f"{stated}: a block of your own runs in precision.compute; what works: leave it out")
+    chunk = layout.sequence_length // sequence_multiple(layout.cp)
+    local = layout.tokens // layout.tp if layout.sequence_parallel else layout.tokens
+    kv_heads = model.num_kv_heads * layout.tp_copy // layout.tp
+    fault = gemm_fault(model, BLOCK, layout.tp, kv_heads, chunk, local)
+    if fault is not None:
+        name, size = fault
+        raise UserError(
+            f"{stated} rounds blocks of {BLOCK} numbers, and {name} = {size} is no multiple of it; what works: a "
+            f"multiple of {BLOCK}, smaller degrees of tp and cp, or no precision.gemm_dtype"
+        )
 
 
 def filling_ranks(config: RunConfig, model: ModelConfig, devices: int) -> int | None:

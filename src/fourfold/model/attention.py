@@ -40,7 +40,7 @@ def query_key_value(env: Environment, x: Array, w: AttentionWeights, batch: Micr
     normed, statistics = normalize(ops, x, w, model.norm_eps)
     saved.keep(statistics_1=statistics, normed_1=normed)
     bias = w.qkv_bias.data if w.qkv_bias is not None else None
-    qkv = ops.linear(gather_tokens(normed, env.parallel).wait(), w.qkv.data, bias)
+    qkv = env.gemms.linear(gather_tokens(normed, env.parallel).wait(), w.qkv.data, bias)
     del normed, statistics
     heads, kv_heads = local_heads(w, model)
     qkv = qkv.view(batch.tokens.shape[0], -1, heads + 2 * kv_heads, model.head_dim)
@@ -103,8 +103,8 @@ def output_backward(env: Environment, grad: Array, w: AttentionWeights | MLAWeig
     if isinstance(w, AttentionWeights):
         add_bias(env.ops, w.output_bias, grad)
     full = arriving.wait()
-    w.output.add_matmul(env.ops, full, saved.see("attention"))
-    return env.ops.matmul(full, w.output.data)
+    w.output.add_matmul(env.gemms, full, saved.see("attention"))
+    return env.gemms.matmul(full, w.output.data)
 
 
 def local_heads(w: AttentionWeights, model: ModelConfig) -> tuple[int, int]:

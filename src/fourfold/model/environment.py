@@ -2,10 +2,12 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fourfold.config import ModelConfig
 from fourfold.model.context.placement import Placement
+from fourfold.model.low_precision import GemmRecipe, Gemms, LowPrecisionGemms
 from fourfold.model.operations import Array, Operations
 from fourfold.model.parallel import ALONE, Parallel
 
@@ -18,11 +20,17 @@ the matmuls that read them."""
 
 @dataclass(frozen=True)
 class Environment:
-    """`ops`: the backend; `parallel`: the groups of this rank."""
+    """`ops`: the backend; `parallel`: the groups of this rank; `recipe`: of low-precision matmuls, None: in the compute format."""
 
     ops: Operations
     model: ModelConfig
     parallel: Parallel = ALONE
+    recipe: GemmRecipe | None = None
+
+    @cached_property
+    def gemms(self) -> Gemms:
+        """The matmuls of blocks' linear layers."""
+        return self.ops if self.recipe is None else LowPrecisionGemms(self.ops, self.recipe)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def gated_forward(env: Environment, x: Array, w: FeedForwardWeights, saved: Save
     ops = env.ops
     normed, statistics = normalize(ops, x, w, env.model.norm_eps)
     saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
-    gate_up = ops.linear(gather_tokens(normed, env.parallel).wait(), w.gate_up.data)  # [T, 2 f]
+    gate_up = env.gemms.linear(gather_tokens(normed, env.parallel).wait(), w.gate_up.data)  # [T, 2 f]
     saved.keep(gate_up=gate_up)
     del normed, statistics
     with ops.fused():
@@ -37,9 +37,9 @@ def gated_backward(env: Environment, grad: Array, w: FeedForwardWeights, saved: 
     if down_input is None:
         activated, down_input = swiglu_again(ops, gate_up)
     full = arriving.wait()
-    w.down.add_matmul(ops, full, down_input)
+    w.down.add_matmul(env.gemms, full, down_input)
     del down_input, arriving
-    grad_down_input = ops.matmul(full, w.down.data)
+    grad_down_input = env.gemms.matmul(full, w.down.data)
     del full
     given = [grad_down_input, activated]
     del grad_down_input, activated
@@ -99,7 +99,7 @@ def plain_forward(env: Environment, x: Array, w: PlainFeedForwardWeights, saved:
     normed, statistics = normalize(ops, x, w, env.model.norm_eps)
     saved.keep(x_2=x, statistics_2=statistics, normed_2=normed)
     bias = w.up_bias.data if w.up_bias is not None else None
-    up = ops.linear(gather_tokens(normed, env.parallel).wait(), w.up.data, bias)
+    up = env.gemms.linear(gather_tokens(normed, env.parallel).wait(), w.up.data, bias)
     del normed, statistics
     down_input = _activate(env, up)
     saved.keep(up=up, down_input=down_input)
@@ -116,9 +116,9 @@ def plain_backward(env: Environment, grad: Array, w: PlainFeedForwardWeights, sa
     if down_input is None:
         down_input = _activate(env, up)
     full = arriving.wait()
-    w.down.add_matmul(ops, full, down_input)
+    w.down.add_matmul(env.gemms, full, down_input)
     del down_input, arriving
-    grad_down_input = ops.matmul(full, w.down.data)
+    grad_down_input = env.gemms.matmul(full, w.down.data)
     del full
     backward_ = ops.silu_backward_ if env.model.activation == "silu" else ops.gelu_backward_
     backward_(grad_down_input, up)  # `up` now holds its own gradient

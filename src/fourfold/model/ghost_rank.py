@@ -81,7 +81,7 @@ class GhostRank:
         self.shape = shape
         self.recording = Recording(staging=shape.exchange)
         self.ops = RecorderOperations(self.recording, accelerator=not shape.exchange)
-        self.env = Environment(self.ops, model, self._parallel(ring_rank))
+        self.env = Environment(self.ops, model, self._parallel(ring_rank), shape.recipe)
         self.units = self._units()
         self.weights: Any = bind_weights(segment, model, self.units)
         self.batch = self._microbatch()

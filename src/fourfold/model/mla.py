@@ -40,12 +40,12 @@ def mla_query_key_value(env: Environment, x: Array, w: MLAWeights, batch: Microb
     rank, rope = w.key_value_norm.data.shape[0], model.rope_head_dim
     normed, statistics = normalize(ops, x, w, model.norm_eps)
     saved.keep(statistics_1=statistics, normed_1=normed)
-    down = ops.linear(normed, w.key_value_down.data)
+    down = env.gemms.linear(normed, w.key_value_down.data)
     compressed, rope_key = down.split((rank, rope), dim=1)
     normed_compressed = _norm_compressed(env, compressed, w.key_value_norm, "latent", saved)
     query_input = normed
     if w.query_down is not None and w.query_norm is not None:
-        query_input = _norm_compressed(env, ops.linear(normed, w.query_down.data), w.query_norm, "query", saved)
+        query_input = _norm_compressed(env, env.gemms.linear(normed, w.query_down.data), w.query_norm, "query", saved)
     del normed, statistics, compressed, down
     given = [normed_compressed, rope_key, query_input]
     del normed_compressed, rope_key, query_input
@@ -92,7 +92,11 @@ def mla_query_key_value_backward(
     del query_input
     grad_query, grad_key_value, grad_rope_key = given
     given.clear()
-    parts = [ops.matmul(grad_key_value, w.key_value_up.data), grad_rope_key, ops.matmul(grad_query, w.query_up.data)]
+    parts = [
+        env.gemms.matmul(grad_key_value, w.key_value_up.data),
+        grad_rope_key,
+        env.gemms.matmul(grad_query, w.query_up.data),
+    ]
     del grad_rope_key
     widths = [part.shape[1] for part in parts]
     with ops.fused():
@@ -143,8 +147,8 @@ def _taken(saved: Saved, name: str) -> tuple[Array, Array]:
 
 def _project_backward(env: Environment, grad: Array, down: Weight, x: Array) -> Array:
     """grad [t, rows] of x [t, hidden] @ down^T -> the gradient of x; adds the weight's."""
-    down.add_matmul(env.ops, grad, x)
-    return env.ops.matmul(grad, down.data)
+    down.add_matmul(env.gemms, grad, x)
+    return env.gemms.matmul(grad, down.data)
 
 
 def _gather(env: Environment, parts: list[Array]) -> None:
@@ -159,7 +163,7 @@ def _gather(env: Environment, parts: list[Array]) -> None:
 
 
 def _heads(env: Environment, x: Array, up: Weight, batch: Microbatch, width: int) -> Array:
-    return env.ops.linear(x, up.data).view(batch.tokens.shape[0], -1, up.data.shape[0] // width, width)
+    return env.gemms.linear(x, up.data).view(batch.tokens.shape[0], -1, up.data.shape[0] // width, width)
 
 
 def _heads_backward(env: Environment, grads: list[Array], batch: Microbatch) -> list[Array]:

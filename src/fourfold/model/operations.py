@@ -46,6 +46,8 @@ class Operations(Protocol):
     int64: Format
     int32: Format
     boolean: Format
+    e4m3: Format
+    e5m2: Format
 
     # Matmuls
 
@@ -166,6 +168,18 @@ class Operations(Protocol):
 
     def logaddexp_(self, x: Array, y: Array) -> None:
         """x = log(exp(x) + exp(y))."""
+        ...
+
+    def divide_into(self, a: Array, b: Array, out: Array) -> None:
+        """out = a / b."""
+        ...
+
+    def largest_magnitude(self, x: Array) -> Array:
+        """The largest |x| over the last dim, kept with size 1, in the accumulation format; NaN where one is."""
+        ...
+
+    def round_up_to_power_(self, x: Array) -> None:
+        """In place on x > 0 in the accumulation format: the least power of two p with x <= 1.75 p; infinity for NaN."""
         ...
 
     def copy(self, x: Array) -> Array:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fourfold.config import DTYPE_BYTES, ModelConfig
+from fourfold.model.low_precision import GemmRecipe
 
 LOGITS_CHUNK_ELEMENTS = 2**21
 ACCELERATOR_CHUNK_ELEMENTS = 2**26
@@ -37,6 +38,7 @@ class Shape:
     ep: int = 1
     etp: int = 1
     exchange: bool = True
+    recipe: GemmRecipe | None = None
 
     @property
     def tokens(self) -> int:

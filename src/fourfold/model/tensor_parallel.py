@@ -82,7 +82,7 @@ class ColumnInput:
 
     def _multiply(self) -> None:
         assert self._full is not None
-        self._weight.add_matmul_now(self._env.ops, self._grad_output, self._full.wait())
+        self._weight.add_matmul_now(self._env.gemms, self._grad_output, self._full.wait())
         self._full = self._grad_output = None
 
 
@@ -110,7 +110,7 @@ def norm_linear_backward(
         normed = normalize_again(ops, x, statistics, norm, eps)
     inputs = ColumnInput(env, weight, normed)
     del normed
-    arriving = sum_partial(ops.matmul(grad_output, weight.data), env.parallel)
+    arriving = sum_partial(env.gemms.matmul(grad_output, weight.data), env.parallel)
     inputs.add_matmul(grad_output)
     add_bias(ops, bias, grad_output)
     del inputs, grad_output
@@ -123,9 +123,9 @@ def norm_linear_backward(
 def row_parallel(env: Environment, x: Array, weight: Weight, residual: Array, bias: Weight | None = None) -> Array:
     """residual + bias + the sum over `tp` of x @ W^T. x [T, in], residual [t, out], bias [out] -> [t, out]."""
     if env.parallel.tp is None:
-        out = env.ops.linear_add(residual, x, weight.data)
+        out = env.gemms.linear_add(residual, x, weight.data)
     else:
-        out = sum_partial(env.ops.linear(x, weight.data), env.parallel).wait().add_(residual)
+        out = sum_partial(env.gemms.linear(x, weight.data), env.parallel).wait().add_(residual)
     return out if bias is None else out.add_(bias.data)
 
 

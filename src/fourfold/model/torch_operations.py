@@ -17,6 +17,7 @@ from fourfold.model.torch_grouped import grouped_accumulate as grouped_accumulat
 from fourfold.model.torch_grouped import grouped_matmul as grouped_matmul
 
 int64, int32, boolean = torch.int64, torch.int32, torch.bool
+e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -83,6 +84,21 @@ def gelu_backward_(grad: Tensor, x: Tensor) -> None:
 
 def multiply_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     torch.mul(a, b, out=out)
+
+
+def divide_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    torch.div(a, b, out=out)
+
+
+def largest_magnitude(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True, dtype=accumulation_dtype(x))
+
+
+def round_up_to_power_(x: Tensor) -> None:
+    double = x.dtype == torch.float64
+    bits = x.view(torch.int64 if double else torch.int32)
+    fraction, exponents = (52, 0x7FF) if double else (23, 0xFF)
+    bits.add_((1 << (fraction - 2)) - 1).bitwise_and_(exponents << fraction)  # a fraction above 0.75 carries
 
 
 def logaddexp_(x: Tensor, y: Tensor) -> None:

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from fourfold.model.operations import Array, Operations
+from fourfold.model.low_precision import Gemms
+from fourfold.model.operations import Array
 
 
 class Deferred:
@@ -55,9 +56,9 @@ class Weight:
         self.fresh = False
         self.deferred: Deferred | None = None
 
-    def add_matmul(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+    def add_matmul(self, gemms: Gemms, grad_output: Array, inputs: Array) -> None:
         """grad += grad_output^T @ inputs, now or deferred. Shapes: [tokens, out], [tokens, in] -> [out, in]."""
-        self.add_later(lambda: self.add_matmul_now(ops, grad_output, inputs))
+        self.add_later(lambda: self.add_matmul_now(gemms, grad_output, inputs))
 
     def add_later(self, addition: Callable[[], None]) -> None:
         """Runs a function that adds to this gradient, now or deferred; what it reads must stay as it is until then."""
@@ -66,10 +67,10 @@ class Weight:
         else:
             self.deferred.append(addition)
 
-    def add_matmul_now(self, ops: Operations, grad_output: Array, inputs: Array) -> None:
+    def add_matmul_now(self, gemms: Gemms, grad_output: Array, inputs: Array) -> None:
         """grad += grad_output^T @ inputs even while others are deferred: from within a deferred addition, or where it cannot
         wait."""
-        ops.accumulate(self.grad, grad_output, inputs, self.fresh)
+        gemms.accumulate(self.grad, grad_output, inputs, self.fresh)
         self.fresh = False
 
     def add(self, grad: Array) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig
+from fourfold.config import DTYPE_BYTES, ModelConfig, RunConfig, UserError
 from fourfold.config.optimizers import AdamWSection, OptimizerSection
 from fourfold.config.run_file import parse_run
 from fourfold.config.schema import LayoutSection, PrecisionSection
@@ -69,6 +69,11 @@ class Request:
     ) -> "Request":
         """With the constants that ship for that cluster's device and `software` (default: fourfold's own). `document_tokens`: a
         document's mean length, where attention stays within documents. Raises `UserError`."""
+        if precision.gemm_dtype is not None:
+            raise UserError(
+                f"precision.gemm_dtype = {precision.gemm_dtype!r}: the search does not know which layouts keep its blocks "
+                "whole; what works: leave it out for the search, and state it for fourfold simulate"
+            )
         transport = transport_on(cluster)
         config = _run(
             global_sequences, sequence_length, precision, document_mask, LayoutSection(dp_shard=1), document_tokens

@@ -8,6 +8,7 @@ from fourfold.config.optimizers import AdamWSection, OptimizerSpec
 from fourfold.config.schema import FaultsSection
 from fourfold.layout import Layout, check_stages
 from fourfold.model.footprint import Shape
+from fourfold.model.low_precision import GemmRecipe
 from fourfold.model.spec import Segment, build_segments
 from fourfold.program.footprints import Footprints
 from fourfold.program.schedule import check_schedule, find_schedule, stage_ranks
@@ -34,6 +35,7 @@ class StepSpec:
     optimizer: OptimizerSpec = AdamWSection.spec
     checksum: bool = False
     replay: bool = False
+    recipe: GemmRecipe | None = None
 
     def at_step(self, step: int, faults: FaultsSection) -> "StepSpec":
         """The same step with the checks that are due in step number `step`, from 0."""
@@ -90,6 +92,7 @@ class StepSpec:
             ep=layout.ep,
             etp=layout.etp,
             exchange=self.transport == "exchange",
+            recipe=self.recipe,
         )
 
 
@@ -114,6 +117,7 @@ def resolve_step(config: RunConfig, model: ModelConfig, layout: Layout, transpor
         config.data.document_mask,
         transport,
         config.optimizer.spec,
+        recipe=GemmRecipe(precision.gemm_dtype, precision.gemm_gradients) if precision.gemm_dtype else None,
     )
     placed = replace(
         layout,

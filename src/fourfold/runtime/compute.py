@@ -42,7 +42,7 @@ class SegmentRunner:
         self._units = units
         self._flats = flats
         self._weights = weights
-        self._env = Environment(operations, view.spec.model, parallel)
+        self._env = Environment(operations, view.spec.model, parallel, view.spec.recipe)
         self._live = live
         self._routers = routers
         self._records_loss = parallel.tp is None or parallel.tp.index == 0 or not view.spec.model.num_experts

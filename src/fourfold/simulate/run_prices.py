@@ -75,6 +75,7 @@ def prices_for(
             "what works: leave it out, or name the software that ran: cluster.software=megatron"
         )
     measured = calibrated_prices(cluster, spec.layout, compute) if software.name == OWN_SOFTWARE else None
+    _check_own_gemms(spec, software, overrides)
     _check_gemm_dtype(overrides, cluster, compute, measured is not None)
     if measured is not None:
         measured = replace(measured, software=overrides.applied_to(measured.software))
@@ -95,6 +96,15 @@ def document_share(config: RunConfig) -> float:
     """The share of causal attention's work that the run's document mask leaves."""
     data = config.data
     return share_left(config.batch.sequence_length, data.document_tokens if data.document_mask else None)
+
+
+def _check_own_gemms(spec: StepSpec, software: SoftwareProfile, overrides: SoftwareOverrides) -> None:
+    """Low-precision matmuls that fourfold executes are recorded in the program; no other software runs that program."""
+    if spec.recipe is not None and (software.name != OWN_SOFTWARE or overrides.gemm_dtype is not None):
+        raise UserError(
+            f"precision.gemm_dtype = {spec.recipe.name!r} is what fourfold itself executes, and {software.name} with its own "
+            f"format of matmuls is asked for; what works: cluster.gemm_dtype={spec.recipe.name} in its place"
+        )
 
 
 def _check_gemm_dtype(overrides: SoftwareOverrides, cluster: Cluster, compute: str, measured: bool) -> None:

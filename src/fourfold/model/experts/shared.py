@@ -12,12 +12,12 @@ def shared_forward(env: Environment, given: list[Arriving], w: FeedForwardWeight
     """This rank's part of the sum over `tp` [T, hidden], begun where tokens are split. `given`: x [T, hidden], taken out of
     the list."""
     ops = env.ops
-    gate_up = ops.linear(given.pop().wait(), w.gate_up.data)
+    gate_up = env.gemms.linear(given.pop().wait(), w.gate_up.data)
     with ops.fused():
         down_input = swiglu(ops, gate_up)
     saved.keep(shared_gate_up=gate_up, shared_down_input=down_input)
     del gate_up
-    return begin_sum(ops.linear(down_input, w.down.data), env.parallel)
+    return begin_sum(env.gemms.linear(down_input, w.down.data), env.parallel)
 
 
 def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForwardWeights, saved: Saved) -> Arriving:
@@ -29,15 +29,15 @@ def shared_backward(env: Environment, grad: Arriving, normed: Array, w: FeedForw
     if down_input is None:
         activated, down_input = swiglu_again(ops, gate_up)
     full = grad.wait()
-    w.down.add_matmul(ops, full, down_input)
+    w.down.add_matmul(env.gemms, full, down_input)
     del down_input
-    grad_down_input = ops.matmul(full, w.down.data)
+    grad_down_input = env.gemms.matmul(full, w.down.data)
     del full, grad
     with ops.fused():
         swiglu_backward_(ops, [grad_down_input, activated], gate_up)
     del grad_down_input, activated
     inputs = ColumnInput(env, w.gate_up, normed)
-    partial = begin_sum(ops.matmul(gate_up, w.gate_up.data), env.parallel)
+    partial = begin_sum(env.gemms.matmul(gate_up, w.gate_up.data), env.parallel)
     inputs.add_matmul(gate_up)
     return partial
 

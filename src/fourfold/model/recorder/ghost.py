@@ -129,6 +129,9 @@ class Ghost(GhostView):
     def clamp(self, low: float | None = None, high: float | None = None, min: float | None = None) -> "Ghost":
         return self._map()
 
+    def clamp_(self, low: float | None = None, high: float | None = None) -> "Ghost":
+        return self._map_()
+
     def addcmul_(self, a: "Ghost", b: "Ghost", value: float = 1) -> "Ghost":
         return self._map_(a, b)
 

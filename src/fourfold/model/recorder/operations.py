@@ -25,6 +25,7 @@ class RecorderOperations:
     """Everything is written down in one recording, as of an accelerator or of a processor."""
 
     int64, int32, boolean = "int64", "int32", "bool"
+    e4m3, e5m2 = "e4m3", "e5m2"
 
     def __init__(self, recording: Recording, accelerator: bool = False) -> None:
         self.recording = recording
@@ -198,6 +199,16 @@ class RecorderOperations:
 
     def multiply_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
         self.recording.touch((a, b), out)
+
+    def divide_into(self, a: Ghost, b: Ghost, out: Ghost) -> None:
+        self.recording.touch((a, b), out)
+
+    def largest_magnitude(self, x: Ghost) -> Ghost:
+        return x._reduce(-1, True, self.accumulation_dtype(x))
+
+    def round_up_to_power_(self, x: Ghost) -> None:
+        x._map_()
+        x._map_()
 
     def logaddexp_(self, x: Ghost, y: Ghost) -> None:
         x._map_(y)

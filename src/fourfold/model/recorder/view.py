@@ -10,7 +10,7 @@ from typing import Any, Self
 from fourfold.model.recorder.recording import Recording, Storage
 from fourfold.model.recorder.strides import dense_strides, inferred, viewed_strides
 
-FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1}
+FORMAT_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "int64": 8, "int32": 4, "bool": 1, "e4m3": 1, "e5m2": 1}
 
 
 class GhostView:
