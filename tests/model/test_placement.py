@@ -64,6 +64,15 @@ def test_packed_rows_are_even(ring, typical) -> None:
     assert max(before) > 1.2
 
 
+def test_neighbours_stay_together() -> None:
+    for seed in range(5):
+        lengths = packed(2048, 1, 200, seed)
+        for together in (1, 32, 64):
+            placement = balanced(lengths, 4, together)
+            assert 2048 // placement.num_chunks % together == 0
+        assert unevenness(placement, lengths) <= unevenness(zigzag(4), lengths)
+
+
 def test_one_document_stays_in_zigzag() -> None:
     for ring in (2, 3, 8):
         assert balanced([[48 * ring]] * 3, ring) == zigzag(ring)

@@ -20,18 +20,20 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tensor": (2, {"tp": 2}),
     "sequence": (2, {"tp": 2, "sequence_parallel": True}),
     "ring": (2, {"cp": 2}),
+    "ring, documents": (2, {"cp": 2}),
     "ulysses": (2, {"cp": 2, "cp_method": "ulysses"}),
     "tensor, ring, zero 3": (4, {"tp": 2, "cp": 2, "zero": 3}),
     "experts": (2, {"dp_shard": 2, "ep": 2, "zero": 1}),
 }
 
 
-def _table(layout: dict[str, Any], experts: bool, **precision: str) -> dict[str, Any]:
+def _table(layout: dict[str, Any], experts: bool, documents: bool = False, **precision: str) -> dict[str, Any]:
     model = {**DIMENSIONS, **({**MIXTRAL, "moe_ffn_size": 64} if experts else {})}
     return run_table(
         model=model,
         batch={"global_sequences": 4, "sequence_length": 128, "steps": 2},
         layout=layout,
+        data={"document_mask": documents},
         precision={"compute": "fp64", "gemm_dtype": "mxfp8", **precision},
     )
 
@@ -39,7 +41,8 @@ def _table(layout: dict[str, Any], experts: bool, **precision: str) -> dict[str,
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_rounds_the_same_blocks(name: str) -> None:
     ranks, layout = LAYOUTS[name]
-    single, split = _table({}, name == "experts"), _table(layout, name == "experts")
+    kind = name == "experts", name.endswith("documents")
+    single, split = _table({}, *kind), _table(layout, *kind)
     (alone,) = expected = run_on_ranks(1, run_rank, table=single, ranks=1)
     results = run_on_ranks(ranks, run_rank, table=split, ranks=ranks)
     check_bytes(split, results)

@@ -8,6 +8,7 @@ import torch
 
 from fourfold.model.context.placement import Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
+from fourfold.model.low_precision import BLOCK
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program import StepSpec
@@ -113,6 +114,7 @@ class RankData:
     def __init__(self, batch: GlobalBatch, spec: StepSpec, rank: int) -> None:
         self._batch, self._layout, self._rank = batch, spec.layout, rank
         self._masked, self._own_block = spec.document_mask, spec.model.block is not None
+        self._together = 1 if spec.recipe is None else BLOCK
         self._learned = spec.model.positions == "learned"
         dtype = torch_dtype(spec.compute)
         self._tables = rope_tables(spec.model, spec.layout.sequence_length, dtype, torch.device("cpu"))
@@ -130,7 +132,9 @@ class RankData:
         """Where documents are kept apart, the one that makes attention even; None: zig-zag, which a person's own block needs."""
         if not self._masked or self._layout.cp_ring == 1 or self._own_block:
             return None
-        return balanced([self._batch.document_lengths[row] for row in self._rows(microbatch)], self._layout.cp_ring)
+        return balanced(
+            [self._batch.document_lengths[row] for row in self._rows(microbatch)], self._layout.cp_ring, self._together
+        )
 
     def _positions(self, microbatch: int) -> torch.Tensor:
         """[rows, own positions]."""

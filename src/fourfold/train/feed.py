@@ -8,6 +8,7 @@ from fourfold.data.batches import IGNORED, Batch
 from fourfold.layout import Layout
 from fourfold.model.context.placement import ContextShare, Placement, balanced, zigzag
 from fourfold.model.environment import Microbatch
+from fourfold.model.low_precision import BLOCK
 from fourfold.model.rope_tables import rope_tables
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.program.spec import StepSpec
@@ -18,8 +19,9 @@ EVERY = slice(None)
 
 class RowFeed:
     """One rank's share of a global batch as the executor's step data. `batch` holds the rank's rows alone, in row order; of
-    their columns the rank reads those of `share`, which is None where it has the full sequence: where documents are kept apart and
-    `balances`, those that make attention even among the ring's ranks, else those of zig-zag. `mtp_layers`: MTP modules, whose
+    their columns the rank reads those of `share`, which is None where it has the full sequence: where documents are kept apart,
+    those that make attention even among the ring's ranks, in chunks of a multiple of `together` tokens; else, or where that is
+    None, those of zig-zag. `mtp_layers`: MTP modules, whose
     tokens and targets are found in full rows, so that no rank needs another's."""
 
     def __init__(
@@ -29,13 +31,13 @@ class RowFeed:
         tables: tuple[torch.Tensor, torch.Tensor],
         share: ContextShare | None = None,
         mtp_layers: int = 0,
-        balances: bool = True,
+        together: int | None = 1,
     ) -> None:
         self._batch = batch
         self._size = microbatch_sequences
         self._cos, self._sin = tables
         self._learned = self._cos.shape[-1] == 0
-        self._placements = _placements(batch, microbatch_sequences, share, balances)
+        self._placements = _placements(batch, microbatch_sequences, share, together)
         self._columns = None if share is None else self._own_columns(share)
         self._ahead = [look_ahead(batch, depth) for depth in range(1, mtp_layers + 1)]
         every = [batch.targets, *(targets for _, targets in self._ahead)]
@@ -92,19 +94,20 @@ class RowFeed:
         return tokens, targets
 
 
-def _placements(batch: Batch, size: int, share: ContextShare | None, balances: bool) -> list[Placement]:
+def _placements(batch: Batch, size: int, share: ContextShare | None, together: int | None) -> list[Placement]:
     """One a microbatch; none where all rows are placed in zig-zag."""
     lengths = batch.document_lengths
-    if lengths is None or share is None or share.ring == 1 or not balances:
+    if lengths is None or share is None or share.ring == 1 or together is None:
         return []
-    return [balanced(lengths[first : first + size], share.ring) for first in range(0, len(lengths), size)]
+    return [balanced(lengths[first : first + size], share.ring, together) for first in range(0, len(lengths), size)]
 
 
 def rank_feed(spec: StepSpec, batch: Batch, rank: int, tables: tuple[torch.Tensor, torch.Tensor]) -> RowFeed:
-    """The feed of a rank of the layout. A person's own block reads rows in zig-zag."""
+    """The feed of a rank of the layout. A person's own block reads rows in zig-zag; tokens that are rounded together stay so."""
     layout, model = spec.layout, spec.model
     share = layout.context_share(rank) if layout.cp > 1 else None
-    return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, balances=model.block is None)
+    together = None if model.block is not None else BLOCK if spec.recipe is not None else 1
+    return RowFeed(batch, layout.microbatch_sequences, tables, share, model.mtp_layers, together)
 
 
 def feed_tables(spec: StepSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

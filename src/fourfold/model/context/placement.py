@@ -38,16 +38,16 @@ def zigzag(ring: int) -> Placement:
     return Placement(2 * ring, (tuple((rank, 2 * ring - 1 - rank) for rank in range(ring)),))
 
 
-def balanced(lengths: Sequence[Sequence[int]], ring: int) -> Placement:
+def balanced(lengths: Sequence[Sequence[int]], ring: int, together: int = 1) -> Placement:
     """A placement of rows with documents of these lengths (per row, of one sum): the coarsest that is even enough over all rows
-    together, else the most even. The same for every caller."""
+    together, else the most even. The same for every caller. Chunks are a multiple of `together` tokens."""
     best = zigzag(ring)
     if ring == 1:
         return best
     length = sum(lengths[0])
     least = unevenness(best, lengths)
     for fineness in _FINENESS:
-        if least <= ENOUGH or length % (2 * ring * fineness):
+        if least <= ENOUGH or length % (2 * ring * fineness * together):
             break
         tried = dealt(lengths, ring, 2 * ring * fineness)
         found = unevenness(tried, lengths)
