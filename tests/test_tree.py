@@ -34,6 +34,8 @@ SHORT = {
     "cost/masks.py": "one formula, which prices and the reader of published rows share",
     "data/ahead.py": "what multi-token prediction reads, and nothing else does",
     "data/unigram.py": "the loss of a model of its own",
+    "explore/packed.py": "columns of numbers that the page reads as typed arrays; schema and documents both stand on it",
+    "explore/warm.py": "what the process that answers are forks of imports last, by its name alone",
     "model/context/local.py": "attention on one rank, beside one file for each method across ranks",
     "model/torch_attention.py": "attention of `torch_operations`, beside its grouped matmuls",
     "plan/batch.py": "one question of the planner: which batches layouts can divide",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 10.0
 
 
-class Machines(NamedTuple):
+class MachineFlags(NamedTuple):
     """The command line on this machine and the others; None: the environment says it, or there is one machine."""
 
     spares: int = 0
@@ -36,7 +36,7 @@ class Machines(NamedTuple):
         return [word for name, value in stated if value is not None for word in (name, str(value))]
 
 
-ONE_MACHINE = Machines()
+ONE_MACHINE = MachineFlags()
 
 
 def train(
@@ -78,14 +78,14 @@ def train(
     nodes
         How many machines the run takes.
     node_rank
-        The number of this machine, from 0, which leads. Machines from number --nodes on are spare.
+        The number of this machine, from 0, which leads. MachineFlags from number --nodes on are spare.
     master
         HOST:PORT at which the machines reach the one that leads.
     """
     if rehearse:
         return _rehearse(run, overrides, ranks)
     load_run(run, overrides)  # a mistake in it starts nothing
-    machines = Machines(spares, nodes, node_rank, master)
+    machines = MachineFlags(spares, nodes, node_rank, master)
     with _importing(machines.member() is None) as server:
         from fourfold.report.ending import Command
 
@@ -126,7 +126,7 @@ def train_with(
     worker: tuple[str, ...] | None = None,
     grace_seconds: float = GRACE_SECONDS,
     change: bool = False,
-    machines: Machines = ONE_MACHINE,
+    machines: MachineFlags = ONE_MACHINE,
     server: Started | None = None,
 ) -> int:
     """The command, with a program that stands in for a rank, and the time it has to end once another failed. `server`: what forks
