@@ -12,8 +12,9 @@ from tests.rehearse.layouts import LAYOUTS
 from tests.rehearse.rehearsed import layout_spec
 
 EXACT = ["one rank", "one rank, sgd", "pipeline", "zero bubble", "ulysses"]
-PIECES = ["documents", "fp32"]
-"""Attention takes one launch a piece of a document, and in fp32 is no single operation."""
+PIECES = ["ring, documents", "gathered keys", "fp32"]
+"""Attention over a ring takes one launch a piece of a document ("gathered keys" has documents too), and in fp32 is no single
+operation."""
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -8,10 +8,12 @@ bytes, launches, collectives and live memory. So a pass is written once, and wha
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fourfold.config import ModelConfig
-from fourfold.flash.visible import Visible
+
+if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
+    from fourfold.flash.visible import Visible
 
 Array = Any
 """A `torch.Tensor`, or a `Ghost` of one. An array's storage lives as long as something refers to it, on both backends: `del`
@@ -82,7 +84,7 @@ class Operations(Protocol):
     # Attention
 
     def attend(
-        self, q: Array, k: Array, v: Array, causal: bool, scale: float, documents: Visible | None = None
+        self, q: Array, k: Array, v: Array, causal: bool, scale: float, documents: "Visible | None" = None
     ) -> tuple[Array, Array]:
         """q [batch, queries, heads, d], k [batch, keys, kv_heads, d], v [batch, keys, kv_heads, value] -> output [batch, queries,
         heads, value], and the log-sum-exp of the scores [batch, queries, heads] in the accumulation format. `documents`: the rows
@@ -99,7 +101,7 @@ class Operations(Protocol):
         lse: Array,
         causal: bool,
         scale: float,
-        documents: Visible | None = None,
+        documents: "Visible | None" = None,
     ) -> tuple[Array, Array, Array]:
         """Gradients of q, k and v. `out` and `lse` are over all keys that the queries see anywhere."""
         ...

@@ -10,10 +10,12 @@ queries see both chunks of a later rank.
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fourfold.flash.visible import Visible
 from fourfold.model.context.placement import Placement, zigzag
+
+if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
+    from fourfold.flash.visible import Visible
 
 Span = tuple[int, int]
 """First and one past the last."""
@@ -30,7 +32,7 @@ class Piece(NamedTuple):
     queries: Span
     keys: Span
     causal: bool
-    documents: Visible | None = None
+    documents: "Visible | None" = None
 
 
 def extent(piece: Piece) -> tuple[int, int, int, bool]:
@@ -116,6 +118,8 @@ def own_pieces(rank: int, documents: Documents, packs: bool = False) -> list[Pie
     pieces = documents.pieces(True, squares)
     if not packs or len(pieces) == 1:
         return pieces
+    from fourfold.flash.visible import Visible
+
     lengths = [stop - start for _, (start, stop), *_ in pieces]
     tokens = (0, documents.length // documents.ring)
     return [Piece((0, documents.batch), tokens, tokens, True, Visible.documents(lengths))]

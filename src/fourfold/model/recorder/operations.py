@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fourfold.config import ModelConfig
-from fourfold.flash.visible import Visible
 from fourfold.model.operations import Item
 from fourfold.model.own.replay import GhostGraph, replay_backward, replay_forward
 from fourfold.model.recorder.ghost import FORMAT_BYTES, Ghost
 from fourfold.model.recorder.recording import Recording, Region, Storage
 from fourfold.model.work import Attention, ElementwisePart
 from fourfold.model.work import Item as WorkItem
+
+if TYPE_CHECKING:  # it takes numpy, which the planner's commands do without
+    from fourfold.flash.visible import Visible
 
 
 def even_counts(parts: Sequence[int], rows: int) -> list[tuple[int, ...]]:
@@ -89,7 +91,7 @@ class RecorderOperations:
     # Attention
 
     def attend(
-        self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float, documents: Visible | None = None
+        self, q: Ghost, k: Ghost, v: Ghost, causal: bool, scale: float, documents: "Visible | None" = None
     ) -> tuple[Ghost, Ghost]:
         width, value, rows = self._kernel_width(q, v), v.shape[-1], q.shape[:2]
         padded = [self._laid(self._padded(x, width), documents) for x in (q, k, v)]
@@ -107,7 +109,7 @@ class RecorderOperations:
         lse: Ghost,
         causal: bool,
         scale: float,
-        documents: Visible | None = None,
+        documents: "Visible | None" = None,
     ) -> tuple[Ghost, Ghost, Ghost]:
         width = self._kernel_width(q, v)
         padded = [self._laid(self._padded(x, width), documents) for x in (grad, q, k, v, out)]
@@ -117,7 +119,7 @@ class RecorderOperations:
         d_q, d_k, d_v = (self.make((*y.shape[:-1], width), y.dtype)[..., : y.shape[-1]] for y in (q, k, v))
         return d_q, d_k, d_v
 
-    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, documents: Visible | None, backward: bool) -> None:
+    def _attend(self, q: Ghost, k: Ghost, v: Ghost, causal: bool, documents: "Visible | None", backward: bool) -> None:
         """Half of the square is computed where it is causal; elsewhere as many scores as half of twice the keys. Columns that are
         padding do not count. Documents of one length, of which a footprint has no others, are one kernel."""
         batch, queries, heads, _ = q.shape
@@ -127,7 +129,7 @@ class RecorderOperations:
             widths = (q.shape[-1], v.shape[-1])
             self.recording.attend(Attention(number, queries, keys, heads, k.shape[2], *widths, backward))
 
-    def _laid(self, x: Ghost, documents: Visible | None) -> Ghost:
+    def _laid(self, x: Ghost, documents: "Visible | None") -> Ghost:
         return x if documents is None else x.flatten(0, 1)
 
     def _kernel_width(self, q: Ghost, v: Ghost) -> int:
