@@ -37,7 +37,7 @@ def case_table(case: PublishedCase) -> dict[str, Any]:
         "model": _model(run.model),
         "batch": run.run.batch.model_dump(exclude_none=True),
         "layout": run.run.layout.model_dump(exclude_defaults=True),
-        "precision": run.run.precision.model_dump(exclude_none=True),
+        "precision": run.run.precision.model_dump(exclude_none=True, exclude={"gemm_gradients"}),
         "cluster": _cluster(run, case),
         "software": run.software.model_dump(exclude_none=True),
         "measured": run.measured.model_dump(exclude_none=True, exclude_defaults=True),

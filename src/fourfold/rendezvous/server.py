@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from fourfold.config import RunFailure
 from fourfold.config.errors import open_files_advice, shortened
@@ -46,6 +47,7 @@ class StoreServer:
         self.host, self.port = hosts[0], int(self._sockets[0].getsockname()[1])
         self._sockets += [_listen(host, self.port) for host in hosts[1:]]
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_tell_defects)
         self._values = Values(self._loop)
         self._strangers: set[_Peer] = set()
         self._ended = asyncio.Event()
@@ -83,6 +85,12 @@ class StoreServer:
             await self._loop.create_server(lambda: _Peer(self.secret, self._values, self._strangers), sock=listener)
         await self._ended.wait()
         self._values.close()
+
+
+def _tell_defects(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Prints what should not be. A connection that cannot be accepted is tried again, and its rank says why it waits."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 class _Peer(asyncio.Protocol):

@@ -121,8 +121,8 @@ def updates_are_not_counted() -> Iterator[None]:
 @mutant
 def norms_are_decayed_too() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int) -> None:
-            original(self, section, master, master.numel())
+        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int, *rest: Any) -> None:
+            original(self, section, master, master.numel(), *rest)
 
         return init
 
@@ -133,8 +133,8 @@ def norms_are_decayed_too() -> Iterator[None]:
 @mutant
 def nothing_is_decayed() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int) -> None:
-            original(self, section, master, 0)
+        def init(self: ShardOptimizer, section: Any, master: Any, decayed: int, *rest: Any) -> None:
+            original(self, section, master, 0, *rest)
 
         return init
 
