@@ -64,7 +64,7 @@ def seconds_on_rank(rank: int, ring: int, gather: bool, rows: Sequence[tuple[int
         group.all_reduce(torch.zeros(1)).wait()
         begun = time.perf_counter()
         saved = Saved()
-        out = attend_forward(env, [q, k, v], [row], saved, placement)
+        out = attend_forward(env, [q, k, v], [row], saved, placement=placement)
         saved.keep(attention=out.view(-1, out.shape[-1]))
         attend_backward(env, [grad.reshape(out.shape[1], -1)], saved)
         group.all_reduce(torch.zeros(1)).wait()
