@@ -58,7 +58,7 @@ class Executor:
         self._hidden_shape = (spec.layout.hidden_tokens, spec.model.hidden_size)
         self._compute_dtype = torch_dtype(spec.compute)
         self._optimizer = optimizer
-        self._muon = MatrixOptimizer(spec, optimizer)
+        self._muon = MatrixOptimizer(optimizer)
         self._device = device
         self._side = side if side is not None else side_stream(device)
         self._record_progress = record_progress

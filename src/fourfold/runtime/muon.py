@@ -9,8 +9,7 @@ from torch import Tensor
 from fourfold.config.optimizers import OptimizerSection
 from fourfold.model import torch_operations
 from fourfold.model.newton_schulz import orthogonalize
-from fourfold.program.matrices import Matrix, held_matrices
-from fourfold.program.spec import StepSpec
+from fourfold.program.matrices import Matrix
 from fourfold.runtime.optimizer import DeviceClip
 from fourfold.runtime.units import Unit
 
@@ -18,8 +17,7 @@ from fourfold.runtime.units import Unit
 class MatrixOptimizer:
     """The update of hidden matrices; of an optimizer that has none apart, it is not called."""
 
-    def __init__(self, spec: StepSpec, section: OptimizerSection) -> None:
-        self._spec = spec
+    def __init__(self, section: OptimizerSection) -> None:
         self._section: Any = section
 
     def move(self, unit: Unit, scale: float | DeviceClip) -> Tensor:
@@ -27,8 +25,7 @@ class MatrixOptimizer:
         section, average = self._section, unit.optimizer.state["exp_avg"]
         factor, skip = (scale.scale, scale.skip) if isinstance(scale, DeviceClip) else (scale, None)
         gradient = unit.grad_shard.to(unit.master.dtype) * factor
-        start, _ = unit.flat.shard_range(unit.index)
-        for low, high, _ in self._held(unit, start):
+        for low, high, _ in unit.matrices:
             moved = average[low:high].lerp(gradient[low:high], 1 - section.momentum)
             average[low:high] = moved if skip is None else torch.where(skip.bool(), average[low:high], moved)
         return gradient.lerp(average, section.momentum) if section.nesterov else average
@@ -37,11 +34,10 @@ class MatrixOptimizer:
         """`directions` [padded]: of the full unit. Each matrix is orthogonalized in their format; the shard takes its elements."""
         start, _ = unit.flat.shard_range(unit.index)
         skip = scale.skip if isinstance(scale, DeviceClip) else None
-        for low, high, matrix in self._held(unit, start):
+        for low, high, matrix in unit.matrices:
             full = directions[matrix.start : matrix.end].view(matrix.rows, matrix.columns)
-            step = orthogonalize(torch_operations, full).reshape(-1)[
-                low + start - matrix.start : high + start - matrix.start
-            ]
+            offset = start - matrix.start
+            step = orthogonalize(torch_operations, full).reshape(-1)[low + offset : high + offset]
             weights = unit.master[low:high]
             new = (weights * (1 - lr * self._section.weight_decay)).sub_(step, alpha=lr * self._ratio(matrix))
             weights.copy_(new if skip is None else torch.where(skip.bool(), weights, new))
@@ -51,9 +47,3 @@ class MatrixOptimizer:
         if self._section.adjust_lr == "original":
             return sqrt(max(1, rows / columns))
         return 0.2 * sqrt(max(rows, columns))
-
-    def _held(self, unit: Unit, start: int) -> list[tuple[int, int, Matrix]]:
-        """(low, high, matrix): the elements of the shard that are the matrix's."""
-        end = start + unit.flat.shard_numel
-        held = held_matrices(self._spec, unit.flat, unit.index)
-        return [(max(m.start, start) - start, min(m.end, end) - start, m) for m in held]

@@ -13,7 +13,7 @@ from fourfold.layout.mesh import axes_name
 from fourfold.model.binding import bind_weights
 from fourfold.model.torch_operations import torch_dtype
 from fourfold.model.weights import FlatUnit, Weights
-from fourfold.program.matrices import held_matrices
+from fourfold.program.matrices import HeldPart, held_parts
 from fourfold.program.sizes import unit_bytes
 from fourfold.program.spec import StepSpec
 from fourfold.program.view import RankView
@@ -27,7 +27,7 @@ FillShard = Callable[[FlatLayout, int, Tensor], None]
 @dataclass(frozen=True)
 class Unit:
     """One unit. `shard` and `grad_shard` are views of the full buffers where the ZeRO stage keeps these; `master` is `shard`
-    itself where there is no second format."""
+    itself where there is no second format. `matrices`: the shard's parts of those that the optimizer updates whole."""
 
     flat: FlatLayout
     index: int
@@ -38,6 +38,7 @@ class Unit:
     grad_shard: Tensor
     reduce: Tensor
     optimizer: ShardOptimizer
+    matrices: tuple[HeldPart, ...] = ()
 
 
 def set_storage(tensor: Tensor, live: bool) -> None:
@@ -79,6 +80,7 @@ def _build_unit(
     reduce = torch.empty(staging, dtype=grad_dtype, device=device)
     for tensor in (grad, grad_shard, reduce):
         set_storage(tensor, live=False)
+    matrices = held_parts(spec, flat, index)
     return Unit(
         flat=flat,
         index=index,
@@ -88,12 +90,8 @@ def _build_unit(
         grad=grad,
         grad_shard=grad_shard,
         reduce=reduce,
-        optimizer=ShardOptimizer(
-            section,
-            master,
-            flat.decayed_numel - start,
-            [(max(m.start, start) - start, min(m.end, end) - start) for m in held_matrices(spec, flat, index)],
-        ),
+        optimizer=ShardOptimizer(section, master, flat.decayed_numel - start, [part[:2] for part in matrices]),
+        matrices=matrices,
     )
 
 

@@ -22,7 +22,7 @@ def _adamw(
     weights: Tensor,
     gradient: Tensor,
     state: list[Tensor],
-    section: AdamWSection,
+    section: AdamWSection | MuonSection,
     lr: float,
     number: Tensor,
     decay: float,
@@ -111,8 +111,7 @@ def _muon(
     skip: Tensor | None,
 ) -> None:
     """AdamW on all that is no hidden matrix; those are `runtime/muon.py`'s."""
-    own = AdamWSection(betas=section.betas, eps=section.eps)
-    _adamw(weights, gradient, state, own, lr * section.adamw_lr / section.lr, number, decay, divisor, skip)
+    _adamw(weights, gradient, state, section, lr * section.adamw_lr / section.lr, number, decay, divisor, skip)
 
 
 UPDATES: dict[str, Update] = {"adamw": _adamw, "sgd": _sgd, "lion": _lion, "muon": _muon}
