@@ -78,7 +78,7 @@ def train(
     nodes
         How many machines the run takes.
     node_rank
-        The number of this machine, from 0, which leads. MachineFlags from number --nodes on are spare.
+        The number of this machine, from 0, which leads. Machines from number --nodes on are spare.
     master
         HOST:PORT at which the machines reach the one that leads.
     """
