@@ -92,10 +92,10 @@ def goodput(events: Sequence[Mapping[str, Any]], rows: Iterable[Mapping[str, Any
         if span.is_restart:
             found.starts.append(run - begin)
         later = [other.step for other in spans[index + 1 :] if other.run is not None]
-        kept = sum(seconds for step, seconds in steps.items() if span.step <= step < min(later, default=step + 1))
+        stays = range(span.step, min(later, default=max(steps, default=0) + 1))
+        kept = sum(seconds for step, seconds in steps.items() if step in stays)
+        copying = sum(seconds for step, seconds in copies.items() if step in stays)
         found.kept_seconds += kept
-        is_kept = range(span.step, min(later, default=max(steps, default=0) + 1))
-        copying = sum(seconds for step, seconds in copies.items() if step in is_kept)
         found.seconds["saving"] += sum(span.saves) + copying
         found.saves += span.saves
         found.seconds["evaluating"] += span.evaluating
