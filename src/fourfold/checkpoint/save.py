@@ -26,7 +26,7 @@ from fourfold.checkpoint.checked_file import CheckedFile, write_tensors
 from fourfold.checkpoint.commit import Composer, rank_record, rank_tensors
 from fourfold.checkpoint.file_bytes import drop_from_cache
 from fourfold.checkpoint.manifest import read_manifest
-from fourfold.checkpoint.unit_shard import UnitShard, file_metadata
+from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, places
 from fourfold.config import FinalFailure, RunFailure
 from fourfold.layout import Layout
 
@@ -191,8 +191,7 @@ def write_part(
     tensors = rank_tensors(shards, extras) if tensors is None else tensors
     path = folders.aside(folder) / file_name(rank)
     try:
-        held = {unit: (shard.part, shard.piece) for unit, shard in shards.items()}
-        file = write_tensors(path, tensors, file_metadata(step, held))
+        file = write_tensors(path, tensors, file_metadata(step, places(shards)))
     except OSError:
         path.unlink(missing_ok=True)  # makes room for the word that it failed
         raise

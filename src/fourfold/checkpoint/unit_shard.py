@@ -116,6 +116,11 @@ def file_metadata(step: int, held: Mapping[str, tuple[str, int]]) -> dict[str, s
     return {"step": str(step), "shards": json.dumps(held, sort_keys=True)}
 
 
+def places(shards: Mapping[str, UnitShard]) -> dict[str, tuple[str, int]]:
+    """(part, index) of each unit's shard."""
+    return {unit: (shard.part, shard.piece) for unit, shard in shards.items()}
+
+
 def extra_name(name: str) -> str:
     """An extra tensor's name in a rank's file: `extra/b3.balance_bias`."""
     return f"extra/{name}"

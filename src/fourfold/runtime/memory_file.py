@@ -41,18 +41,18 @@ class MemoryFile:
 
     def data_start(self, rank: int, version: int) -> int:
         """Where in the file the data of a region begin."""
-        return _start(1 + rank * VERSIONS + version) + DATA_OFFSET
+        return _start(_number(rank, version)) + DATA_OFFSET
 
     def reserve(self, rank: int, version: int, size_bytes: int) -> None:
         """Takes memory for a region's data, so that writing them cannot fail. Raises `OSError`."""
-        start = _start(1 + rank * VERSIONS + version)
+        start = _start(_number(rank, version))
         os.posix_fallocate(self.descriptor, start, 1)
         if size_bytes:
             os.posix_fallocate(self.descriptor, start + DATA_OFFSET, size_bytes)
 
     def begin(self, rank: int, version: int) -> None:
         """From now on the region holds no copy."""
-        os.pwrite(self.descriptor, bytes(_HEAD_BYTES), _start(1 + rank * VERSIONS + version))
+        os.pwrite(self.descriptor, bytes(_HEAD_BYTES), _start(_number(rank, version)))
 
     def write(self, data: bytes | memoryview, place: int) -> None:
         """Writes bytes at a place of the file. Raises `OSError`."""
@@ -63,11 +63,11 @@ class MemoryFile:
 
     def commit(self, rank: int, version: int, head: str) -> None:
         """Makes the region a copy, once its data are there. Raises `OSError`."""
-        self._write_head(1 + rank * VERSIONS + version, head)
+        self._write_head(_number(rank, version), head)
 
     def head(self, rank: int, version: int) -> str | None:
         """The text with which a region was committed; None where it holds no copy."""
-        return self._read_head(1 + rank * VERSIONS + version)
+        return self._read_head(_number(rank, version))
 
     def regions(self) -> list[tuple[int, int]]:
         """(rank, version) of all regions that hold something, rising."""
@@ -86,7 +86,7 @@ class MemoryFile:
         """Gives the memory of a region back."""
         punch = ctypes.CDLL(None, use_errno=True).fallocate
         punch.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-        punch(self.descriptor, _PUNCH, _start(1 + rank * VERSIONS + version), 1 << _REGION_BITS)
+        punch(self.descriptor, _PUNCH, _start(_number(rank, version)), 1 << _REGION_BITS)
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -118,6 +118,10 @@ class MemoryFile:
             return None
         data = os.pread(self.descriptor, length, start + _HEAD_BYTES)
         return data.decode() if sha256(data).digest() == first[8:] else None
+
+
+def _number(rank: int, version: int) -> int:
+    return _CONTROL + 1 + rank * VERSIONS + version
 
 
 def _start(number: int) -> int:

@@ -17,16 +17,16 @@ from typing import Any
 from torch import Tensor
 
 from fourfold.checkpoint.checked_file import CheckedFile, emit_file, file_bytes
-from fourfold.checkpoint.commit import rank_record
+from fourfold.checkpoint.commit import rank_record, rank_tensors
 from fourfold.checkpoint.digests import FileDigest
 from fourfold.checkpoint.file_bytes import DescriptorBytes
 from fourfold.checkpoint.save import file_name, layout_degrees
 from fourfold.checkpoint.tensor_file import DamagedCheckpoint
-from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, is_first_of_stage
+from fourfold.checkpoint.unit_shard import UnitShard, file_metadata, is_first_of_stage, places
 from fourfold.config import RunConfig
 from fourfold.config.json_lines import read_jsonl
 from fourfold.program.view import RankView
-from fourfold.runtime.memory_file import DESCRIPTOR, PLACE, MemoryFile
+from fourfold.runtime.memory_file import DESCRIPTOR, PLACE, VERSIONS, MemoryFile
 from fourfold.runtime.routers import Routers
 from fourfold.runtime.units import Unit
 from fourfold.train import state
@@ -154,7 +154,7 @@ class PeerMemory:
         """Copies the state before step `step`; the seconds that training stood still."""
         begun = time.perf_counter()
         self.wait()
-        if self._prepared < 2:
+        if self._prepared < VERSIONS:
             self._prepare(units, routers)
         if self._is_on:
             for rank in self._own:
@@ -201,7 +201,7 @@ class PeerMemory:
         if self._is_on and not self._context.least(int(enough)):
             self._is_on = False
             for rank in (*self._own, *self._wards):
-                for version in (0, 1):
+                for version in range(VERSIONS):
                     self._memory.free(rank, version)
 
     def _write(
@@ -212,7 +212,6 @@ class PeerMemory:
         layout = view.spec.layout
         shards = {name: each for name, each in state.unit_shards(layout, units, rank).items() if each.is_writer}
         extras = state.extra_tensors(view, routers) if is_first_of_stage(layout, rank) else {}
-        tensors = state.written_tensors(view, units, routers, rank)
         place = self._memory.data_start(rank, version)
         self._memory.begin(rank, version)
 
@@ -221,8 +220,7 @@ class PeerMemory:
             self._memory.write(data, place)
             place += len(data)
 
-        held = {unit: (shard.part, shard.piece) for unit, shard in shards.items()}
-        file = emit_file(write, tensors, file_metadata(step, held))
+        file = emit_file(write, rank_tensors(shards, extras), file_metadata(step, places(shards)))
         attempt = f"{self._fence}-{step}"
         head = {
             "step": step,
