@@ -12,7 +12,7 @@ from fourfold.explore.collective import collective_document
 from fourfold.explore.documents import encoded
 from fourfold.explore.setup import Malformed
 from fourfold.model.work import sent_bytes
-from tests.support.explore_server import Watched
+from tests.support.explore_server import Watched, in_address
 
 WAYS = [(kind, algorithm) for kind, algorithms in ALGORITHMS.items() for algorithm in algorithms]
 
@@ -143,7 +143,7 @@ def test_a_collective_is_played_to_its_end(watched: Watched) -> None:
     watched.tab.get_by_role("button", name="Play", exact=True).click()
     watched.tab.wait_for_selector(".strip button:nth-child(4).now")
     watched.tab.get_by_role("button", name="Play", exact=True).wait_for()
-    assert "collectives.step=4" in watched.tab.url
+    in_address(watched.tab, "collectives.step=4")
 
 
 def test_the_page_shows_where_the_states_live(watched: Watched) -> None:

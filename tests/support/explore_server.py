@@ -1,5 +1,6 @@
 """A running `fourfold explore`, and a headless Chromium that looks at it."""
 
+import json
 import os
 import re
 import shutil
@@ -80,6 +81,11 @@ def until(tab: Any, expression: str, seconds: float = 10.0) -> None:
     while not tab.evaluate(expression):
         assert time.monotonic() < end, f"still not: {expression}"
         time.sleep(0.01)
+
+
+def in_address(tab: Any, text: str) -> None:
+    """Waits for a text in the address, which the page writes after it has drawn."""
+    until(tab, f"decodeURIComponent(location.href).includes({json.dumps(text)})")
 
 
 def needs_page() -> None:
