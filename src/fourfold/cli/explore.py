@@ -47,15 +47,15 @@ def explore(run: str | None = None, /, *, port: int = 4404, host: str = "127.0.0
         check_files(folder)
         RunFolder(folder).require_config()
     fragment = "" if run is None else "#/run" if folder is not None else f"#/strategy?{_state(run)}"
-    listening = _listening(host, port)
-    chosen = int(listening.getsockname()[1])
+    listener = listening_socket(host, port)
+    chosen = int(listener.getsockname()[1])
     token = None if host in LOOPBACK else secrets.token_urlsafe(24)
     name = f"[{host}]" if ":" in host else host
     address = f"http://{name}:{chosen}/{'' if token is None else f'?token={token}'}{fragment}"
     print(f"fourfold explore: {address}\nCtrl-C ends it", flush=True)
     if not no_browser:
         threading.Timer(0.2, webbrowser.open, [address]).start()
-    serve(Settings(host, chosen, token, folder), listening)
+    serve(Settings(host, chosen, token, folder), listener)
     return 0
 
 
@@ -76,12 +76,15 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens. Raises `UserError` where the port is taken."""
     try:
-        return socket.create_server(
+        found = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
         )
+        # an answer's body does not wait for the receipt of its head, which the browser sends 40 ms late
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
     except OSError as error:
         raise UserError(
             f"--port {port}: {host}:{port} cannot be listened on ({error.strerror}); what works: --port 0"
